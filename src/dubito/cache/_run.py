@@ -1,0 +1,190 @@
+"""One extraction into one folder: which blocks are missing, how one is done, what the manifest says in the end."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dubito.cache.labels import check_range
+from dubito.cache.loader import Batch, batches
+from dubito.cache.manifest import Manifest
+from dubito.cache.progress import bar
+from dubito.cache.shard import Shard, list_shards, pack_strings, write_shard
+from dubito.errors import ImagesError, RepairedShardWarning, ValueRangeError
+from dubito.probes.forward import Forward
+from dubito.types import Classifier, Images, Json, Probe
+
+Columns = dict[str, Tensor]
+
+
+@dataclass
+class Run:
+    """The state of an extraction; the folder is locked and the manifest fits.
+
+    Attributes:
+        labels: One an image, or None.
+        have: The shards that are whole, by probe and block.
+    """
+
+    model: Classifier
+    images: Images
+    labels: Int[Tensor, "n"] | None
+    folder: Path
+    manifest: Manifest
+    probes: dict[str, Probe]
+    have: dict[tuple[str, int], Shard] = field(default_factory=dict)
+    _in_range: bool = False
+
+    def go(self, workers: int, progress: bool) -> None:
+        """Do every missing block, then finish the manifest."""
+        self.have = self._whole_shards()
+        blocks = range(-(-len(self.images) // self.manifest.shard_size))
+        todo = [block for block in blocks if self._missing(block)]
+        if todo:
+            groups = {block: self._groups(block) for block in todo}
+            order = [group for block in todo for group in groups[block]]
+            stream = batches(self.images, self.model.transform, order, workers)
+            done = len(self.images) - sum(map(len, order))
+            with bar(f"extract {self.images.name}", len(self.images), done=done, show=progress) as advance:
+                for block in todo:
+                    self._do(block, islice(stream, len(groups[block])), advance)
+        if todo or not self.manifest.finished:
+            self._finish(blocks)
+
+    def _whole_shards(self) -> dict[tuple[str, int], Shard]:
+        """The shards that are there and whole; damaged ones are removed, named, and done again."""
+        found: dict[tuple[str, int], Shard] = {}
+        lost = {shard["name"] for probe in self.manifest.probes.values() for shard in probe.get("shards", ())}
+        for shard in list_shards(self.folder):
+            lost.discard(shard.name)
+            damage = shard.damage()
+            if damage:
+                shard.path.unlink()
+                _tell_repair(f"{shard.name} {damage}", self.folder)
+            else:
+                found[shard.probe, shard.index] = shard
+        for name in sorted(lost):
+            _tell_repair(f"{name} is missing", self.folder)
+        return found
+
+    def _missing(self, block: int) -> list[str]:
+        """The probes that still have to see a block."""
+        return [name for name in self.probes if (name, block) not in self.have]
+
+    def _groups(self, block: int) -> list[list[int]]:
+        """A block's images in batches; once the forward probe has seen them, only those that can be decoded."""
+        size, step = self.manifest.shard_size, self.manifest.batch_size
+        indices = range(block * size, min((block + 1) * size, len(self.images)))
+        seen = self.have.get((Forward.name, block))
+        skipped = {name for name, _ in seen.notes()["skipped"]} if seen else set()
+        # A batch keeps the images it had at first, also without those that broke: the same rows go through together.
+        cut = [indices[start : start + step] for start in range(0, len(indices), step)]
+        return [[index for index in group if self.images.ids[index] not in skipped] for group in cut]
+
+    def _do(self, block: int, stream: Iterable[Batch], advance: Callable[[int], None]) -> None:
+        """Run the missing probes over one block and write their shards."""
+        missing = self._missing(block)
+        parts: dict[str, list[Columns]] = {name: [] for name in missing}
+        kept: list[int] = []
+        broken: list[tuple[int, str]] = []
+        for batch in stream:
+            kept += batch.indices
+            broken += batch.broken
+            if batch.inputs is not None:
+                for name, columns in self._probe(missing, batch.indices, batch.inputs).items():
+                    parts[name].append(columns)
+            advance(len(batch.indices) + len(batch.broken))
+        for name in missing:
+            self._write(name, block, _joined(parts[name]), kept, broken)
+
+    def _probe(self, names: list[str], indices: list[int], inputs: Tensor) -> dict[str, Columns]:
+        x = self.model.transform.finish(inputs.to(self.model.device))
+        label = self.labels[indices] if self.labels is not None and self.manifest.label_space == "model" else None
+        if label is not None and not self._in_range:
+            self._check_labels(x)
+        found = {}
+        for name in names:
+            columns = self.probes[name].run(self.model, x, label)
+            found[name] = {key: value.detach().cpu() for key, value in columns.items()}
+            self._check(found[name], indices)
+        return found
+
+    def _check_labels(self, x: Tensor) -> None:
+        """All labels at once, before the first batch is paid for: one image tells how many classes there are."""
+        if self.labels is not None:
+            check_range(self.labels, self.model.logits(self.model.features(x[:1])).shape[1], self.images.ids)
+        self._in_range = True
+
+    def _check(self, columns: Columns, indices: list[int]) -> None:
+        ids = [self.images.ids[index] for index in indices]
+        for key, column in columns.items():
+            bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)
+            if bad.any():
+                raise ValueRangeError(
+                    f"image '{ids[int(bad.nonzero()[0, 0])]}': the model gives NaN or infinite values in column '{key}'. "
+                    f"Look at its weights, at the transform and at that image; finished shards are kept."
+                )
+
+    def _write(self, name: str, block: int, columns: Columns, kept: list[int], broken: list[tuple[int, str]]) -> None:
+        skipped = [[self.images.ids[index], why] for index, why in broken]
+        if name == Forward.name:
+            columns |= pack_strings([self.images.ids[index] for index in kept])
+            if self.labels is not None:
+                columns["label"] = self.labels[kept]
+        elif skipped:
+            raise ImagesError(
+                f"image '{skipped[0][0]}' was readable before and is not now: {skipped[0][1]} "
+                f"Put it back, or extract into another folder."
+            )
+        self.have[name, block] = write_shard(self.folder, name, block, columns, {"skipped": skipped})
+
+    def _finish(self, blocks: range) -> None:
+        """Write down columns, shards and skipped images: from now on the cache can be opened."""
+        for name, probe in self.manifest.probes.items():
+            if name in self.probes:
+                probe |= _summary([self.have[name, block] for block in blocks])
+        forward = [self.have[Forward.name, block] for block in blocks]
+        self.manifest.skipped = [entry for shard in forward for entry in shard.notes()["skipped"]]
+        if len(self.manifest.skipped) == len(self.images):
+            raise ImagesError(
+                f"none of the {len(self.images)} images in {self.images.name} could be decoded; "
+                f"the first: {self.manifest.skipped[0][1]}"
+            )
+        if not self.manifest.probes[Forward.name]["settings"]["store_logit"]:
+            self.manifest.probes[Forward.name]["head"] = self._keep_head().name
+        self.manifest.write(self.folder)
+
+    def _keep_head(self) -> Shard:
+        found = self.have.get(("head", 0))
+        if found is None:
+            weight, bias = self.model.head()
+            columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
+            found = write_shard(self.folder, "head", 0, columns, {})
+        return found
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
+
+
+def _summary(shards: list[Shard]) -> Json:
+    """Columns with type and row shape, and every shard with its rows and size."""
+    columns: Json = {}
+    listed = []
+    for shard in shards:
+        header = {key: value for key, value in shard.header().items() if key != "__metadata__"}
+        plain = {key: value for key, value in header.items() if key != "id.bytes"}
+        rows = next(iter(plain.values()))["shape"][0] if plain else 0
+        listed.append({"name": shard.name, "rows": rows, "bytes": shard.path.stat().st_size})
+        for key, value in plain.items() if rows else ():
+            columns.setdefault(key, {"dtype": value["dtype"], "shape": value["shape"][1:]})
+    return {"columns": columns, "shards": listed}
+
+
+def _tell_repair(what: str, folder: Path) -> None:
+    warnings.warn(f"cache '{folder}': shard {what}; it is extracted again.", RepairedShardWarning, stacklevel=6)

@@ -1,0 +1,143 @@
+"""The only loop over images: decode in workers, run the probes, write shards; resumable at any instant.
+
+Images are cut into blocks of `shard_size`. For each block and probe there is one shard; a block whose shard is there and
+whole is never done again. Batches never cross a block, so a resumed extraction gives the same bytes as an undisturbed one.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from dubito.cache._run import Run
+from dubito.cache.column import forget_shards
+from dubito.cache.fingerprint import identity
+from dubito.cache.labels import resolve_labels
+from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
+from dubito.cache.open import open_cache
+from dubito.cache.shard import sweep
+from dubito.data import ArrayImages, open_images
+from dubito.errors import CacheBusyError, CacheError, SkippedImagesWarning
+from dubito.probes.forward import Forward
+from dubito.table import Table
+from dubito.types import Classifier, Images, LabelSpace, Probe
+
+_LOCK = ".lock"
+_MOST_WORKERS = 8
+_BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
+
+
+def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
+    model: Classifier,
+    images: Any,
+    to: str | Path,
+    *,
+    labels: Any = None,
+    label_space: LabelSpace | None = None,
+    probes: Sequence[Probe] = (),
+    batch_size: int | None = None,
+    shard_size: int = 512,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Table:
+    """Run the model over images once and keep what the scores need on disk; called again, it goes on or just opens.
+
+    Args:
+        model: From dubito.load or dubito.wrap.
+        images: A folder, CSV, zip, npz, array or torch Dataset: whatever dubito.open_images takes.
+        to: The cache's folder: new, empty, or a cache of the same model and images.
+        labels: Labels for images that bring none: a CSV, a mapping or a sequence.
+        label_space: "model" if labels are the model's classes, "own" if they are another set's; by default decided
+            from class names, integers being the model's.
+        probes: Further probes; the forward probe always runs. Pass Forward(...) to change its settings.
+        batch_size: Images through the model at once; by default fit for the device.
+        shard_size: Images a shard: what a kill can cost at most.
+        workers: Processes that decode; by default one a core, and none for ready arrays.
+        progress: Show a bar when a terminal is watching.
+    """
+    opened = open_images(images, labels)
+    stored, space = resolve_labels(opened, model, label_space)
+    chosen = {Forward.name: Forward()} | {probe.name: probe for probe in probes}
+    folder = Path(to)
+    with _alone(folder):
+        sweep(folder)
+        manifest = Manifest(
+            identity=identity(model, opened, stored, space),
+            model=model.name,
+            source=opened.name,
+            classes=None if model.classes is None else list(model.classes),
+            label_space=space,
+            batch_size=batch_size or _BATCH.get(model.device.type, 16),
+            shard_size=shard_size,
+        )
+        run = Run(model, opened, stored, folder, _begin(folder, manifest, chosen), chosen)
+        run.go(_workers(workers, opened), progress)
+    forget_shards()
+    table = open_cache(folder)
+    if table.skipped:
+        _tell_skipped(table)
+    return table
+
+
+def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> Manifest:
+    """The manifest to go on with: the folder's own if it fits, otherwise the new one, written before any shard."""
+    before = read_manifest(folder)
+    if before is None:
+        strangers = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
+        if strangers:
+            raise CacheError(
+                f"to: '{folder}' holds other things ({', '.join(strangers[:3])}) and no {FILE}. "
+                f"Give a new or empty folder."
+            )
+    else:
+        check_identity(folder, before.identity, manifest.identity)
+        for name, probe in probes.items():
+            if name in before.probes:
+                check_probe(folder, name, before.probes[name]["settings"], probe.settings())
+        manifest = before
+    for name, probe in probes.items():
+        manifest.probes.setdefault(name, {"settings": probe.settings(), "price": probe.price})
+    if before is None or before.probes.keys() != probes.keys():
+        manifest.write(folder)
+    return manifest
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system lets go of it when the process dies, however it dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"to: the folder '{folder}' cannot be made ({error.strerror}). Give another place."
+        ) from error
+    try:
+        with FileLock(folder / _LOCK, timeout=0):
+            yield
+    except Timeout as error:
+        raise CacheBusyError(
+            f"another extraction is writing into '{folder}'. Wait until it has ended, or give another folder."
+        ) from error
+
+
+def _workers(asked: int | None, images: Images) -> int:
+    if asked is not None:
+        return asked
+    if isinstance(images, ArrayImages) and images._ready:
+        return 0
+    return min(os.cpu_count() or 1, _MOST_WORKERS)
+
+
+def _tell_skipped(table: Table) -> None:
+    first = "; ".join(why for _, why in table.skipped[:3])
+    more = f" and {len(table.skipped) - 3} more" if len(table.skipped) > 3 else ""
+    warnings.warn(
+        f"{len(table.skipped)} of {len(table) + len(table.skipped)} images could not be decoded and were skipped: "
+        f"{first}{more}. All are listed in '{table.name}/{FILE}'.",
+        SkippedImagesWarning,
+        stacklevel=3,
+    )

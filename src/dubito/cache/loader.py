@@ -1,0 +1,89 @@
+"""Decoding in worker processes: batches of prepared images, in order, with those that cannot be decoded set apart."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dubito.errors import BrokenImageError, DubitoError, ImagesError
+from dubito.types import Images, Transform
+
+_AHEAD = 4
+
+
+@dataclass
+class Batch:
+    """Consecutive images of one shard: those that were read, stacked, and those that were not, with the reason."""
+
+    indices: list[int]
+    inputs: Tensor | None
+    broken: list[tuple[int, str]]
+
+
+def batches(images: Images, transform: Transform, groups: list[list[int]], workers: int) -> Iterator[Batch]:
+    """Prepared batches, one a group of indices, in the order of the groups; the workers start at once."""
+    loader: DataLoader[Any] = DataLoader(
+        _Reader(images, transform, groups),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=_AHEAD if workers else None,
+    )
+    return _raised(iter(loader))
+
+
+def _raised(found: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
+    for batch in found:
+        if isinstance(batch, DubitoError):
+            raise batch
+        yield batch
+
+
+class _Reader(Dataset[Any]):
+    """One item is one batch: read and stacked in the worker, so that one tensor crosses to the main process."""
+
+    def __init__(self, images: Images, transform: Transform, groups: list[list[int]]) -> None:
+        self.images, self.transform, self.groups = images, transform, groups
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, number: int) -> Batch | DubitoError:
+        try:
+            return self._read(self.groups[number])
+        except DubitoError as error:
+            return error  # raised in the main process, where its one sentence is not buried in a worker's traceback
+
+    def _read(self, group: list[int]) -> Batch:
+        tensors, kept, broken = [], [], []
+        for index in group:
+            try:
+                tensors.append(self._prepare(index))
+                kept.append(index)
+            except BrokenImageError as error:
+                broken.append((index, str(error)))
+        return Batch(kept, self._stack(tensors, kept) if tensors else None, broken)
+
+    def _prepare(self, index: int) -> Tensor:
+        try:
+            image = self.images.read(index)
+            return image if isinstance(image, Tensor) else self.transform.prepare(image)
+        except DubitoError:
+            raise
+        except Exception as error:  # a user's data set or transform may raise anything
+            raise ImagesError(
+                f"image '{self.images.ids[index]}' could not be prepared: {type(error).__name__}: {error}. "
+                f"The data set or the transform raised this; mend it and run the same call again."
+            ) from error
+
+    def _stack(self, tensors: list[Tensor], kept: list[int]) -> Tensor:
+        shapes = {tuple(tensor.shape) for tensor in tensors}
+        if len(shapes) > 1:
+            odd = next(i for i, tensor in enumerate(tensors) if tensor.shape != tensors[0].shape)
+            raise ImagesError(
+                f"inputs must have one shape; {tuple(tensors[0].shape)} came for '{self.images.ids[kept[0]]}' and "
+                f"{tuple(tensors[odd].shape)} for '{self.images.ids[kept[odd]]}'. Resize and crop in the transform."
+            )
+        return torch.stack(tensors)

@@ -1,0 +1,79 @@
+"""Open a finished cache as a Table: nothing is read but the manifest, rows come from the disk when they are asked for."""
+
+from pathlib import Path
+from typing import Any
+
+from dubito.cache.column import HeadColumn, IdColumn, ShardedColumn
+from dubito.cache.manifest import FILE, Manifest, check_identity, read_manifest
+from dubito.cache.shard import Shard, shard_named
+from dubito.errors import CacheError, DamagedShardError
+from dubito.table import Table
+from dubito.types import Classifier, Json
+
+
+def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
+    """The table of a finished cache.
+
+    Args:
+        folder: What extract was given as `to`.
+        model: Refuse a cache that another model made.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise CacheError(
+            f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}')."
+        )
+    if not manifest.finished:
+        raise CacheError(f"cache '{folder}' is not finished. Run the same extract again: it goes on where it stopped.")
+    if model is not None:
+        check_model(folder, manifest, model)
+    columns: dict[str, Any] = {}
+    for probe in manifest.probes.values():
+        columns |= _columns(_shards(folder, probe), probe)
+        if "head" in probe:
+            columns["logit"] = _rebuilt(columns["feature"], shard_named(folder, probe["head"]))
+    return Table(
+        name=str(folder),
+        classes=manifest.classes,
+        label_space=manifest.label_space or "model",
+        skipped=[(name, why) for name, why in manifest.skipped],
+        **columns,
+    )
+
+
+def check_model(folder: Path, manifest: Manifest, model: Classifier) -> None:
+    """Raise CacheError when the cache's weights or transform are not this model's."""
+    now = manifest.identity | {key: value for key, value in model.fingerprint().items() if key in manifest.identity}
+    check_identity(folder, manifest.identity, now)
+
+
+def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:
+    """The shards with their rows; each must be there in its full size."""
+    found = []
+    for entry in probe["shards"]:
+        shard = shard_named(folder, entry["name"])
+        size = shard.path.stat().st_size if shard.path.exists() else None
+        if size != entry["bytes"]:
+            came = "is missing" if size is None else f"has {size} bytes, {entry['bytes']} were written"
+            raise DamagedShardError(
+                f"shard {shard.name} in '{folder}' {came}. "
+                f"Run the same extract again: it redoes this shard and nothing else."
+            )
+        if entry["rows"]:
+            found.append((shard, entry["rows"]))
+    return found
+
+
+def _columns(shards: list[tuple[Shard, int]], probe: Json) -> dict[str, Any]:
+    columns: dict[str, Any] = {"id": IdColumn(shards)} if "id.ends" in probe["columns"] else {}
+    for key, value in probe["columns"].items():
+        if not key.startswith("id."):
+            columns[key] = ShardedColumn(shards, key, tuple(value["shape"]))
+    return columns
+
+
+def _rebuilt(feature: ShardedColumn, shard: Shard) -> HeadColumn:
+    shard.check()
+    head = shard.read()
+    return HeadColumn(feature, head["weight"], head.get("bias"))

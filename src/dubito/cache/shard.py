@@ -1,0 +1,163 @@
+"""One shard: some columns of some consecutive images in one safetensors file that proves its own content.
+
+    PROBE-INDEX-CRC.safetensors        for instance forward-00012-9ae3f01c.safetensors
+
+A shard is written beside its place, flushed to disk and renamed, so a file under its final name is whole. The name
+carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record.
+"""
+
+import errno
+import json
+import os
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from dubito.errors import DamagedShardError, DiskFullError
+
+_NAME = re.compile(r"(?P<probe>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
+_UNFINISHED = ".part"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard's file: which probe wrote it, which block of images it holds, and the checksum it must have."""
+
+    path: Path
+    probe: str
+    index: int
+    crc: int
+
+    @property
+    def name(self) -> str:
+        """The file's name, as errors tell it."""
+        return self.path.name
+
+    def damage(self) -> str | None:
+        """What is wrong with the file, or None: reads every byte."""
+        try:
+            found = _crc_of(self.path)
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        return None if found == self.crc else f"has checksum {found:08x}, its name says {self.crc:08x}"
+
+    def check(self) -> None:
+        """Raise DamagedShardError unless every byte is as it was written."""
+        damage = self.damage()
+        if damage:
+            raise DamagedShardError(
+                f"shard {self.name} in '{self.path.parent}' {damage}. "
+                f"Run the same extract again: it redoes this shard and nothing else."
+            )
+
+    def read(self) -> dict[str, Tensor]:
+        """The columns, memory-mapped."""
+        with safe_open(self.path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+
+    def header(self) -> dict[str, Any]:
+        """Names, types and shapes of the columns, and the notes, without reading the columns."""
+        with self.path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            header: dict[str, Any] = json.loads(file.read(size))
+        return header
+
+    def notes(self) -> Any:
+        """What `write_shard` was given to remember."""
+        return json.loads(self.header()["__metadata__"]["notes"])
+
+
+def write_shard(folder: Path, probe: str, index: int, columns: Mapping[str, Tensor], notes: Any) -> Shard:
+    """Write one shard so that a kill or a full disk at any instant leaves it whole or absent."""
+    data = save({key: value.contiguous() for key, value in columns.items()}, {"notes": json.dumps(notes, sort_keys=True)})
+    crc = zlib.crc32(data)
+    path = folder / f"{probe}-{index:05d}-{crc:08x}.safetensors"
+    write_file(path, data)
+    return Shard(path, probe, index, crc)
+
+
+def list_shards(folder: Path) -> list[Shard]:
+    """All shards under their final names, by probe and block."""
+    shards = []
+    for path in sorted(folder.iterdir()):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            shards.append(Shard(path, match["probe"], int(match["index"]), int(match["crc"], 16)))
+    return shards
+
+
+def shard_named(folder: Path, name: str) -> Shard:
+    """The shard that a manifest names."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise DamagedShardError(f"manifest of '{folder}' names '{name}', which is no shard. Run the same extract again.")
+    return Shard(folder / name, match["probe"], int(match["index"]), int(match["crc"], 16))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file as one step: write beside it, flush to the disk, rename."""
+    part = path.with_name(path.name + _UNFINISHED)
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"no space left for {path.name} ({len(data) / 1e6:.1f} MB) in '{path.parent}'. What was finished is safe: "
+                f"free some space and run the same call again, it goes on from there."
+            ) from error
+        raise
+    _flush_folder(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left behind."""
+    for path in folder.glob(f"*{_UNFINISHED}"):
+        path.unlink()
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename survive a power cut; Windows cannot open folders and does not need it."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _crc_of(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def pack_strings(strings: list[str]) -> dict[str, Tensor]:
+    """Strings as two tensors: all bytes, and where each string ends."""
+    encoded = [string.encode() for string in strings]
+    ends = torch.tensor([len(e) for e in encoded], dtype=torch.int64).cumsum(0)
+    blob = b"".join(encoded)
+    data = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
+    return {"id.bytes": data, "id.ends": ends}
+
+
+def unpack_strings(columns: Mapping[str, Tensor]) -> list[str]:
+    """The strings that `pack_strings` packed."""
+    blob, ends = columns["id.bytes"].numpy().tobytes(), columns["id.ends"].tolist()
+    return [blob[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]

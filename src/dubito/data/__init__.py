@@ -1,0 +1,20 @@
+"""Images from folders, files, archives, arrays and data sets, each read as the same simple contract."""
+
+from dubito.data.archive import ArchiveImages
+from dubito.data.arrays import ArrayImages
+from dubito.data.dataset import DatasetImages
+from dubito.data.decode import decode
+from dubito.data.files import FileImages
+from dubito.data.open import open_images
+from dubito.data.views import Labelled, Subset
+
+__all__ = [
+    "ArchiveImages",
+    "ArrayImages",
+    "DatasetImages",
+    "FileImages",
+    "Labelled",
+    "Subset",
+    "decode",
+    "open_images",
+]

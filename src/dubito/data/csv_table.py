@@ -1,0 +1,58 @@
+"""A CSV file with a header, read whole: the one place that knows how such files can be wrong."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from dubito.data.tree import is_image
+from dubito.errors import ImagesError
+
+_EXAMPLE = "The first line names the columns, such as: path,label"
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """The cells of a CSV file, as text."""
+
+    path: Path
+    header: tuple[str, ...]
+    rows: list[list[str]]
+
+    def column(self, index: int) -> list[str]:
+        """One column, top to bottom."""
+        return [row[index] for row in self.rows]
+
+    def find(self, *names: str) -> int | None:
+        """The position of the first column that has one of the names, in the order of the names."""
+        return next((self.header.index(name) for name in names if name in self.header), None)
+
+
+def read_csv(path: Path) -> CsvTable:
+    """A CSV file with commas, in UTF-8; the first line names the columns, in capitals or not."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [
+                (i, [cell.strip() for cell in row]) for i, row in enumerate(csv.reader(file), 1) if any(row)
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ImagesError(
+            f"CSV file '{path}' must be readable text in UTF-8; reading it gave: {error}. Save it as UTF-8."
+        ) from error
+    if len(lines) < 2:
+        raise ImagesError(
+            f"CSV file '{path}' must have a header and at least one row; {len(lines)} lines came. {_EXAMPLE}."
+        )
+    header = tuple(cell.lower() for cell in lines[0][1])
+    looks_like_data = [cell for cell in header if is_image(cell) or cell.isdecimal()]
+    if looks_like_data:
+        raise ImagesError(
+            f"CSV file '{path}' must begin with a header; '{looks_like_data[0]}' came, which looks "
+            f"like data. {_EXAMPLE}."
+        )
+    for number, row in lines[1:]:
+        if len(row) != len(header):
+            raise ImagesError(
+                f"CSV file '{path}' must have {len(header)} cells in every row, as its header has; "
+                f"line {number} has {len(row)}. Quote cells that contain commas."
+            )
+    return CsvTable(path, header, [row for _, row in lines[1:]])

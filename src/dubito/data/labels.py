@@ -1,0 +1,159 @@
+"""Labels from outside the images: a CSV file, a mapping from image to label, or one label an image in order.
+
+A key of a CSV or mapping names an image by its id, its file name, its stem or its number: for
+`a/00000293.jpg` these are `a/00000293.jpg`, `00000293.jpg`, `00000293` and `293`. The first of the four that
+fits every image is used for all. Keys without an image are allowed: one file of labels can serve several
+subsets.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from dubito.data.csv_table import read_csv
+from dubito.data.image_set import some
+from dubito.data.tree import is_image
+from dubito.data.views import Labelled
+from dubito.errors import ImagesError
+from dubito.types import Images
+
+LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
+"""One class index or class name an image, in order."""
+
+Labels = str | Path | Mapping[Any, Any] | LabelValues
+"""What `open_images` takes as labels."""
+
+
+def with_labels(images: Images, labels: Labels) -> Labelled:
+    """The images with labels from a CSV file, a mapping, or a sequence of equal length."""
+    what, values = "labels", labels
+    if isinstance(labels, (str, Path)):
+        what = f"labels file '{labels}'"
+        values = _match(_read(Path(labels), what), images, what)
+    elif isinstance(labels, Mapping):
+        values = _match({str(key): value for key, value in labels.items()}, images, what)
+    elif len(labels) != len(images):
+        raise ImagesError(
+            f"labels must be one an image; {len(labels)} labels came for the {len(images)} images of "
+            f"'{images.name}'. Give them in the order of images.ids, or as a mapping from id to label."
+        )
+    numbers, classes = to_labels(values, what)
+    return Labelled(images, numbers, classes or (images.classes if images.labels is None else None))
+
+
+def to_labels(values: Any, what: str) -> tuple[Int[Tensor, "n"], tuple[str, ...] | None]:
+    """Class indices, and class names if the labels are names: sorted names count 0..k-1.
+
+    Args:
+        values: A sequence, array or tensor (n) of integers, of integers as text, or of class names.
+        what: How an error calls them.
+    """
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except ValueError as error:
+        raise ImagesError(f"{what} must be one integer or class name an image; {error}.") from error
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64)), None
+    if array.ndim != 1 or array.dtype.kind != "U":
+        raise ImagesError(
+            f"{what} must be one integer or class name an image; {array.dtype} of shape {array.shape} came. "
+            f"Give class indices of shape (n,)."
+        )
+    texts = [str(text) for text in array]
+    if "" in texts:
+        raise ImagesError(
+            f"{what} must not be empty; {texts.count('')} of {len(texts)} are, the first at position "
+            f"{texts.index('')}. Fill them in, or leave those images out."
+        )
+    if all(map(_is_integer, texts)):
+        return torch.tensor([int(text) for text in texts]), None
+    if all(map(_is_number, texts)):
+        decimal = next(text for text in texts if not _is_integer(text))
+        raise ImagesError(
+            f"{what} must be integers or class names; '{decimal}' came. Write the labels as integers."
+        )
+    classes = tuple(sorted(set(texts)))
+    number = {name: i for i, name in enumerate(classes)}
+    return torch.tensor([number[text] for text in texts]), classes
+
+
+def _read(path: Path, what: str) -> dict[str, str]:
+    """The first column as keys, the column `label` or else the second as values."""
+    if not path.is_file():
+        raise ImagesError(f"{what} must be a CSV file; there is none. Check the path.")
+    table = read_csv(path)
+    column = table.find("label")
+    if column is None and len(table.header) < 2:
+        raise ImagesError(
+            f"{what} must have a column of image names and a column 'label'; only '{table.header[0]}' came. "
+            f"Add the labels."
+        )
+    keys = table.column(0)
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    if twice:
+        raise ImagesError(
+            f"{what} must name each image once; in column '{table.header[0]}' {len(twice)} of "
+            f"{len(set(keys))} names come more than once: {some(twice)}. Leave one row for each."
+        )
+    return dict(zip(keys, table.column(1 if column is None else column), strict=True))
+
+
+def _match(labels: Mapping[str, Any], images: Images, what: str) -> list[Any]:
+    """The label of each image in order, by the first way of naming that fits all."""
+    fewest: list[str] | None = None
+    repeated: list[str] = []
+    for naming in (_itself, _file_name, _stem, _number):
+        names = [naming(key) for key in images.ids]
+        found = {naming(key): value for key, value in labels.items()}
+        missing = [key for key, name in zip(images.ids, names, strict=True) if name not in found]
+        if not missing and len(found) == len(labels) and len(set(names)) == len(names):
+            return [found[name] for name in names]
+        if not missing:
+            repeated = [name for name, count in Counter(names).items() if count > 1]
+        elif fewest is None or len(missing) < len(fewest):
+            fewest = missing
+    if repeated or not fewest:
+        raise ImagesError(
+            f"{what} must tell the images of '{images.name}' apart; {len(repeated)} names stand for several "
+            f"images: {some(repeated)}. Use full ids such as '{images.ids[0]}'."
+        )
+    raise ImagesError(
+        f"{what} must have a label for each of the {len(images)} images of '{images.name}'; {len(fewest)} "
+        f"have none under their id, file name, stem or number: {some(fewest)} "
+        f"(it names {some(list(labels), 2)}). Add them, or open only the labelled images."
+    )
+
+
+def _itself(key: str) -> str:
+    return key
+
+
+def _file_name(key: str) -> str:
+    return PurePosixPath(key).name
+
+
+def _stem(key: str) -> str:
+    return PurePosixPath(key).stem if is_image(key) else PurePosixPath(key).name
+
+
+def _number(key: str) -> str:
+    stem = _stem(key)
+    return str(int(stem)) if stem.isdecimal() else stem
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,119 @@
+"""One way in for every source of images: `open_images`."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from dubito.data.archive import ArchiveImages
+from dubito.data.arrays import ArrayImages
+from dubito.data.dataset import DatasetImages
+from dubito.data.files import FileImages, open_folder
+from dubito.data.image_set import ImageSet, some
+from dubito.data.labels import Labels, with_labels
+from dubito.data.listing import open_listing
+from dubito.data.npz import open_npz
+from dubito.data.tree import SUFFIXES, is_image
+from dubito.errors import ImagesError
+from dubito.types import Images
+
+_ACCEPTED = (
+    "a folder, an image, a .csv, .zip or .npz file, an array, a tensor, or a torch Dataset with a length"
+)
+
+
+def open_images(source: Any, labels: Labels | None = None) -> Images:
+    """An ordered set of images from wherever they are.
+
+    Args:
+        source: One of
+
+            - a folder of images, flat or with one sub-folder a class;
+            - one image file;
+            - a .csv of paths and labels, a .zip of images, an .npz of arrays ("file.npz#test" is one part);
+            - a uint8 array or tensor (n,h,w,3) or (n,h,w) of pixels, or a float one (n,...) of model inputs;
+            - a map-style torch Dataset, or another sequence of images;
+            - anything that fulfils `Images` already, which is returned as it is.
+        labels: Labels for the images instead of the source's own: a CSV file, a mapping from id, file name or
+            stem to label, or one label an image in order. Labels are class indices or class names.
+
+    Raises:
+        ImagesError: There is no such place, it holds no images, or labels do not match.
+
+    >>> images = open_images(np.zeros((2, 8, 8, 3), np.uint8), labels=["dog", "cat"])
+    >>> len(images), images.labels.tolist(), images.classes
+    (2, [1, 0], ('cat', 'dog'))
+    """
+    images = _open(source)
+    return images if labels is None else with_labels(images, labels)
+
+
+def _open(source: Any) -> Images:
+    if isinstance(source, (str, Path)):
+        return _open_path(str(source))
+    if isinstance(source, (ImageSet, Images)):
+        return source
+    if isinstance(source, (np.ndarray, Tensor)):
+        return _open_array(source)
+    if isinstance(source, IterableDataset):
+        raise ImagesError(
+            f"images must be readable in any order; {type(source).__name__} came, an IterableDataset, which "
+            f"is read from front to back only. "
+            f"Give a map-style Dataset, or list(dataset) if it fits in memory."
+        )
+    if (
+        hasattr(source, "__len__")
+        and hasattr(source, "__getitem__")
+        and not isinstance(source, (dict, bytes))
+    ):
+        return DatasetImages(source)
+    raise ImagesError(f"images must come from {_ACCEPTED}; {type(source).__name__} came.")
+
+
+def _open_path(source: str) -> Images:
+    path, part = Path(source).expanduser(), None
+    if not path.exists() and ".npz#" in source:
+        before, part = source.rsplit("#", 1)
+        path = Path(before).expanduser()
+    if path.is_dir():
+        return open_folder(path)
+    if not path.exists():
+        raise _missing(path)
+    if path.suffix.lower() == ".npz":
+        return open_npz(path, part)
+    if is_image(path.name):
+        return FileImages(path.parent, [path.name], name=source)
+    opener = _OPENERS.get(path.suffix.lower())
+    if opener is None:
+        raise ImagesError(
+            f"images must come from {_ACCEPTED}; '{path}' came. "
+            f"Image files end in {' '.join(SUFFIXES)}; put others into one of those."
+        )
+    return opener(path)
+
+
+_OPENERS: dict[str, Callable[[Path], Images]] = {".csv": open_listing, ".zip": ArchiveImages}
+
+
+def _open_array(source: Shaped[np.ndarray, "..."] | Tensor) -> ArrayImages:
+    floats = source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"
+    return ArrayImages(inputs=source) if floats else ArrayImages(images=source)
+
+
+def _missing(path: Path) -> ImagesError:
+    there = path.parent
+    while not there.is_dir():
+        there = there.parent
+    wanted = path.relative_to(there).parts[0]
+    near = difflib.get_close_matches(wanted, [entry.name for entry in there.iterdir()])
+    hint = (
+        f"Did you mean {some([str(there / name) for name in near])}?"
+        if near
+        else f"Look in '{there.resolve()}'."
+    )
+    return ImagesError(f"images must be a folder or file that is there; '{path}' is not. {hint}")

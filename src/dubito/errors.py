@@ -1,0 +1,77 @@
+"""What can go wrong, as one family: every message says what came, what was expected and how to repair it."""
+
+
+class DubitoError(Exception):
+    """The root: catch this one to catch everything that dubito raises on purpose."""
+
+
+class ModelError(DubitoError):
+    """A model cannot be found, loaded or understood."""
+
+
+class CheckpointError(ModelError):
+    """A weights file is missing, does not fit the model, or is not safe to open."""
+
+
+class MissingPackageError(DubitoError):
+    """An optional package is not installed; the message gives the pip line."""
+
+
+class ImagesError(DubitoError):
+    """A set of images cannot be opened: no such place, nothing in it, or labels that do not match."""
+
+
+class BrokenImageError(DubitoError):
+    """One image cannot be decoded. Extraction skips it and lists it; reading it alone raises."""
+
+
+class TableError(DubitoError):
+    """Columns that do not fit together or do not fit the question."""
+
+
+class MissingColumnError(TableError, AttributeError):
+    """A score or metric needs a column that the table does not have."""
+
+
+class NotFittedError(DubitoError):
+    """A score is asked before it has learned what it needs."""
+
+
+class ValueRangeError(DubitoError):
+    """NaN, infinity or another value that has no meaning here."""
+
+
+class CacheError(DubitoError):
+    """A cache on disk cannot be used."""
+
+
+class StaleCacheError(CacheError):
+    """The cache was made from other weights, images or settings; the message names which."""
+
+
+class DamagedShardError(CacheError):
+    """A shard is missing, short or altered; the message names it."""
+
+
+class CacheBusyError(CacheError):
+    """Another extraction is writing into the same folder."""
+
+
+class DiskFullError(CacheError):
+    """No space left; what was finished is safe and the same call goes on from there."""
+
+
+class ArtefactError(DubitoError):
+    """A saved score cannot be read back."""
+
+
+class DubitoWarning(UserWarning):
+    """The root of what is worth telling without stopping."""
+
+
+class SkippedImagesWarning(DubitoWarning):
+    """Images that could not be decoded were left out of a table."""
+
+
+class RepairedShardWarning(DubitoWarning):
+    """A damaged or missing shard of a cache is being extracted again."""

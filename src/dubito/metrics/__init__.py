@@ -1,0 +1,58 @@
+"""Metrics of uncertainties and predictions: one definition each; ties, bins and thresholds are stated.
+
+They take tensors, numpy arrays or lists and count in float64. Higher scores are more uncertain; NaN and
+infinity are errors, never ranks.
+"""
+
+from dubito.metrics._arrays import Array
+from dubito.metrics.calibration import bucket_calibration_error, ece
+from dubito.metrics.classification import (
+    accuracy,
+    brier,
+    brier_per_row,
+    confidence,
+    correct,
+    nll,
+    nll_per_row,
+)
+from dubito.metrics.intervals import Interval, interval
+from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
+from dubito.metrics.rejection import (
+    RiskCoverage,
+    acceptance_curve,
+    augrc,
+    aurc,
+    bucket_curve,
+    excess_aurc,
+    risk_coverage,
+)
+from dubito.metrics.retrieval import nearest, neighbour_matches, r_auroc, recall_at_1
+
+__all__ = [
+    "Array",
+    "Interval",
+    "RiskCoverage",
+    "acceptance_curve",
+    "accuracy",
+    "augrc",
+    "aurc",
+    "auroc",
+    "average_precision",
+    "brier",
+    "brier_per_row",
+    "bucket_calibration_error",
+    "bucket_curve",
+    "confidence",
+    "correct",
+    "ece",
+    "excess_aurc",
+    "fpr_at_tpr",
+    "interval",
+    "nearest",
+    "neighbour_matches",
+    "nll",
+    "nll_per_row",
+    "r_auroc",
+    "recall_at_1",
+    "risk_coverage",
+]

@@ -1,0 +1,116 @@
+"""How good are the predictions themselves? From logits, in float64: p = softmax(logits), y the true class.
+
+    accuracy = mean 1[argmax_c p_c = y]            tied logits: the lowest class
+    NLL      = mean -log p_y                       in nats
+    Brier    = mean Σ_c (p_c - 1[c = y])²          summed over classes: 0 is sure and right, 2 sure and wrong
+
+Each is the mean of a column with one value a row (`correct`, `nll_per_row`, `brier_per_row`), which
+rejection curves take.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Bool, Float64, Int, Shaped
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.metrics._arrays import Array, integers, same_length
+from dubito.table import to_tensor
+from dubito.types import finite
+
+_ROWS = 8192
+
+
+def accuracy(logits: Array, labels: Array) -> float:
+    """The share of rows whose highest logit is the label's.
+
+    >>> accuracy([[2.0, 0.0], [0.0, 1.0]], [0, 0])
+    0.5
+    """
+    return float(correct(logits, labels).double().mean())
+
+
+def nll(logits: Array, labels: Array) -> float:
+    """The mean negative log-likelihood of the labels, in nats.
+
+    >>> round(nll([[0.0, 0.0]], [1]), 6)  # log 2
+    0.693147
+    """
+    return float(nll_per_row(logits, labels).mean())
+
+
+def brier(logits: Array, labels: Array) -> float:
+    """The mean squared distance of the probabilities to the label's corner, summed over classes: 0 to 2.
+
+    >>> brier([[0.0, 0.0]], [1])  # (1/2)² + (1/2 - 1)²
+    0.5
+    """
+    return float(brier_per_row(logits, labels).mean())
+
+
+def correct(logits: Array, labels: Array) -> Bool[Tensor, "n"]:
+    """Is the highest logit the label's, row by row?"""
+    return _each_row("correct", lambda z, y: z.argmax(1) == y, logits, labels)
+
+
+def nll_per_row(logits: Array, labels: Array) -> Float64[Tensor, "n"]:
+    """The negative log-likelihood of each label, in nats."""
+    return _each_row("nll", _nll, logits, labels)
+
+
+def brier_per_row(logits: Array, labels: Array) -> Float64[Tensor, "n"]:
+    """The Brier score of each row, summed over classes."""
+    return _each_row("brier", _brier, logits, labels)
+
+
+def confidence(logits: Array) -> Float64[Tensor, "n"]:
+    """The probability of the predicted class, max_c softmax(logits)_c, row by row.
+
+    >>> confidence([[0.0, 0.0], [0.0, 0.0]]).tolist()
+    [0.5, 0.5]
+    """
+    z = _logits(logits, "confidence")
+    return torch.cat([block.softmax(1).amax(1) for _, block in _blocks(z, "confidence")])
+
+
+def _nll(z: Float64[Tensor, "n c"], y: Int[Tensor, "n"]) -> Float64[Tensor, "n"]:
+    return -z.log_softmax(1).gather(1, y[:, None])[:, 0]
+
+
+def _brier(z: Float64[Tensor, "n c"], y: Int[Tensor, "n"]) -> Float64[Tensor, "n"]:
+    miss = z.softmax(1)
+    miss[torch.arange(len(y)), y] -= 1
+    return miss.square().sum(1)
+
+
+def _each_row(
+    by: str, per_row: Callable[[Tensor, Tensor], Tensor], logits: Array, labels: Array
+) -> Shaped[Tensor, "n"]:
+    z, y = _logits(logits, by), integers(labels, f"{by}: labels")
+    same_length(by, logits=len(z), labels=len(y))
+    low, high, c = int(y.min()), int(y.max()), z.shape[1]
+    if low < 0 or high >= c:
+        raise ValueRangeError(
+            f"{by}: labels must be classes of the logits, 0 to {c - 1}; {low} to {high} came. "
+            f"Give labels in the order of the logits' columns."
+        )
+    parts = [per_row(block, y[start : start + _ROWS]) for start, block in _blocks(z, by)]
+    return torch.cat(parts)
+
+
+def _logits(logits: Array, by: str) -> Shaped[Tensor, "n c"]:
+    z = to_tensor(logits, f"{by}: logits")
+    if z.ndim != 2 or 0 in z.shape:
+        raise TableError(
+            f"{by}: logits must have the axes (n, c), neither of them empty; shape {tuple(z.shape)} came. "
+            f"Give one row an image, one column a class."
+        )
+    return z
+
+
+def _blocks(logits: Shaped[Tensor, "n c"], by: str) -> Iterator[tuple[int, Float64[Tensor, "_ c"]]]:
+    # A float64 copy of a million rows of logits never stands in memory.
+    for start in range(0, len(logits), _ROWS):
+        block = logits[start : start + _ROWS].double()
+        yield start, finite(block, f"{by}: logits from row {start} on")

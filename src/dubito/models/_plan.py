@@ -1,0 +1,148 @@
+"""Understand a module from one forward pass: which calls are its classifying head, and which pools its feature map.
+
+A head is accepted only when it reproduces the module's own output:
+    linear          W z + b                        == module(x)
+    several linear  mean_j (W_j z_j + b_j)         == module(x)      (distilled: z = [z_1 .. z_j])
+    convolution     mean_t f(W z_t + b)            == module(x)      (SqueezeNet: 1x1 convolution, ReLU, pool)
+A non-linear f is kept exact and the head linear by lifting the feature: f(a) = a + r with r = f(a) - a, so
+    z' = [mean_t z_t, mean_t r_t],  logits = [W, I] z' + b.
+"""
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dubito.errors import ModelError
+from dubito.models._spy import Call, Spy
+
+Output = Literal["logits", "probabilities", "log_probabilities"]
+_MOST_HEADS = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the head reads (call numbers), and how its feature is put together.
+
+    Attributes:
+        heads: The calls of the classifying layer: one, or several that are averaged.
+        pool: The call that averages tiles or picks the class token, if there is one.
+        pools: All calls that pick from the same tokens as `pool`: they are replaced together.
+        convolutional: The head is a 1x1 convolution on the map, and the pool comes after it.
+        lift: A non-linearity follows the convolution: the feature carries its residual.
+    """
+
+    heads: tuple[int, ...]
+    pool: int | None
+    pools: tuple[int, ...]
+    convolutional: bool
+    lift: bool
+
+    @property
+    def stop_at(self) -> int:
+        """The last call that the features need."""
+        if self.convolutional and self.pool is not None:
+            return self.pool
+        return max(self.heads)
+
+
+def make_plan(spy: Spy, answer: Tensor, *, head: Tensor | None, output: Output, name: str) -> Plan:
+    """The plan of a module from the calls of one pass and its answer (n, c); `head` is a weight that the user named."""
+    calls = list(spy.calls.values())
+    for candidate in _candidates(calls, answer, head):
+        heads = [spy.calls[number] for number in candidate.heads]
+        logits = _replay(heads, candidate, spy)
+        if head is not None or _agrees(logits, answer, output):
+            return candidate if candidate.convolutional else _with_pool(candidate, calls)
+    raise ModelError(_explain(calls, answer, head, output, name))
+
+
+def _candidates(calls: list[Call], answer: Tensor, head: Tensor | None) -> list[Plan]:
+    fits = [
+        call
+        for call in calls
+        if call.role in ("linear", "conv")
+        and call.weight is not None
+        and (call.weight.shape[0] == answer.shape[1] if head is None else _is_same(call.weight, head))
+    ]
+    rows = [call for call in fits if call.output.flatten(1).shape == answer.shape and call.output.dim() != 3]
+    maps = [call for call in fits if call not in rows and call.output.dim() == 4]
+    plans = []
+    for j in range(1, min(len(rows), _MOST_HEADS) + 1):
+        heads = tuple(call.number for call in rows[-j:])
+        plans.append(Plan(heads, None, (), convolutional=False, lift=False))
+    for call in reversed(maps):
+        for pool in calls:
+            if pool.role == "pool" and pool.number > call.number and pool.source.shape == call.output.shape:
+                untouched = pool.source.data_ptr() == call.output.data_ptr() and pool.source._version == call.version
+                plans.append(Plan((call.number,), pool.number, (), convolutional=True, lift=not untouched))
+    return plans
+
+
+def _replay(heads: list[Call], plan: Plan, spy: Spy) -> Tensor:
+    if plan.convolutional and plan.pool is not None:
+        return spy.calls[plan.pool].source.mean((2, 3))
+    return torch.stack([call.output.flatten(1) for call in heads]).mean(0)
+
+
+def _agrees(logits: Tensor, answer: Tensor, output: Output) -> bool:
+    if logits.shape != answer.shape:
+        return False
+    forms = {"probabilities": logits.softmax(-1), "log_probabilities": logits.log_softmax(-1)}
+    given = forms.get(output, logits)
+    return torch.allclose(given, answer, rtol=1e-4, atol=1e-5 * float(answer.abs().max().clamp(min=1)))
+
+
+def _with_pool(plan: Plan, calls: list[Call]) -> Plan:
+    """Add the last pool before the head, and its sisters on the same tokens."""
+    before = [call for call in calls if call.role in ("pool", "token") and call.number < plan.heads[0]]
+    if not before:
+        return plan
+    last = before[-1]
+    sisters = [call.number for call in before if call.source is last.source and call.role == last.role]
+    return replace(plan, pool=last.number, pools=tuple(sisters))
+
+
+def _is_same(weight: Tensor, other: Tensor) -> bool:
+    return weight is other or (weight.data_ptr() == other.data_ptr() and weight.shape == other.shape)
+
+
+def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Output, name: str) -> str:
+    if head is not None:
+        return (
+            f"head: the layer you named in {name} does not take part in its forward pass as a linear layer or "
+            f"1x1 convolution. Name the layer that gives the logits."
+        )
+    last = [call for call in calls if call.role == "linear" and call.output.shape == answer.shape]
+    if last:
+        rows = answer.exp() if output == "log_probabilities" else answer
+        hint = ""
+        if output == "logits" and bool((rows.sum(-1) - 1).abs().max() < 1e-3) and bool(rows.min() >= 0):
+            hint = ' Its rows sum to one: if it ends in a softmax, pass output="probabilities".'
+        elif output == "logits" and bool((rows.exp().sum(-1) - 1).abs().max() < 1e-3):
+            hint = ' It looks like log_softmax: pass output="log_probabilities".'
+        gap = float((last[-1].output - answer).abs().max())
+        return (
+            f"{name}: its output differs from that of its last linear layer (by up to {gap:.3g}), so no head reproduces it."
+            f"{hint} Otherwise name the classifying layer with head='...' to take that layer's output as logits."
+        )
+    return (
+        f"{name}: no linear layer or 1x1 convolution before a pool gives its {answer.shape[1]} outputs. "
+        f"Name the classifying layer with head='...'; a TorchScript module cannot be watched, wrap the eager one."
+    )
+
+
+def named_weight(module: nn.Module, head: str) -> Tensor:
+    """The weight of the layer that a user named."""
+    parts = dict(module.named_modules())
+    if head not in parts:
+        near = get_close_matches(head, [name for name in parts if name], n=3, cutoff=0.3)
+        raise ModelError(f"head: {type(module).__name__} has no layer '{head}'. Nearest: {', '.join(near) or 'none'}.")
+    weight = getattr(parts[head], "weight", None)
+    if not isinstance(weight, Tensor):
+        raise ModelError(
+            f"head: layer '{head}' is a {type(parts[head]).__name__} without a weight. Name a linear layer or convolution."
+        )
+    return weight

@@ -1,0 +1,88 @@
+"""Weights from a file, safely: safetensors, or a PyTorch checkpoint of tensors only. No pickle is ever executed."""
+
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dubito.errors import CheckpointError
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "net")
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a weights file, by key; the usual wrappings (state_dict, model, "module.") are taken off."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"weights: no file '{path}'. Give the path of a .safetensors or PyTorch weights file.")
+    found: object = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    for key in _WRAPPERS:
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not found or not all(isinstance(v, Tensor) for v in found.values()):
+        raise CheckpointError(
+            f"weights: '{path}' must hold tensors by name; {_contents(found)} came. "
+            f"Save model.state_dict() and give that file."
+        )
+    weights = {str(key): value for key, value in found.items()}
+    for prefix in _PREFIXES:
+        if all(key.startswith(prefix) for key in weights):
+            weights = {key.removeprefix(prefix): value for key, value in weights.items()}
+    return weights
+
+
+def put_weights(module: nn.Module, weights: dict[str, Tensor], source: str) -> None:
+    """Load weights into a module that we own; every key and shape must fit."""
+    own = module.state_dict()
+    problems = [
+        ("missing", sorted(key for key in own.keys() - weights.keys() if not key.endswith("num_batches_tracked"))),
+        ("unknown", sorted(weights.keys() - own.keys())),
+        (
+            "of another shape",
+            [
+                f"{key} ({tuple(weights[key].shape)}, the model has {tuple(own[key].shape)})"
+                for key in own
+                if key in weights and own[key].shape != weights[key].shape
+            ],
+        ),
+    ]
+    told = "; ".join(
+        f"{len(keys)} {what}: {', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}" for what, keys in problems if keys
+    )
+    if told:
+        raise CheckpointError(
+            f"weights: '{source}' does not fit {type(module).__name__}: {told}. "
+            f"Load the architecture that the file was saved from (and its number of classes)."
+        )
+    module.load_state_dict(weights, strict=False)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"weights: '{path}' is not a whole safetensors file ({error}). Copy it again.") from error
+
+
+def _read_torch(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing of it was executed. "
+            f"Save model.state_dict() alone, as safetensors or with torch.save, where you trust the file."
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"weights: '{path}' is not a readable PyTorch file ({str(error).splitlines()[0]}). Copy it again."
+        ) from error
+
+
+def _contents(found: object) -> str:
+    if isinstance(found, dict):
+        return "a dict of " + (", ".join(sorted(map(str, found))[:5]) or "nothing")
+    return type(found).__name__

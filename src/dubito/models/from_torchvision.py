@@ -1,0 +1,55 @@
+"""Classifiers of torchvision, with the preset transform of their default weights."""
+
+from typing import Any
+
+import torch
+from torchvision import models as zoo
+
+from dubito.errors import ModelError
+from dubito.models.checkpoint import put_weights, read_weights
+from dubito.models.load import Weights, hub_failed, unknown_model
+from dubito.models.transform import Preprocess
+from dubito.models.wrap import WrappedClassifier, wrap
+
+
+def load(
+    name: str, *, weights: Weights = "pretrained", device: str | torch.device | None = None, **options: Any
+) -> WrappedClassifier:
+    """torchvision.models.get_model(name, **options), wrapped."""
+    if name not in models():
+        raise unknown_model("torchvision", name, models())
+    best = zoo.get_model_weights(name).DEFAULT
+    if name in ("googlenet", "inception_v3"):
+        options.setdefault("init_weights", False)
+    try:
+        module = zoo.get_model(name, weights=best if weights == "pretrained" else None, **options)
+    except (OSError, RuntimeError) as error:
+        raise hub_failed(f"torchvision:{name}", error) from error
+    if weights not in ("pretrained", None):
+        put_weights(module, read_weights(weights), str(weights))
+    names: list[str] = best.meta["categories"]
+    count: int = options.get("num_classes", len(names))
+    return wrap(
+        module.eval().to(memory_format=torch.channels_last),
+        transform=_transform(best.transforms()),
+        classes=names if count == len(names) else count,
+        device=device,
+        name=f"torchvision:{name}",
+    )
+
+
+def models() -> list[str]:
+    """The names of all image classifiers."""
+    return list(zoo.list_models(module=zoo))
+
+
+def _transform(preset: Any) -> Preprocess:
+    if not hasattr(preset, "crop_size"):
+        raise ModelError(f"load: {type(preset).__name__} is not an image classification preset; use dubito.wrap.")
+    return Preprocess(
+        size=(preset.crop_size[0], preset.crop_size[-1]),
+        resize=preset.resize_size[0] if len(preset.resize_size) == 1 else tuple(preset.resize_size),
+        interpolation=preset.interpolation.value,
+        mean=tuple(preset.mean),
+        std=tuple(preset.std),
+    )

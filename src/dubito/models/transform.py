@@ -1,0 +1,137 @@
+"""From a decoded image to a model input: the settings of timm, torchvision and others as one small value.
+
+    x = (crop(resize(image)) / 255 - mean) / std
+
+Resizing and cropping are torchvision's own on a Pillow image, so they give the pixels that the models were evaluated with.
+They run in worker processes and hand over uint8; scaling and normalisation run on the batch, on the model's device.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as pixels
+
+from dubito.errors import ModelError
+from dubito.types import Json
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@final
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize, centre crop, scale, normalise.
+
+    Attributes:
+        size: Height and width of the model's input.
+        resize: The short side before the crop, an exact (height, width), or None to leave the size alone.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos", with antialiasing.
+        mean: Subtracted from pixels in 0..1, in the order of `channels`.
+        std: Divides what is left.
+        channels: The order that the model wants.
+    """
+
+    size: tuple[int, int]
+    resize: int | tuple[int, int] | None = None
+    interpolation: str = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    channels: Literal["RGB", "BGR"] = "RGB"
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """An RGB image to uint8 (h, w, 3)."""
+        if self.resize is not None:
+            target = self.resize if isinstance(self.resize, int) else list(self.resize)
+            image = pixels.resize(image, target, InterpolationMode(self.interpolation))
+        if (image.height, image.width) != self.size:
+            image = pixels.center_crop(image, list(self.size))
+        return torch.from_numpy(np.array(image))
+
+    def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
+        """uint8 (n, h, w, 3) to normalised float (n, 3, h, w) in channels_last memory; a float batch is left as it is."""
+        if batch.is_floating_point():
+            return batch
+        if self.channels == "BGR":
+            batch = batch.flip(-1)
+        mean, std = (torch.tensor(v, device=batch.device).view(3, 1, 1) for v in (self.mean, self.std))
+        return batch.permute(0, 3, 1, 2).float().div_(255).sub_(mean).div_(std)
+
+    def describe(self) -> Json:
+        """The settings themselves."""
+        return {"kind": "preprocess", **asdict(self)}
+
+
+@final
+@dataclass(frozen=True)
+class FunctionTransform:
+    """Any callable from a Pillow image to a float tensor, such as a torchvision Compose or a processor of transformers."""
+
+    function: Callable[[Image.Image], Tensor]
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """The callable on one image."""
+        out = self.function(image)
+        if not isinstance(out, Tensor):
+            raise ModelError(
+                f"transform must turn an image into a tensor; {type(out).__name__} came. "
+                f"End it with torchvision.transforms.ToTensor()."
+            )
+        return out
+
+    def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
+        """The batch as floats; the callable has done the rest."""
+        return batch.float()
+
+    def describe(self) -> Json:
+        """Its name, and what it does to a fixed image: two callables that act alike are the same transform."""
+        first, again = self.prepare(_test_card()), self.prepare(_test_card())
+        if not torch.equal(first, again):
+            raise ModelError(
+                "transform gives two different tensors for one image, so nothing computed from it could be reproduced. "
+                "Leave random augmentation out of it."
+            )
+        acts = hashlib.blake2b(first.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+        return {"kind": "function", "name": _without_addresses(self.function), "acts": acts}
+
+
+@final
+@dataclass(frozen=True)
+class NoTransform:
+    """For models whose inputs come ready as tensors: an image file is refused, a tensor passes."""
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """Refuse: nobody said how an image becomes an input of this model."""
+        raise ModelError(
+            f"this model was wrapped without a transform, and an image of {image.width}x{image.height} pixels came. "
+            f"Pass transform=... to dubito.wrap, or give ready tensors."
+        )
+
+    def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
+        """The batch as floats."""
+        return batch.float()
+
+    def describe(self) -> Json:
+        """Nothing to tell."""
+        return {"kind": "none"}
+
+
+def _test_card() -> Image.Image:
+    """A fixed picture with all colours and fine texture, not square."""
+    y, x = np.mgrid[0:301, 0:413]
+    card = np.stack([x % 256, y % 256, (x * y) % 251], axis=-1)
+    return Image.fromarray(card.astype(np.uint8))
+
+
+def _without_addresses(value: Any) -> str:
+    name = getattr(value, "__qualname__", None) or repr(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", name)

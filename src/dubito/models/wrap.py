@@ -1,0 +1,268 @@
+"""Any nn.Module as a Classifier: features, logits from features, and a feature map, found by watching one forward pass.
+
+    features(x)    (n, d)    what the last classifying layer reads
+    logits(z)      (n, c)    that layer on features; logits(features(x)) == module(x)
+    feature_map(x) (n, t, d) what the layer would read if the image were one tile: everything behind the pool (norms,
+                             hidden layers) runs on each tile; class-token transformers give their patch tokens instead
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from dubito.errors import ModelError
+from dubito.models._plan import Output, Plan, make_plan, named_weight
+from dubito.models._spy import Call, Reached, Spy
+from dubito.models.fingerprint import weights_digest
+from dubito.models.frozen import frozen
+from dubito.models.transform import FunctionTransform, NoTransform
+from dubito.types import Json, Transform
+
+
+def wrap(
+    module: nn.Module,
+    *,
+    transform: Transform | Callable[[Image.Image], Tensor] | None = None,
+    classes: Sequence[str] | int | None = None,
+    head: str | None = None,
+    output: Output = "logits",
+    device: str | torch.device | None = None,
+    name: str | None = None,
+) -> "WrappedClassifier":
+    """Make a Classifier of any module that maps a batch to one row of outputs an image.
+
+    Args:
+        module: Your model. It is never changed: with another `device`, a copy moves there.
+        transform: From a Pillow image to an input: a dubito Preprocess or any callable. None: inputs come as tensors.
+        classes: Their names, or how many there are (checked at the first batch).
+        head: The name of the classifying layer, when the last linear layer or 1x1 convolution is not it.
+        output: What the module returns; its logits are taken before the softmax in any case.
+        device: Where to run: "cpu", "cuda", "mps"; by default where the module is.
+        name: How errors and caches call the model; by default its class.
+
+    >>> model = wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)))
+    >>> z = model.features(torch.zeros(2, 3, 2, 2))
+    >>> tuple(z.shape), tuple(model.logits(z).shape)
+    ((2, 5), (2, 3))
+    """
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"wrap: module must be a torch.nn.Module; {type(module).__name__} came. For a name, use dubito.load."
+        )
+    if transform is None:
+        transform = NoTransform()
+    elif not isinstance(transform, Transform):
+        transform = FunctionTransform(transform)
+    return WrappedClassifier(
+        _on_device(module, device),
+        transform,
+        classes=classes,
+        head=head,
+        output=output,
+        name=name or type(module).__name__,
+    )
+
+
+@final
+class WrappedClassifier:
+    """The one Classifier: every source (timm, torchvision, transformers, a plain module) ends here. Built by `wrap`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        transform: Transform,
+        *,
+        classes: Sequence[str] | int | None,
+        head: str | None,
+        output: Output,
+        name: str,
+    ) -> None:
+        self.name, self.module, self.transform = name, module, transform
+        self.classes = None if isinstance(classes, int) or classes is None else list(classes)
+        self._count = len(self.classes) if self.classes is not None else classes
+        self._output: Output = output
+        self._head = named_weight(module, head) if head is not None else None
+        self._plan: Plan | None = None
+        self._heads: list[tuple[Tensor, Tensor | None]] = []
+        first = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+        self.device, self._dtype = first.device, first.dtype if first.is_floating_point() else torch.float32
+
+    def __repr__(self) -> str:
+        return f"WrappedClassifier({self.name!r} on {self.device})"
+
+    def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
+        """What the last classifying layer reads."""
+        plan = self._understand(x)
+        calls = self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
+        if plan.convolutional:
+            return _tile_features(calls, plan).mean(1)
+        return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
+
+    def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
+        """The last layer on features, for rows (n, d) and tiles (n, t, d)."""
+        weight, bias = self.head()
+        if z.shape[-1] != weight.shape[1]:
+            raise ModelError(
+                f"{self.name}.logits: features must be {weight.shape[1]} wide; {z.shape[-1]} came. "
+                f"Features of another model, or of another layer, do not fit this head."
+            )
+        with torch.no_grad():
+            return F.linear(z.to(self.device, weight.dtype), weight, bias)
+
+    def feature_map(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n t d"]:
+        """The features each tile would give the last layer, tiles in row-major order."""
+        return self.feature_grid(x).flatten(1, 2)
+
+    def feature_grid(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n h w d"]:
+        """The feature map with its two axes."""
+        plan = self._understand(x)
+        if plan.pool is None:
+            raise ModelError(
+                f"{self.name} has no feature map: nothing pools tiles or tokens before its last layer. "
+                f"Use a score that needs none, or a model with a global pool or a token grid."
+            )
+        if plan.convolutional:
+            calls = self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
+            return _tile_features(calls, plan).unflatten(1, calls[plan.pool].grid)
+        return self._tiles(x, plan)
+
+    def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
+        """Weight and bias of the last layer: several heads side by side, the identity of a lifted feature behind."""
+        if self._plan is None:
+            raise ModelError(
+                f"{self.name} has not seen a batch yet, so its head is not known. Call features(x) once before."
+            )
+        weight = torch.cat([w.flatten(1) for w, _ in self._heads], dim=1) / len(self._heads)
+        biases = [b for _, b in self._heads if b is not None]
+        bias = torch.stack(biases).sum(0) / len(self._heads) if biases else None
+        if self._plan.lift:
+            weight = torch.cat([weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)], dim=1)
+        return weight.detach(), None if bias is None else bias.detach()
+
+    def fingerprint(self) -> Json:
+        """Hashes of the weights and the settings of the transform."""
+        return {"model": self.name, "weights": weights_digest(self.module), "transform": self.transform.describe()}
+
+    def _understand(self, x: Tensor) -> Plan:
+        """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
+        if self._plan is not None:
+            return self._plan
+        pair = x[:2] if len(x) > 1 else torch.cat([x[:1], x[:1]])
+        spy = Spy()
+        answer = self._run(pair, spy)
+        plan = make_plan(spy, answer, head=self._head, output=self._output, name=self.name)
+        if self._count is not None and self._count != answer.shape[1]:
+            raise ModelError(
+                f"{self.name}: classes says {self._count}, the module gives {answer.shape[1]} outputs. "
+                f"Give one name an output, in order."
+            )
+        self._heads = [(_weight(spy.calls[number]), spy.calls[number].bias) for number in plan.heads]
+        self._plan = self._checked(pair, plan)
+        return self._plan
+
+    def _checked(self, pair: Tensor, plan: Plan) -> Plan:
+        """The plan without its pool, if tiles cannot be passed through what follows it."""
+        if plan.convolutional or plan.pool is None:
+            return plan
+        try:
+            self._tiles(pair, plan)
+        except (RuntimeError, ValueError, IndexError):
+            return Plan(plan.heads, None, (), plan.convolutional, plan.lift)
+        return plan
+
+    def _tiles(self, x: Tensor, plan: Plan) -> Float[Tensor, "n h w d"]:
+        """Run once with every tile handed on as an image of its own from the pool to the head."""
+        spy = Spy(keep={*plan.heads, *plan.pools}, stop_at=plan.stop_at)
+        spy.replace(plan.pools, lambda call: _tiles_as_rows(call, spy.patches))
+        calls = self._watch(x, spy).calls
+        pool = calls[plan.pools[-1]]
+        h, w = _grid(pool, spy.patches)
+        rows = torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
+        return rows.view(len(x), h, w, rows.shape[1])
+
+    def _watch(self, x: Tensor, spy: Spy) -> Spy:
+        try:
+            self._run(x, spy)
+        except Reached:
+            pass
+        return spy
+
+    def _run(self, x: Tensor, spy: Spy) -> Float[Tensor, "n c"]:
+        x = x.to(self.device, self._dtype) if x.is_floating_point() else x.to(self.device)
+        module = _eager(self.module)
+        with frozen(module), spy:
+            out = module(x)
+        return _answer(out, len(x), self.name)
+
+
+def _tile_features(calls: dict[int, Call], plan: Plan) -> Float[Tensor, "n t d"]:
+    """What a convolutional head reads at every position, with the residual of the non-linearity behind it."""
+    head = calls[plan.heads[0]]
+    parts = [head.source]
+    if plan.lift and plan.pool is not None and head.before is not None:
+        parts.append(calls[plan.pool].source - head.before)
+    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2)
+
+
+def _tiles_as_rows(call: Call, patches: tuple[int, int] | None) -> Tensor:
+    """(n, .., tiles, ..) to (n * tiles, ..) in the shape of the pool's own output."""
+    if call.role == "token":
+        h, w = _grid(call, patches)
+        return call.source[:, call.source.shape[1] - h * w :].flatten(0, 1)
+    axes = call.reduced
+    rest = [axis for axis in range(1, call.source.dim()) if axis not in axes]
+    tiles = call.source.permute(0, *axes, *rest).flatten(0, len(axes))
+    return tiles.reshape(-1, *call.output.shape[1:])
+
+
+def _grid(call: Call, patches: tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width of the tiles; tokens stand on the grid of the patch embedding, behind class and register tokens."""
+    if len(call.grid) == 2:
+        return call.grid[0], call.grid[1]
+    count = call.grid[0]
+    if patches is None or patches[0] * patches[1] > count:
+        raise ValueError(f"{count} tokens do not stand on a grid of patches")
+    return patches
+
+
+def _weight(call: Call) -> Tensor:
+    if call.weight is None:
+        raise AssertionError("a head call always has a weight")
+    return call.weight
+
+
+def _answer(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
+    answer = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    if not isinstance(answer, Tensor):
+        raise ModelError(
+            f"{name} must return one tensor (or an output with .logits); {type(out).__name__} came. "
+            f"Wrap a module that returns the logits alone."
+        )
+    if answer.dim() != 2 or answer.shape[0] != n:
+        raise ModelError(f"{name} must return (n, classes); {tuple(answer.shape)} came for {n} images.")
+    return answer
+
+
+def _eager(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile or DataParallel: its calls can be watched, and it holds the same weights."""
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module) or (
+        isinstance(module, nn.DataParallel) and isinstance(inner := module.module, nn.Module)
+    ):
+        module = inner
+    return module
+
+
+def _on_device(module: nn.Module, device: str | torch.device | None) -> nn.Module:
+    here = next((tensor.device for tensor in module.parameters()), None)
+    if device is None or here is None or here == torch.device(device):
+        return module
+    try:
+        return copy.deepcopy(module).to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device: '{device}' cannot be used here ({str(error).splitlines()[0]}). Try device='cpu'.") from error

@@ -1,0 +1,203 @@
+"""A Table is named columns with one row an image: in memory, or memory-mapped from a cache.
+
+Users with arrays build one directly; extraction returns one. Scores and metrics see nothing else.
+Columns that every extraction writes are attributes: id, label (n), feature (n,d), logit (n,c), loss (n).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dubito.errors import MissingColumnError, TableError
+
+WRITERS = {
+    "feature": "the forward probe, which every extraction runs",
+    "logit": "the forward probe, which every extraction runs",
+    "loss": "the forward probe, when the images come with labels of the model's own classes",
+    "label": "an extraction of images with labels (class folders, a CSV, labels=...)",
+    "id": "every extraction",
+}
+"""Who writes a column: told to a user whose table lacks it."""
+
+_AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
+
+Rows = slice | Tensor
+"""Which rows: a slice, a boolean mask (n) or indices."""
+
+
+class Column(Protocol):
+    """Rows that need not be in memory: a tensor is one, a column of shards another."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    def __getitem__(self, rows: Rows, /) -> Any: ...
+
+
+@final
+class Table:
+    """Columns of equal length. `Table(feature=..., logit=..., label=...)` takes numpy arrays, tensors or lists.
+
+    Attributes:
+        name: How errors call it: a cache's folder or "table in memory".
+        classes: Class names of the logits, if known.
+        label_space: "model" when labels are indices into the logits, "own" when they are another set of classes.
+        skipped: Images that could not be decoded and have no row: (id, reason).
+
+    >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
+    >>> len(table), table.columns, table.logit.argmax(1).tolist()
+    (2, ('logit', 'label'), [0, 1])
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "table in memory",
+        classes: Sequence[str] | None = None,
+        label_space: str = "model",
+        skipped: Sequence[tuple[str, str]] = (),
+        **columns: Any,
+    ) -> None:
+        self.name = name
+        self.skipped = skipped
+        self.classes = classes
+        self.label_space = label_space
+        self._columns: dict[str, Column] = {
+            key: _column(key, value) for key, value in columns.items() if value is not None
+        }
+        _check_shapes(self._columns, name)
+
+    def __len__(self) -> int:
+        return next((column.shape[0] for column in self._columns.values()), 0)
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._columns
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{key} {tuple(column.shape)}" for key, column in self._columns.items())
+        return f"Table({self.name!r}: {len(self)} rows; {shapes})"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    @property
+    def feature(self) -> Float[Tensor, "n d"]:
+        """What the last layer reads."""
+        return self.whole("feature")
+
+    @property
+    def logit(self) -> Float[Tensor, "n c"]:
+        """What the last layer says, before softmax."""
+        return self.whole("logit")
+
+    @property
+    def label(self) -> Int[Tensor, "n"]:
+        """The true class."""
+        return self.whole("label")
+
+    @property
+    def loss(self) -> Float[Tensor, "n"]:
+        """The task loss of each image."""
+        return self.whole("loss")
+
+    @property
+    def id(self) -> np.ndarray[Any, Any]:
+        """The name of each image, as strings."""
+        return self.whole("id")
+
+    def whole(self, column: str) -> Any:
+        """One column in memory, all rows. Library code uses `batches`, which does not grow with the table."""
+        self.require(column, by=f"table.{column}")
+        return self._columns[column][:]
+
+    def shape(self, column: str) -> tuple[int, ...]:
+        """The shape of a column, without reading it."""
+        self.require(column, by=f"table.shape({column!r})")
+        return tuple(self._columns[column].shape)
+
+    def require(self, *columns: str, by: str) -> None:
+        """Raise MissingColumnError unless every column is there."""
+        for column in columns:
+            if column not in self._columns:
+                writer = WRITERS.get(column)
+                raise MissingColumnError(
+                    f"{by} needs column '{column}'; {self.name} has {', '.join(self._columns) or 'no columns'}. "
+                    + (f"It is written by {writer}." if writer else "Run the probe that writes it.")
+                )
+
+    def select(self, *columns: str) -> "Table":
+        """The same rows with fewer columns."""
+        self.require(*columns, by="table.select")
+        return self._with({key: self._columns[key] for key in columns})
+
+    def rows(self, rows: Rows) -> "Table":
+        """Some rows, in memory."""
+        return self._with({key: column[rows] for key, column in self._columns.items()})
+
+    def batches(self, *columns: str, size: int = 8192) -> Iterator["Table"]:
+        """Consecutive rows in memory, at most `size` at a time."""
+        chosen = self.select(*columns) if columns else self
+        for start in range(0, len(self), size):
+            yield chosen.rows(slice(start, start + size))
+
+    def extended(self, **columns: Any) -> "Table":
+        """The same rows with further columns."""
+        return self._with({**self._columns, **columns})
+
+    def _with(self, columns: dict[str, Any]) -> "Table":
+        return Table(
+            name=self.name, classes=self.classes, label_space=self.label_space, skipped=self.skipped, **columns
+        )
+
+
+def to_tensor(values: Any, what: str) -> Tensor:
+    """A tensor on the CPU without a graph, from a tensor, a numpy array or a list."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    try:
+        array = np.asarray(values)
+        # A column of a memory-mapped file is read-only, and torch warns about sharing it: copy those.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError) as error:
+        raise TableError(
+            f"{what} must be numbers in an array; {type(values).__name__} came ({error}). "
+            f"Give a tensor, a numpy array or a list of equal-length rows."
+        ) from error
+
+
+def _column(key: str, value: Any) -> Column:
+    if not isinstance(value, (Tensor, np.ndarray, list, tuple)) and hasattr(value, "shape"):
+        column: Column = value
+        return column
+    if key == "id":
+        ids: Column = np.asarray(value, dtype=str)
+        return ids
+    tensor = to_tensor(value, f"column '{key}'")
+    if key in ("feature", "logit", "loss"):
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
+    return tensor.long() if key == "label" and not tensor.is_floating_point() else tensor
+
+
+def _check_shapes(columns: dict[str, Column], name: str) -> None:
+    for key, column in columns.items():
+        axes = _AXES.get(key)
+        if axes is not None and len(column.shape) != axes:
+            raise TableError(
+                f"column '{key}' of {name} must have {axes} axes; one of shape {tuple(column.shape)} came. "
+                f"Reshape it to {'(n,)' if axes == 1 else '(n, width)'}."
+            )
+    lengths = {key: column.shape[0] for key, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise TableError(
+            f"columns of {name} must have one length; "
+            + ", ".join(f"{key} has {n}" for key, n in lengths.items())
+            + ". Give one row an image in every column."
+        )
+    label = columns.get("label")
+    if isinstance(label, Tensor) and label.is_floating_point():
+        raise TableError(f"column 'label' of {name} must be integers; {label.dtype} came. Cast it if that is meant.")

@@ -1,0 +1,167 @@
+"""The contracts of the house: what an image set, a transform, a classifier, a probe and a score promise.
+
+Axes have fixed letters everywhere: n images, c classes, d features, t tiles, m members, k sub-ensembles, l layers.
+Higher is always more uncertain. A probe needs the model and images and writes named columns; a score needs columns only.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from dubito.errors import NotFittedError, ValueRangeError
+from dubito.table import Table
+
+Kind = Literal["aleatoric", "epistemic", "total"]
+LabelSpace = Literal["model", "own"]
+Json = dict[str, Any]
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """Turns one image into one model input, in two steps so that the costly part runs in worker processes."""
+
+    def prepare(self, image: Image.Image) -> Tensor:
+        """One RGB image to one tensor, in a worker: decode sizes, crops, pixels. uint8 (h,w,3) or a finished float input."""
+        ...
+
+    def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
+        """A stacked batch of prepared tensors to model inputs, on the model's device: scaling and normalisation."""
+        ...
+
+    def describe(self) -> Json:
+        """Everything that changes the result, as JSON: part of a cache's identity."""
+        ...
+
+
+@runtime_checkable
+class Images(Protocol):
+    """An ordered set of images, read one at a time and in any order by worker processes."""
+
+    name: str
+    ids: Sequence[str]
+    labels: Int[Tensor, "n"] | None
+    classes: Sequence[str] | None
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Image.Image | Tensor:
+        """The image as RGB, or a tensor that is a model input already. Raises BrokenImageError when it cannot be decoded."""
+        ...
+
+    def digest(self) -> str:
+        """A hash of the ordered ids and of every image's content."""
+        ...
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A frozen classifier, split where its last layer reads its features. It never changes the module it holds."""
+
+    name: str
+    module: nn.Module
+    transform: Transform
+    classes: Sequence[str] | None
+    device: torch.device
+
+    def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
+        """What the last classifying layer reads."""
+        ...
+
+    def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
+        """The last layer on features: logits(features(x)) == module(x), for rows and for tiles."""
+        ...
+
+    def feature_map(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n t d"]:
+        """The features each tile would give the last layer if it were the whole image."""
+        ...
+
+    def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
+        """Weight and bias of the last layer as `logits` applies them; known once a batch has been seen."""
+        ...
+
+    def fingerprint(self) -> Json:
+        """Hashes of weights and transform: who made a cache."""
+        ...
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """Asks the model about a batch of images and writes columns, one row an image."""
+
+    name: str
+    price: str
+
+    def run(
+        self, model: Classifier, x: Float[Tensor, "n ..."], label: Int[Tensor, "n"] | None
+    ) -> Mapping[str, Tensor]:
+        """The columns of one batch, each (n, ...), on any device."""
+        ...
+
+    def settings(self) -> Json:
+        """Everything that changes the columns, as JSON: part of a cache's identity."""
+        ...
+
+
+class Score(ABC):
+    """An uncertainty from columns alone: settings in the constructor, learned attributes end in `_`.
+
+    Subclasses are dataclasses of their settings. They name the columns they read (`needs`), those they learn from
+    (`learns_from`) and the attributes that `fit` sets (`learned`), and write `rows` (and `learn`, if anything is learned).
+    """
+
+    name: str
+    kind: Kind
+    needs: tuple[str, ...]
+    learns_from: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()
+
+    def fit(self, table: Table) -> Self:
+        """Learn from a table, if there is anything to learn; returns the score itself."""
+        table.require(*self.learns_from, by=f"{self.name}.fit")
+        self.learn(table)
+        return self
+
+    def score(self, table: Table) -> Float[Tensor, "n"]:
+        """The uncertainty of every row, float64, higher = more uncertain; the table is read in batches."""
+        table.require(*self.needs, by=f"{self.name}.score")
+        self.check_fitted()
+        parts = [self.rows(batch).double() for batch in table.batches(*self.needs)]
+        u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+        return finite(u, f"{self.name}.score of {table.name}")
+
+    def learn(self, table: Table) -> None:  # noqa: B027 (nothing to learn is a fine default)
+        """Set the learned attributes from a table that has the columns `learns_from`."""
+
+    @abstractmethod
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """The uncertainty of one in-memory batch."""
+
+    def check_fitted(self) -> None:
+        """Raise NotFittedError while a learned attribute is missing."""
+        missing = [name for name in self.learned if not hasattr(self, name)]
+        if missing:
+            raise NotFittedError(
+                f"{self.name}.score was called before fit (no {', '.join(missing)}). "
+                f"Call fit(table) first, with a table that has {', '.join(self.learns_from)}."
+            )
+
+
+TaskLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def finite(values: Float[Tensor, "..."], what: str) -> Float[Tensor, "..."]:
+    """The values unchanged, or ValueRangeError: NaN and infinity have no rank."""
+    bad = ~torch.isfinite(values)
+    if bad.any():
+        first = int(bad.flatten().nonzero()[0, 0])
+        raise ValueRangeError(
+            f"{what}: {int(bad.sum())} of {values.numel()} values are NaN or infinite, the first at position {first}. "
+            f"Uncertainties must be finite: look at the logits or features of that row."
+        )
+    return values
