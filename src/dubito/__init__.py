@@ -1,1 +1,74 @@
-"""dubito: how far can a pretrained vision model be trusted on each image, and why not?"""
+"""dubito: how far can a pretrained vision model be trusted on each image, and why not?
+
+>>> import dubito
+>>> table = dubito.Table(logit=[[4.0, 0.0, 0.0], [1.0, 0.9, 0.8]], label=[0, 1])
+>>> dubito.MaxProbability().score(table).argmax().item()  # the second image is the doubtful one
+1
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dubito import metrics as metrics
+    from dubito.apps.evaluate import evaluate as evaluate
+    from dubito.cache import extract as extract
+    from dubito.cache import open_cache as open  # noqa: A004 (read as dubito.open)
+    from dubito.data import open_images as open_images
+    from dubito.errors import DubitoError as DubitoError
+    from dubito.models import load as load
+    from dubito.models import wrap as wrap
+    from dubito.models.transform import Preprocess as Preprocess
+    from dubito.probes import Forward as Forward
+    from dubito.scores import Cool as Cool
+    from dubito.scores import Energy as Energy
+    from dubito.scores import Entropy as Entropy
+    from dubito.scores import Margin as Margin
+    from dubito.scores import MaxLogit as MaxLogit
+    from dubito.scores import MaxProbability as MaxProbability
+    from dubito.scores import Neighbours as Neighbours
+    from dubito.scores import Temperature as Temperature
+    from dubito.scores import load_score as load_score
+    from dubito.scores import save_score as save_score
+    from dubito.table import Table as Table
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "dubito.models",
+    "wrap": "dubito.models",
+    "Preprocess": "dubito.models.transform",
+    "open_images": "dubito.data",
+    "extract": "dubito.cache",
+    "open": "dubito.cache:open_cache",
+    "Table": "dubito.table",
+    "Forward": "dubito.probes",
+    "MaxProbability": "dubito.scores",
+    "Entropy": "dubito.scores",
+    "Cool": "dubito.scores",
+    "Margin": "dubito.scores",
+    "MaxLogit": "dubito.scores",
+    "Energy": "dubito.scores",
+    "Temperature": "dubito.scores",
+    "Neighbours": "dubito.scores",
+    "save_score": "dubito.scores",
+    "load_score": "dubito.scores",
+    "metrics": "dubito.metrics:",
+    "evaluate": "dubito.apps.evaluate",
+    "DubitoError": "dubito.errors",
+}
+"""Where each public name lives. They are imported on first use, so that `dubito --help` does not wait for torch."""
+
+__all__ = [*_HOMES]  # noqa: PLE0604 (strings, all of them)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dubito' has no attribute '{name}'; it has {', '.join(_HOMES)}")
+    module, colon, attribute = _HOMES[name].partition(":")
+    home = import_module(module)
+    return home if colon and not attribute else getattr(home, attribute or name)
+
+
+def __dir__() -> list[str]:
+    return [*_HOMES, "__version__"]

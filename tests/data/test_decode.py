@@ -213,9 +213,9 @@ def test_newer_formats(kind: str):
     assert np.abs(np.asarray(image).astype(int) - [255, 0, 0]).max() <= 8
 
 
-def test_a_mode_without_meaning_in_rgb():
-    with pytest.raises(BrokenImageError, match=r"'lab' must have a mode with a meaning in RGB; mode LAB came\. Save"):
-        to_rgb(Image.new("LAB", (2, 2)), "lab")
+def test_lab_is_read_by_its_meaning():
+    # L = 255 (100 %), a = b = 128 (0) is white.
+    assert to_rgb(Image.new("LAB", (2, 2), (255, 128, 128)), "lab").getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_zero_bytes():

@@ -79,12 +79,7 @@ def to_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode in _MAYBE_TRANSPARENT or "transparency" in image.info:
         over = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
-    try:
-        return image.convert("RGB")
-    except ValueError as error:
-        raise BrokenImageError(
-            f"image '{name}' must have a mode with a meaning in RGB; mode {image.mode} came. Save it as RGB."
-        ) from error
+    return image.convert("RGB")
 
 
 def _content(source: bytes | Path | BinaryIO, name: str) -> bytes:

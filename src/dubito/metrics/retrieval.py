@@ -6,9 +6,9 @@
 
 The search is exact in float64, whatever the machine: float32 products of blocks, each pair of blocks
 multiplied once and read both ways, find the blocks that can hold the nearest row within float32's rounding
-bound; float64 decides among them. Cosines that agree to 1e-12 are a tie, and ties go to the lowest index.
-It needs less than 1 KB a row beyond the features (bfloat16, which numpy lacks, is copied). Rows with a norm outside [1e-30, 1e30], zero vectors
-among them, have no usable direction and are an error.
+bound; float64 decides among them. Cosines that agree to 1e-12 are a tie, and ties go to the lowest index. It
+needs less than 1 KB a row beyond the features; only bfloat16, which numpy lacks, is copied. Rows with a norm
+outside [1e-30, 1e30], zero vectors among them, have no usable direction and are an error.
 """
 
 import math
@@ -94,20 +94,23 @@ class _Directions:
 
     def single(self, rows: slice) -> Float32[np.ndarray, "_ d"]:
         """Unit vectors to multiply fast."""
-        return self.rows[rows].astype(np.float32) * self.inverse_norm[rows, None].astype(np.float32)
+        return self.rows[rows].astype(np.float32, copy=False) * self.inverse_norm[rows, None].astype(
+            np.float32
+        )
 
     def double(self, rows: slice | Int64[np.ndarray, "r"]) -> Float64[np.ndarray, "_ d"]:
         """Unit vectors to multiply exactly."""
-        return self.rows[rows].astype(np.float64) * self.inverse_norm[rows, None]
+        return self.rows[rows].astype(np.float64, copy=False) * self.inverse_norm[rows, None]
 
     def _norm(self, block: slice) -> Float64[np.ndarray, "_"]:
-        norm = np.linalg.norm(self.rows[block].astype(np.float64), axis=1)
+        norm: np.ndarray = np.linalg.norm(self.rows[block].astype(np.float64, copy=False), axis=1)
         usable = (norm >= 1e-30) & (norm <= 1e30)
         if not usable.all():
             first = int(np.argmin(usable))
             raise ValueRangeError(
-                f"nearest: features must be finite, with norms between 1e-30 and 1e30; row {block.start + first} "
-                f"has the norm {norm[first]:g}. Drop such rows (a zero vector has no direction), or rescale all."
+                f"nearest: features must be finite, with norms between 1e-30 and 1e30; "
+                f"row {block.start + first} has the norm {norm[first]:g}. "
+                f"Drop such rows (a zero vector has no direction), or rescale all."
             )
         return norm
 

@@ -1,0 +1,5 @@
+"""Questions to the model: a probe sees images and writes columns."""
+
+from dubito.probes.forward import Forward
+
+__all__ = ["Forward"]

@@ -1,0 +1,22 @@
+"""Uncertainties from columns alone, one file a family; higher is always more uncertain."""
+
+from dubito.scores.artefact import load_score, save_score
+from dubito.scores.neighbours import Neighbours
+from dubito.scores.registry import SCORES, make_score
+from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
+from dubito.scores.temperature import Temperature
+
+__all__ = [
+    "SCORES",
+    "Cool",
+    "Energy",
+    "Entropy",
+    "Margin",
+    "MaxLogit",
+    "MaxProbability",
+    "Neighbours",
+    "Temperature",
+    "load_score",
+    "make_score",
+    "save_score",
+]

@@ -1,0 +1,79 @@
+"""Saved scores: score.json says which and how, state.safetensors holds learned tensors. Nothing is pickled.
+
+    {"format": 1, "score": "temperature", "settings": {...}, "learned": {"temperature_": 1.3}}
+"""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from dubito.cache.shard import write_file
+from dubito.errors import ArtefactError
+from dubito.scores.registry import SCORES, make_score
+from dubito.types import Json, Score
+
+FORMAT = 1
+_DESCRIPTION, _STATE = "score.json", "state.safetensors"
+
+
+def save_score(score: Score, to: str | Path) -> Path:
+    """Write a score, fitted or not, into a folder."""
+    folder = Path(to)
+    folder.mkdir(parents=True, exist_ok=True)
+    learned = {name: getattr(score, name) for name in score.learned if hasattr(score, name)}
+    tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
+    plain = {name: value for name, value in learned.items() if name not in tensors}
+    write_file(folder / _STATE, save(tensors))
+    described = {"format": FORMAT, **_described(score), "learned": plain}
+    write_file(folder / _DESCRIPTION, (json.dumps(described, sort_keys=True, indent=1) + "\n").encode())
+    return folder
+
+
+def load_score(path: str | Path) -> Score:
+    """Read back what save_score wrote."""
+    folder = Path(path)
+    try:
+        described: Any = json.loads((folder / _DESCRIPTION).read_text())
+        tensors = load_file(folder / _STATE)
+    except FileNotFoundError as error:
+        raise ArtefactError(
+            f"no saved score in '{folder}': {Path(error.filename).name} is not there. Save one with dubito.save_score."
+        ) from error
+    except (ValueError, OSError, SafetensorError) as error:
+        raise ArtefactError(f"saved score in '{folder}' cannot be read ({error}). Save it again.") from error
+    if not isinstance(described, dict) or described.get("format") != FORMAT or described.get("score") not in SCORES:
+        raise ArtefactError(
+            f"saved score in '{folder}' is of a kind that this dubito does not know "
+            f"(format {_get(described, 'format')}, score {_get(described, 'score')}). Update dubito or save it again."
+        )
+    score = _restored(described)
+    for name, value in {**described["learned"], **tensors}.items():
+        if name not in score.learned:
+            raise ArtefactError(f"saved score in '{folder}' holds '{name}', which {score.name} does not learn.")
+        setattr(score, name, value)
+    return score
+
+
+def _described(score: Score) -> Json:
+    settings = {setting.name: getattr(score, setting.name) for setting in fields(score) if setting.init}  # type: ignore[arg-type]
+    return {
+        "score": score.name,
+        "settings": {name: _described(value) if isinstance(value, Score) else value for name, value in settings.items()},
+    }
+
+
+def _restored(described: Json) -> Score:
+    settings = {
+        name: _restored(value) if isinstance(value, dict) and "score" in value else value
+        for name, value in described["settings"].items()
+    }
+    return make_score(described["score"], **settings)
+
+
+def _get(described: Any, key: str) -> Any:
+    return described.get(key) if isinstance(described, dict) else None

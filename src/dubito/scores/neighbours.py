@@ -1,0 +1,88 @@
+"""Distance to the k-th nearest training feature: far from everything the model has seen (Sun et al. 2022).
+
+    u(x) = || z/||z|| - z_(k)/||z_(k)|| ||_2,   z_(k) the k-th nearest of the bank in cosine similarity
+
+Exact search by faiss, batch by batch; the bank is the only thing that is kept.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import faiss
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from jaxtyping import Float
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.table import Table
+from dubito.types import Score
+
+
+def kth_distance(
+    queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int
+) -> Float[Tensor, "n"]:
+    """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
+    similarity, _ = faiss.knn(
+        queries.float().contiguous().numpy(), bank.float().contiguous().numpy(), k, metric=faiss.METRIC_INNER_PRODUCT
+    )
+    return (2 - 2 * torch.from_numpy(similarity[:, -1]).double()).clamp(min=0).sqrt()
+
+
+@final
+@dataclass
+class Neighbours(Score):
+    """The k-th nearest neighbour's distance on normalised features.
+
+    Attributes:
+        k: Which neighbour. One is sensitive to single odd training images, many blur small classes.
+        bank_size: Keep this many rows, drawn at random; None keeps all. A fiftieth often serves as well.
+        seed: Of that draw.
+        bank_: (b, d) normalised features, once fitted.
+    """
+
+    k: int = 10
+    bank_size: int | None = None
+    seed: int = 0
+
+    name = "neighbours"
+    kind = "epistemic"
+    needs = ("feature",)
+    learns_from = ("feature",)
+    learned = ("bank_",)
+
+    def learn(self, table: Table) -> None:
+        """Keep the normalised features."""
+        size = min(self.bank_size or len(table), len(table))
+        if not 1 <= self.k <= size:
+            raise TableError(
+                f"neighbours.fit: k must be between 1 and the bank's {size} rows; {self.k} came. "
+                f"Fit on more images or choose a smaller k."
+            )
+        keep = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))[:size].sort().values
+        bank = torch.empty(size, table.shape("feature")[1])
+        start = 0
+        for rows in keep.split(8192):
+            bank[start : start + len(rows)] = _normalised(table.select("feature").rows(rows).feature, "fit")
+            start += len(rows)
+        self.bank_ = bank
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """The distance of every row."""
+        feature = batch.feature
+        if feature.shape[1] != self.bank_.shape[1]:
+            raise TableError(
+                f"neighbours.score: features must be {self.bank_.shape[1]} wide, as in fit; "
+                f"{feature.shape[1]} came in {batch.name}. Score a table of the same model."
+            )
+        return kth_distance(_normalised(feature, "score"), self.bank_, self.k)
+
+
+def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"]:
+    norm = feature.norm(dim=-1)
+    if not bool(torch.isfinite(norm).all()) or bool((norm == 0).any()):
+        raise ValueRangeError(
+            f"neighbours.{verb}: features must be finite and not all zero; row "
+            f"{int((~torch.isfinite(norm) | (norm == 0)).nonzero()[0, 0])} of the batch is not. Look at that image's feature."
+        )
+    return F.normalize(feature.float(), dim=-1)

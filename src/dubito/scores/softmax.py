@@ -1,0 +1,145 @@
+"""Uncertainties of the softmax family: functions of one row of logits, nothing to learn.
+
+    max_probability  -max_y p_y                     cool    H(softmax(0.1 logits))
+    entropy          H(p) = -sum_y p_y log p_y      margin  -(p_(1) - p_(2)), the two largest
+    max_logit        -max_y logit_y                 energy  -T log sum_y exp(logit_y / T)
+
+with p = softmax(logits). U_max, U_entropy and U_cool are those of Pearce et al. 2021 (arXiv 2106.04972, section 2 and the
+cooling experiment), where scaling the features scales the logits apart from the bias; max_logit is Hendrycks et al. 2022,
+energy Liu et al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dubito.errors import ValueRangeError
+from dubito.table import Table
+from dubito.types import Score
+
+
+def max_probability(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
+    """-max p, in [-1, -1/c]."""
+    return -logits.double().softmax(-1).amax(-1)
+
+
+def entropy(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
+    """H(p) in nats, in [0, log c]."""
+    log_p = logits.double().log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1)
+
+
+def margin(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
+    """Minus the gap between the two largest probabilities, in [-1, 0]."""
+    if logits.shape[-1] < 2:
+        raise ValueRangeError(f"margin needs at least two classes; logits of shape {tuple(logits.shape)} came.")
+    top = logits.double().softmax(-1).topk(2, dim=-1).values
+    return top[..., 1] - top[..., 0]
+
+
+def max_logit(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
+    """-max logit."""
+    return -logits.double().amax(-1)
+
+
+def energy(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tensor, "n"]:
+    """-T logsumexp(logits / T)."""
+    return -temperature * (logits.double() / temperature).logsumexp(-1)
+
+
+@final
+@dataclass
+class MaxProbability(Score):
+    """The baseline everybody knows: one minus the confidence, up to a constant."""
+
+    name = "max_probability"
+    kind = "total"
+    needs = ("logit",)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """-max p."""
+        return max_probability(batch.logit)
+
+
+@final
+@dataclass
+class Entropy(Score):
+    """The entropy of the predicted distribution."""
+
+    name = "entropy"
+    kind = "total"
+    needs = ("logit",)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """H(p)."""
+        return entropy(batch.logit)
+
+
+@final
+@dataclass
+class Cool(Score):
+    """The entropy after cooling the logits, which undoes saturation.
+
+    Attributes:
+        scale: Multiplies the logits; 0.1 in the paper.
+    """
+
+    scale: float = 0.1
+
+    name = "cool"
+    kind = "total"
+    needs = ("logit",)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """H(softmax(scale * logits))."""
+        return entropy(self.scale * batch.logit.double())
+
+
+@final
+@dataclass
+class Margin(Score):
+    """How close the second class comes."""
+
+    name = "margin"
+    kind = "total"
+    needs = ("logit",)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """Second largest minus largest probability."""
+        return margin(batch.logit)
+
+
+@final
+@dataclass
+class MaxLogit(Score):
+    """The largest logit, whose size softmax throws away."""
+
+    name = "max_logit"
+    kind = "epistemic"
+    needs = ("logit",)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """-max logit."""
+        return max_logit(batch.logit)
+
+
+@final
+@dataclass
+class Energy(Score):
+    """The free energy of the logits: a smooth max_logit.
+
+    Attributes:
+        temperature: T; one in the paper.
+    """
+
+    temperature: float = 1.0
+
+    name = "energy"
+    kind = "epistemic"
+    needs = ("logit",)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """-T logsumexp(logits / T)."""
+        return energy(batch.logit, self.temperature)

@@ -1,0 +1,99 @@
+"""Temperature scaling: one number T, fitted on labels, that makes the softmax honest; any softmax score on top of it.
+
+    T = argmin_T  mean_i  -log softmax(logits_i / T)[label_i]          (Guo et al. 2017)
+
+In b = 1/T the mean loss is convex: its slope is mean(E_p[logit] - logit_label), its curvature mean(Var_p[logit]), so a
+Newton step kept inside a shrinking bracket finds the minimum; the table is streamed, never held.
+"""
+
+from dataclasses import dataclass, field
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.scores.softmax import MaxProbability
+from dubito.table import Table
+from dubito.types import Score
+
+_SMALLEST, _LARGEST = 1e-3, 1e3
+
+
+def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -> float:
+    """The T that minimises the mean negative log-likelihood of the labels."""
+    low, high, b = 1 / _LARGEST, 1 / _SMALLEST, 1.0
+    for _ in range(steps):
+        slope, curvature = _derivatives(table, b)
+        low, high = (low, b) if slope > 0 else (b, high)
+        newton = b - slope / curvature if curvature > 0 else low
+        following = newton if low < newton < high else (low * high) ** 0.5
+        if abs(following - b) <= tolerance * b:
+            break
+        b = following
+    if not 2 / _LARGEST < b < 0.5 / _SMALLEST:
+        raise ValueRangeError(
+            f"temperature.fit: the likelihood of {len(table)} labels in {table.name} grows without end towards "
+            f"T = {'0' if b > 1 else 'infinity'}, as when every label is predicted right (or none better than chance). "
+            f"Fit on held-out data with a few errors."
+        )
+    return 1 / b
+
+
+@final
+@dataclass
+class Temperature(Score):
+    """A softmax score of temperature-scaled logits.
+
+    Attributes:
+        score_of: The score that is computed from logits / T.
+        temperature_: T, once fitted; above one when the model is over-confident.
+    """
+
+    score_of: Score = field(default_factory=MaxProbability)
+
+    name = "temperature"
+    needs = ("logit",)
+    learns_from = ("logit", "label")
+    learned = ("temperature_",)
+
+    def __post_init__(self) -> None:
+        if self.score_of.needs != ("logit",) or self.score_of.learned:
+            raise TableError(
+                f"temperature: score_of must be a score of logits alone; {self.score_of.name} needs "
+                f"{', '.join(self.score_of.needs)}. Use one of the softmax family."
+            )
+        self.kind = self.score_of.kind
+
+    def learn(self, table: Table) -> None:
+        """Fit T on the labels."""
+        if table.label_space != "model":
+            raise TableError(
+                f"temperature.fit needs labels of the model's own classes; those of {table.name} are another set's. "
+                f"Fit on images of the classes that the model was trained for."
+            )
+        self.temperature_ = fit_temperature(table)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """The inner score at logits / T."""
+        return self.score_of.rows(batch.extended(logit=batch.logit.double() / self.temperature_))
+
+
+def _derivatives(table: Table, b: float) -> tuple[float, float]:
+    """First and second derivative of the mean loss at b."""
+    slope = curvature = 0.0
+    for batch in table.batches("logit", "label"):
+        first, second = _derivatives_of(batch.logit, batch.label, b)
+        slope += float(first.sum()) / len(table)
+        curvature += float(second.sum()) / len(table)
+    return slope, curvature
+
+
+def _derivatives_of(
+    logits: Float[Tensor, "n c"], labels: Int[Tensor, "n"], b: float
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    logits = logits.double()
+    p = (b * logits).softmax(-1)
+    mean = (p * logits).sum(-1)
+    variance = (p * (logits - mean[:, None]).square()).sum(-1)
+    return mean - logits.gather(-1, labels[:, None])[:, 0], variance

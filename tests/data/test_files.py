@@ -1,0 +1,121 @@
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dubito.data.files import FileImages, open_folder
+from dubito.errors import BrokenImageError, ImagesError
+from dubito.types import Images
+
+
+def test_class_folders_sorted_and_nested(folder):
+    images = open_folder(folder({"dog/2.png": "red", "cat/deep/1.png": "lime", "cat/0.png": "blue"}))
+    assert isinstance(images, Images)
+    assert images.ids == ["cat/0.png", "cat/deep/1.png", "dog/2.png"]
+    assert images.labels is not None
+    assert images.labels.tolist() == [0, 0, 1]
+    assert images.classes == ("cat", "dog")
+    assert [images.read(i).getpixel((0, 0)) for i in range(3)] == [(0, 0, 255), (0, 255, 0), (255, 0, 0)]
+
+
+def test_flat(folder):
+    images = open_folder(folder({"b.png": "red", "a.png": "lime"}))
+    assert (images.ids, images.labels, images.classes) == (["a.png", "b.png"], None, None)
+
+
+def test_images_beside_class_folders_mean_no_labels(folder):
+    images = open_folder(folder({"cat/1.png": "red", "dog/2.png": "red", "cover.png": "lime"}))
+    assert (len(images), images.labels) == (3, None)
+
+
+def test_hidden_and_other_files_are_passed_over(folder):
+    root = folder({"a.png": "red", ".b.png": "red", "__MACOSX/a.png": "red", ".git/a.png": "red", "a.txt": b"x"})
+    assert open_folder(root).ids == ["a.png"]
+
+
+def test_links_are_followed_but_not_in_circles(folder):
+    root = folder({"cat/1.png": "red", "dog/2.png": "lime"})
+    (root / "dog" / "back").symlink_to(root)
+    (root / "fox").symlink_to(root / "dog")
+    (root / "gone.png").symlink_to(root / "nowhere.png")
+    assert open_folder(root).ids == [
+        "cat/1.png",
+        "dog/2.png",
+        "fox/2.png",
+        "gone.png",
+    ]
+
+
+def test_empty_folder(tmp_path: Path):
+    with pytest.raises(ImagesError, match=r"folder '.*' must hold images; it is empty\. Check the path"):
+        open_folder(tmp_path)
+
+
+def test_folder_without_images(folder):
+    with pytest.raises(ImagesError, match=r"must hold images \(.*\); 2 other files came, with endings '\.csv', '\.txt'\."):
+        open_folder(folder({"a.txt": b"x", "deep/b.csv": b"x"}))
+
+
+def test_a_broken_file_is_named_with_its_path(folder):
+    root = folder({"cat/1.jpg": b"", "dog/1.png": "red"})
+    with pytest.raises(BrokenImageError, match=rf"image '{root}/cat/1\.jpg' must be an image file; it has 0 bytes"):
+        open_folder(root).read(0)
+
+
+FILES: dict[str, str | bytes] = {"a.png": "red", "b.png": "lime", "c.png": b"broken"}
+
+
+def test_digest_knows_contents_names_and_order_but_no_place(folder):
+    root = folder(FILES)
+    images = open_folder(root)
+    digest = images.digest()
+    assert len(digest) == 32
+    assert open_folder(root).digest() == digest
+    assert open_folder(folder(FILES, "copy")).digest() == digest
+    assert FileImages(root, images.ids[::-1]).digest() != digest
+    assert images.digest_rows([2, 1, 0]) == FileImages(root, images.ids[::-1]).digest()
+    (root / "c.png").write_bytes(b"brokem")
+    assert images.digest() != digest
+    (root / "c.png").write_bytes(b"broken")
+    assert images.digest() == digest
+    (root / "c.png").rename(root / "d.png")
+    assert open_folder(root).digest() != digest
+
+
+def test_digest_of_a_file_larger_than_a_block(folder):
+    large = bytes(3 << 20)
+    first = open_folder(folder({"a.png": large}, "one")).digest()
+    assert open_folder(folder({"a.png": large[:-1] + b"x"}, "two")).digest() != first
+
+
+def test_digest_of_a_file_that_went_away(folder):
+    root = folder(FILES)
+    images = open_folder(root)
+    before = images.digest()
+    (root / "a.png").unlink()
+    assert images.digest() != before
+
+
+def test_pickling_sends_paths_only(folder):
+    root = folder({"a.png": os.urandom(100_000), "b.png": "red"})
+    images = open_folder(root)
+    data = pickle.dumps(images)
+    assert len(data) < 1000
+    copy = pickle.loads(data)  # noqa: S301 (our own bytes)
+    assert (copy.ids, copy.digest()) == (images.ids, images.digest())
+    assert copy.read(1).getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_names_that_are_no_utf8(folder):
+    root = folder({"a.png": "red"})
+    odd = os.fsencode(root) + b"/caf\xe9.png"
+    try:
+        shutil.copy(root / "a.png", odd)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    images = open_folder(root)
+    assert len(images) == 2
+    assert images.read(1).getpixel((0, 0)) == (255, 0, 0)
+    assert len(images.digest()) == 32
