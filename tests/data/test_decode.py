@@ -215,7 +215,8 @@ def test_newer_formats(kind: str):
 
 def test_lab_is_read_by_its_meaning():
     # L = 255 (100 %), a = b = 128 (0) is white.
-    assert to_rgb(Image.new("LAB", (2, 2), (255, 128, 128)), "lab").getpixel((0, 0)) == (255, 255, 255)
+    white = to_rgb(Image.new("LAB", (2, 2), (255, 128, 128)), "lab")
+    assert np.asarray(white).min() >= 253
 
 
 def test_zero_bytes():

@@ -69,7 +69,7 @@ class ArrayImages(ImageSet):
             )
         given = inputs if images is None else images
         self._mapped = given if isinstance(given, Mapped) else None
-        self._rows = _as_array(given)
+        self._rows = _as_array(given, name)
         self._ready = images is None
         check = _check_inputs if self._ready else _check_images
         check(self._rows, name)
@@ -89,7 +89,7 @@ class ArrayImages(ImageSet):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._rows = _as_array(self._mapped or state["_rows"])
+        self._rows = _as_array(self._mapped or state["_rows"], self.name)
 
     def read(self, index: int) -> Image.Image | Tensor:
         """One RGB image, or one input tensor."""
@@ -109,14 +109,18 @@ def position_ids(n: int) -> tuple[str, ...]:
     return tuple(f"{i:0{width}}" for i in range(n))
 
 
-def _as_array(given: Array | Tensor | Mapped | None) -> Array:
+def _as_array(given: Array | Tensor | Mapped | None, name: str) -> Array:
     if isinstance(given, Mapped):
         return given.open()
+    if isinstance(given, Tensor) and given.dtype == torch.bfloat16:
+        raise ImagesError(
+            f"inputs of {name} must have a type that numpy has too; {given.dtype} came. Give inputs.float()."
+        )
     return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
 
 
 def _shareable(rows: Array) -> Array | Tensor:
-    return torch.from_numpy(rows) if rows.flags.writeable else rows
+    return torch.from_numpy(rows) if rows.flags.writeable and rows.flags.c_contiguous else rows
 
 
 def _check_images(rows: Array, name: str) -> None:

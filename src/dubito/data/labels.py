@@ -32,19 +32,17 @@ Labels = str | Path | Mapping[Any, Any] | LabelValues
 
 def with_labels(images: Images, labels: Labels) -> Labelled:
     """The images with labels from a CSV file, a mapping, or a sequence of equal length."""
-    what, values = "labels", labels
     if isinstance(labels, (str, Path)):
         what = f"labels file '{labels}'"
-        values = _match(_read(Path(labels), what), images, what)
-    elif isinstance(labels, Mapping):
-        values = _match({str(key): value for key, value in labels.items()}, images, what)
-    elif len(labels) != len(images):
+        return _by_key(images, _read(Path(labels), what), what)
+    if isinstance(labels, Mapping):
+        return _by_key(images, {str(key): value for key, value in labels.items()}, "labels")
+    if len(labels) != len(images):
         raise ImagesError(
             f"labels must be one an image; {len(labels)} labels came for the {len(images)} images of "
             f"'{images.name}'. Give them in the order of images.ids, or as a mapping from id to label."
         )
-    numbers, classes = to_labels(values, what)
-    return Labelled(images, numbers, classes or (images.classes if images.labels is None else None))
+    return _labelled(images, *to_labels(labels, "labels"))
 
 
 def to_labels(values: Any, what: str) -> tuple[Int[Tensor, "n"], tuple[str, ...] | None]:
@@ -83,6 +81,17 @@ def to_labels(values: Any, what: str) -> tuple[Int[Tensor, "n"], tuple[str, ...]
     return torch.tensor([number[text] for text in texts]), classes
 
 
+def _by_key(images: Images, labels: Mapping[str, Any], what: str) -> Labelled:
+    # Class names are numbered over all keys, so that subsets with one file of labels agree on the numbers.
+    numbers, classes = to_labels(list(labels.values()), what)
+    number_of = dict(zip(labels, numbers.tolist(), strict=True))
+    return _labelled(images, torch.tensor(_match(number_of, images, what)), classes)
+
+
+def _labelled(images: Images, numbers: Int[Tensor, "n"], classes: tuple[str, ...] | None) -> Labelled:
+    return Labelled(images, numbers, classes or (images.classes if images.labels is None else None))
+
+
 def _read(path: Path, what: str) -> dict[str, str]:
     """The first column as keys, the column `label` or else the second as values."""
     if not path.is_file():
@@ -104,29 +113,30 @@ def _read(path: Path, what: str) -> dict[str, str]:
     return dict(zip(keys, table.column(1 if column is None else column), strict=True))
 
 
-def _match(labels: Mapping[str, Any], images: Images, what: str) -> list[Any]:
+def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:
     """The label of each image in order, by the first way of naming that fits all."""
-    fewest: list[str] | None = None
-    repeated: list[str] = []
+    fewest: Sequence[str] = images.ids
+    clashing: list[str] = []
     for naming in (_itself, _file_name, _stem, _number):
         names = [naming(key) for key in images.ids]
-        found = {naming(key): value for key, value in labels.items()}
-        missing = [key for key, name in zip(images.ids, names, strict=True) if name not in found]
-        if not missing and len(found) == len(labels) and len(set(names)) == len(names):
-            return [found[name] for name in names]
-        if not missing:
-            repeated = [name for name, count in Counter(names).items() if count > 1]
-        elif fewest is None or len(missing) < len(fewest):
-            fewest = missing
-    if repeated or not fewest:
+        keys = Counter(naming(key) for key in labels)
+        missing = [key for key, name in zip(images.ids, names, strict=True) if name not in keys]
+        fewest = min(fewest, missing, key=len)
+        if missing:
+            continue
+        clashing = [name for name, count in Counter(names).items() if count > 1 or keys[name] > 1]
+        if not clashing:
+            label = {naming(key): value for key, value in labels.items()}
+            return [label[name] for name in names]
+    if clashing:
         raise ImagesError(
-            f"{what} must tell the images of '{images.name}' apart; {len(repeated)} names stand for several "
-            f"images: {some(repeated)}. Use full ids such as '{images.ids[0]}'."
+            f"{what} must tell the images of '{images.name}' apart; {len(clashing)} names stand for several "
+            f"images or labels: {some(clashing)}. Use full ids such as '{images.ids[0]}'."
         )
     raise ImagesError(
-        f"{what} must have a label for each of the {len(images)} images of '{images.name}'; {len(fewest)} "
-        f"have none under their id, file name, stem or number: {some(fewest)} "
-        f"(it names {some(list(labels), 2)}). Add them, or open only the labelled images."
+        f"{what} must have a label for each of the {len(images)} images of '{images.name}'; {len(fewest)} have "
+        f"none under their id, file name, stem or number: {some(fewest)} (it names {some(list(labels), 2)}). "
+        f"Add them, or open only the labelled images."
     )
 
 

@@ -6,9 +6,10 @@ that any number of worker processes share one copy. Compressed ones (`numpy.save
 into memory once, when the file is opened. Pickled objects are never loaded.
 """
 
+import math
 import struct
 import zipfile
-from collections.abc import Mapping
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,22 @@ from dubito.data.image_set import some
 from dubito.errors import ImagesError
 
 _PIXELS = ("images", "inputs")
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def open_npz(path: Path, part: str | None = None) -> ArrayImages:
     """The images of an .npz file, or of one part of it."""
     name = str(path) if part is None else f"{path}#{part}"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, Mapping):
-                raise ValueError(f"it holds one array, not named ones ({type(file).__name__})")
-            keys = list(file)
-            prefix, pixels = _choose(keys, part, name)
-            small = {key: file[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in keys}
-            rows = _mapped(path, prefix + pixels) or file[prefix + pixels]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(path) as archive:
+            infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            prefix, pixels = _choose(list(infos), part, name)
+            found = {
+                key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos
+            }
+            small = {key: _load(archive, info) for key, info in found.items()}
+            rows = _mapped(path, infos[prefix + pixels]) or _load(archive, infos[prefix + pixels])
+    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ImagesError(
             f"'{name}' must be an .npz file of plain arrays; opening it gave: {error}. "
             f"Write it with numpy.savez(path, images=..., labels=...)."
@@ -63,7 +66,7 @@ def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
     parts = sorted({before.removesuffix("_") for before, _ in found if before})
     wanted = "images or inputs" if prefix is None else f"{prefix}images or {prefix}inputs"
     choices = some([f"{name.partition('#')[0]}#{key}" for key in parts])
-    repair = f"Say which part: {choices}." if parts else "Rename the arrays."
+    repair = f"Say which part: {choices}." if parts else "Rename the arrays, or leave one out."
     raise ImagesError(f"'{name}' must have one key {wanted}; it has the keys {some(keys, 8)}. {repair}")
 
 
@@ -71,23 +74,26 @@ def _texts(values: Array | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(str(value) for value in values.tolist())
 
 
-def _mapped(path: Path, key: str) -> Mapped | None:
+def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    with archive.open(info) as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return array
+
+
+def _mapped(path: Path, info: zipfile.ZipInfo) -> Mapped | None:
     """Where an array lies in the file, or None if it is compressed, empty or has an unusual header."""
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(f"{key}.npy")
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     with path.open("rb") as file:
         # The local header repeats the name and may have other extra bytes than the archive's directory.
         file.seek(info.header_offset + 26)
         file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
+        start = file.tell()
+        header = _HEADERS.get(np.lib.format.read_magic(file))
+        if header is None:
             return None
-        header = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
         shape, fortran, dtype = header(file)
-        if dtype.hasobject or 0 in shape:
+        size = file.tell() - start + math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or 0 in shape or size != info.file_size:
             return None
         return Mapped(path, file.tell(), shape, dtype.str, fortran)

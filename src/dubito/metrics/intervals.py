@@ -110,8 +110,8 @@ def _draw(summary: Metric, columns: list[Tensor], rng: np.random.Generator) -> f
         if math.isfinite(value):
             return value
     raise TableError(
-        f"interval: the metric was undefined in {_ATTEMPTS} resamples of the {n} rows in a row. "
-        f"It needs more rows, or more rows of its rarer class."
+        f"interval needs a metric that is defined on resamples; {_ATTEMPTS} resamples of the {n} rows in "
+        f"succession were not. Give it more rows, or more rows of the rarer class."
     )
 
 

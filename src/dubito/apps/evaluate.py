@@ -1,0 +1,234 @@
+"""How good are these uncertainties on this table? Every score by every metric that the columns allow, with intervals.
+
+    error AUROC, AURC, excess AURC, AUGRC   do wrong predictions come out more uncertain?     needs logit, label
+    R-AUROC                                 do bad neighbours come out more uncertain?        needs feature, label
+    OOD AUROC, AP, FPR95                    do foreign images come out more uncertain?        needs a second table
+    µs / image                              what the score costs, given its columns
+
+Beside them stand the model's own accuracy, NLL, Brier score, ECE and Recall@1.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dubito import metrics
+from dubito.errors import TableError
+from dubito.metrics import Array, Interval
+from dubito.table import Table, to_tensor
+from dubito.types import Json, Score, finite
+
+TITLES = {
+    "error_auroc": "error AUROC",
+    "aurc": "AURC",
+    "excess_aurc": "excess AURC",
+    "augrc": "AUGRC",
+    "r_auroc": "R-AUROC",
+    "ood_auroc": "OOD AUROC",
+    "ood_average_precision": "OOD AP",
+    "ood_fpr95": "OOD FPR95",
+    "accuracy": "accuracy",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "recall_at_1": "Recall@1",
+}
+
+
+def evaluate(
+    scores: Mapping[str, Array | Score],
+    table: Table,
+    *,
+    ood: Table | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> "Evaluation":
+    """Every score by every metric that the table's columns allow.
+
+    Args:
+        scores: By name: uncertainties (n,) of the table's rows, or fitted scores, whose cost is then measured.
+        table: Images of the classes that the model knows.
+        ood: Images that it does not know: needs scores, not arrays.
+        confidence: Of the bootstrap intervals.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+
+    >>> table = Table(logit=[[3.0, 0.0], [0.2, 0.0], [0.0, 0.1], [0.0, 2.0]], label=[0, 1, 0, 1])
+    >>> from dubito.scores import MaxProbability
+    >>> evaluate({"max_probability": MaxProbability()}, table, resamples=50)["max_probability"]["error_auroc"].value
+    1.0
+    """
+    bootstrap = partial(metrics.interval, confidence=confidence, resamples=resamples, seed=seed)
+    truth = _Truth.of(table)
+    found = Evaluation(name=table.name, rows=len(table), model=truth.of_model(bootstrap))
+    for name, score in scores.items():
+        u, seconds = _uncertainty(name, score, table)
+        found.scores[name] = truth.of_score(u, bootstrap)
+        if ood is not None:
+            found.scores[name] |= _foreign(name, score, u, ood, bootstrap)
+        found.microseconds[name] = None if seconds is None else 1e6 * seconds / len(table)
+    return found
+
+
+@final
+@dataclass
+class Evaluation:
+    """A table of scores by metrics: print it, index it by score and metric, or take it as JSON.
+
+    Attributes:
+        name: The evaluated table.
+        rows: How many images it has.
+        model: The model's own metrics.
+        scores: By score and metric, the value and its interval.
+        microseconds: What each score costs an image; None for arrays, whose making was not seen.
+    """
+
+    name: str
+    rows: int
+    model: dict[str, Interval]
+    scores: dict[str, dict[str, Interval]] = field(default_factory=dict)
+    microseconds: dict[str, float | None] = field(default_factory=dict)
+
+    def __getitem__(self, score: str) -> dict[str, Interval]:
+        return self.scores[score]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that could be computed, in their usual order."""
+        return [key for key in TITLES if any(key in row for row in self.scores.values())]
+
+    def to_json(self) -> Json:
+        """Plain numbers."""
+        return {
+            "table": self.name,
+            "rows": self.rows,
+            "model": {key: value._asdict() for key, value in self.model.items()},
+            "scores": {
+                name: {key: value._asdict() for key, value in row.items()} | {"microseconds": self.microseconds[name]}
+                for name, row in self.scores.items()
+            },
+        }
+
+    def lines(self) -> list[list[str]]:
+        """A header and one line a score, as text cells."""
+        header = ["score", *(TITLES[key] for key in self.metrics), "µs / image"]
+        body = [
+            [name, *(_cell(row.get(key)) for key in self.metrics), _cost(self.microseconds[name])]
+            for name, row in self.scores.items()
+        ]
+        return [header, *body]
+
+    def __str__(self) -> str:
+        lines = self.lines()
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        model = "  ".join(f"{TITLES[key]} {_cell(value)}" for key, value in self.model.items())
+        return "\n".join([f"{self.name}: {self.rows} images" + (f"  {model}" if model else ""), *text])
+
+
+@dataclass
+class _Truth:
+    """What is known of a table's rows, computed once for all scores."""
+
+    wrong: Bool[Tensor, "n"] | None = None
+    strange: Bool[Tensor, "n"] | None = None
+    confidence: Float[Tensor, "n"] | None = None
+    nll: Float[Tensor, "n"] | None = None
+    brier: Float[Tensor, "n"] | None = None
+
+    @classmethod
+    def of(cls, table: Table) -> "_Truth":
+        truth = cls()
+        if "label" not in table:
+            return truth
+        if "logit" in table and table.label_space == "model":
+            parts = [_row_values(batch) for batch in table.batches("logit", "label")]
+            truth.wrong, truth.confidence, truth.nll, truth.brier = map(torch.cat, zip(*parts, strict=True))
+        if "feature" in table and len(table) > 1:
+            truth.strange = ~metrics.neighbour_matches(table.feature, table.label)
+        return truth
+
+    def of_model(self, bootstrap: Any) -> dict[str, Interval]:
+        found = {}
+        if self.wrong is not None:
+            found["accuracy"] = bootstrap(_mean, (~self.wrong).double())
+            found["nll"] = bootstrap(_mean, self.nll)
+            found["brier"] = bootstrap(_mean, self.brier)
+            found["ece"] = bootstrap(metrics.ece, self.confidence, ~self.wrong)
+        if self.strange is not None:
+            found["recall_at_1"] = bootstrap(_mean, (~self.strange).double())
+        return found
+
+    def of_score(self, u: Float[Tensor, "n"], bootstrap: Any) -> dict[str, Interval]:
+        found = {}
+        if self.wrong is not None:
+            if _both(self.wrong):
+                found["error_auroc"] = bootstrap(metrics.auroc, u, self.wrong)
+            errors = self.wrong.double()
+            found["aurc"] = bootstrap(metrics.aurc, u, errors)
+            found["excess_aurc"] = bootstrap(metrics.excess_aurc, u, errors)
+            found["augrc"] = bootstrap(metrics.augrc, u, errors)
+        if self.strange is not None and _both(self.strange):
+            found["r_auroc"] = bootstrap(metrics.auroc, u, self.strange)
+        return found
+
+
+def _row_values(batch: Table) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logit, label = batch.logit, batch.label
+    return (
+        ~metrics.correct(logit, label),
+        metrics.confidence(logit),
+        metrics.nll_per_row(logit, label),
+        metrics.brier_per_row(logit, label),
+    )
+
+
+def _uncertainty(name: str, score: Array | Score, table: Table) -> tuple[Float[Tensor, "n"], float | None]:
+    if isinstance(score, Score):
+        start = time.perf_counter()
+        return score.score(table), time.perf_counter() - start
+    u = finite(to_tensor(score, f"evaluate: score '{name}'").double(), f"evaluate: score '{name}'")
+    if u.shape != (len(table),):
+        raise TableError(
+            f"evaluate: score '{name}' must have one value a row of {table.name}, ({len(table)},); "
+            f"{tuple(u.shape)} came. Score the same table."
+        )
+    return u, None
+
+
+def _foreign(name: str, score: Array | Score, u: Tensor, ood: Table, bootstrap: Any) -> dict[str, Interval]:
+    if not isinstance(score, Score):
+        raise TableError(
+            f"evaluate: with ood=..., '{name}' must be a fitted score, so that the foreign table can be scored too; "
+            f"an array came. Pass the score itself."
+        )
+    both = torch.cat([u, score.score(ood)])
+    foreign = torch.arange(len(both)) >= len(u)
+    return {
+        "ood_auroc": bootstrap(metrics.auroc, both, foreign),
+        "ood_average_precision": bootstrap(metrics.average_precision, both, foreign),
+        "ood_fpr95": bootstrap(metrics.fpr_at_tpr, both, foreign),
+    }
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())
+
+
+def _both(flags: Bool[Tensor, "n"]) -> bool:
+    return bool(flags.any()) and not bool(flags.all())
+
+
+def _cell(value: Interval | None) -> str:
+    return "-" if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def _cost(microseconds: float | None) -> str:
+    return "-" if microseconds is None else f"{microseconds:.1f}"

@@ -1,0 +1,156 @@
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dubito.data.arrays import ArrayImages, position_ids
+from dubito.errors import ImagesError
+from dubito.types import Images
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
+
+
+def test_pixels_are_read_as_rgb_images():
+    images = ArrayImages(images=PIXELS, labels=[2, 0, 1])
+    assert isinstance(images, Images)
+    assert images.ids == ("000000", "000001", "000002")
+    assert images.labels is not None
+    assert images.labels.tolist() == [2, 0, 1]
+    for i in range(3):
+        image = images.read(i)
+        assert isinstance(image, Image.Image)
+        np.testing.assert_array_equal(np.asarray(image), PIXELS[i])
+
+
+def test_grey_pixels_become_rgb():
+    image = ArrayImages(images=torch.from_numpy(PIXELS[..., 0])).read(2)
+    assert isinstance(image, Image.Image)
+    np.testing.assert_array_equal(np.asarray(image), np.repeat(PIXELS[2, :, :, :1], 3, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_float_inputs_are_read_as_they_are(dtype):
+    inputs = np.random.default_rng(0).normal(size=(3, 3, 4, 4)).astype(dtype)
+    read = ArrayImages(inputs=inputs).read(1)
+    assert isinstance(read, Tensor)
+    np.testing.assert_array_equal(read.numpy(), inputs[1])
+    assert read.numpy().dtype == dtype
+
+
+def test_uint8_inputs_stay_uint8_with_channels_last():
+    read = ArrayImages(inputs=PIXELS).read(1)
+    assert isinstance(read, Tensor)
+    assert (read.dtype, tuple(read.shape)) == (torch.uint8, (4, 5, 3))
+
+
+def test_reading_gives_a_copy():
+    inputs = torch.zeros(2, 3)
+    read = ArrayImages(inputs=inputs).read(0)
+    assert isinstance(read, Tensor)
+    read += 1
+    assert inputs.sum() == 0
+
+
+def test_a_tensor_with_a_graph_is_taken():
+    read = ArrayImages(inputs=torch.ones(2, 3, requires_grad=True)).read(0)
+    assert isinstance(read, Tensor)
+    assert not read.requires_grad
+
+
+def test_class_names_as_labels():
+    images = ArrayImages(images=PIXELS, labels=["b", "a", "b"])
+    assert images.labels is not None
+    assert (images.labels.tolist(), images.classes) == ([1, 0, 1], ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "repair"),
+    [
+        ((2, 3, 8, 8), r"Give images\.transpose\(0, 2, 3, 1\)\."),
+        ((2, 8, 8, 1), r"Give images\[\.\.\., 0\]\."),
+        ((2, 8, 8, 4), r"Give images\[\.\.\., :3\]\."),
+        ((2, 8, 8, 5), r"Put channels last\."),
+    ],
+)
+def test_pixels_of_another_shape(shape, repair):
+    with pytest.raises(
+        ImagesError, match=rf"must be uint8 pixels of shape \(n,h,w,3\) or \(n,h,w\); uint8 of shape .* came\. {repair}"
+    ):
+        ArrayImages(images=np.zeros(shape, np.uint8))
+
+
+def test_float_pixels():
+    with pytest.raises(ImagesError, match=r"float32 of shape \(2, 8, 8, 3\) came\. Convert to uint8 0\.\.255, or give model"):
+        ArrayImages(images=np.zeros((2, 8, 8, 3), np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.zeros((2, 3, 8, 8), np.uint8), np.zeros((2, 3), np.int64), np.zeros(2)])
+def test_inputs_of_another_kind(bad):
+    with pytest.raises(
+        ImagesError, match=r"inputs of images in memory must be floats of shape \(n,\.\.\.\) or uint8 of shape \(n,h,w,3\); "
+    ):
+        ArrayImages(inputs=bad)
+
+
+def test_bfloat16_has_no_numpy_form():
+    with pytest.raises(ImagesError, match=r"inputs of images in memory must .*; torch\.bfloat16 came\. Give inputs\.float\(\)"):
+        ArrayImages(inputs=torch.zeros(2, 3, dtype=torch.bfloat16))
+
+
+def test_neither_or_both():
+    with pytest.raises(ImagesError, match=r"must be images \(.*\) or inputs \(.*\); neither came\. Give one of the two"):
+        ArrayImages()
+    with pytest.raises(ImagesError, match="both came"):
+        ArrayImages(images=PIXELS, inputs=PIXELS)
+
+
+def test_ids_of_another_length():
+    with pytest.raises(ImagesError, match="ids of images in memory must be one an image; 2 ids came for 3 images"):
+        ArrayImages(images=PIXELS, ids=["a", "b"])
+
+
+def test_no_images():
+    with pytest.raises(ImagesError, match="must hold at least one image; none came"):
+        ArrayImages(images=PIXELS[:0])
+
+
+def test_digest():
+    digest = ArrayImages(images=PIXELS).digest()
+    assert ArrayImages(images=torch.from_numpy(PIXELS), name="other", labels=[0, 1, 2]).digest() == digest
+    changed = PIXELS.copy()
+    changed[1, 2, 3, 0] ^= 1
+    assert ArrayImages(images=changed).digest() != digest
+    assert ArrayImages(images=PIXELS[::-1]).digest() != digest
+    assert ArrayImages(images=PIXELS, ids=["a", "b", "c"]).digest() != digest
+
+
+def test_pickling():
+    for images in (ArrayImages(images=PIXELS), ArrayImages(images=PIXELS[::-1]), ArrayImages(inputs=torch.ones(3, 2))):
+        copy = pickle.loads(pickle.dumps(images))  # noqa: S301 (our own bytes)
+        assert copy.digest() == images.digest()
+
+
+def test_a_read_only_array_is_taken_and_pickled():
+    frozen = PIXELS.copy()
+    frozen.setflags(write=False)
+    images = ArrayImages(images=frozen)
+    assert pickle.loads(pickle.dumps(images)).digest() == images.digest()  # noqa: S301 (our own bytes)
+
+
+def test_workers_get_large_arrays_through_shared_memory():
+    images = ArrayImages(images=np.zeros((100, 100, 100, 3), np.uint8))
+    buffer = io.BytesIO()
+    ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(images)
+    assert buffer.tell() < 10_000
+
+
+def test_position_ids_sort_as_numbers():
+    ids = position_ids(1_000_001)
+    assert ids[:2] == ("0000000", "0000001")
+    assert sorted(ids) == list(ids)
+    assert position_ids(1) == ("000000",)

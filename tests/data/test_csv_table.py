@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+
+from dubito.data.csv_table import read_csv
+from dubito.errors import ImagesError
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    path = folder / "a.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_cells(tmp_path: Path):
+    table = read_csv(write(tmp_path, 'Path, Label\r\na.jpg,"cat, big"\r\n\r\nb.jpg, dog \r\n'))
+    assert table.header == ("path", "label")
+    assert (table.column(0), table.column(1)) == (["a.jpg", "b.jpg"], ["cat, big", "dog"])
+    assert (table.find("file", "label"), table.find("label", "path"), table.find("x")) == (1, 1, None)
+
+
+def test_byte_order_mark(tmp_path: Path):
+    assert read_csv(write(tmp_path, b"\xef\xbb\xbfpath\na.jpg\n")).header == ("path",)
+
+
+def test_no_rows(tmp_path: Path):
+    with pytest.raises(ImagesError, match=r"must have a header and at least one row; 1 lines came\. The first line names"):
+        read_csv(write(tmp_path, "path,label\n"))
+
+
+@pytest.mark.parametrize("first", ["cat/1.jpg,cat", "00000293,65"])
+def test_no_header(tmp_path: Path, first: str):
+    with pytest.raises(ImagesError, match=rf"must begin with a header; '{first.split(',')[0]}' came, which looks like data"):
+        read_csv(write(tmp_path, f"{first}\nx.jpg,dog\n"))
+
+
+def test_ragged_rows(tmp_path: Path):
+    with pytest.raises(ImagesError, match=r"must have 2 cells in every row, as its header has; line 4 has 3\. Quote cells"):
+        read_csv(write(tmp_path, "path,label\na.jpg,cat\n\nb.jpg,cat,big\n"))
+
+
+def test_other_encodings(tmp_path: Path):
+    with pytest.raises(ImagesError, match=r"must be readable text in UTF-8; reading it gave: .*\. Save it as UTF-8"):
+        read_csv(write(tmp_path, b"path,label\ncaf\xe9.jpg,1\n"))

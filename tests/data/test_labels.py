@@ -1,0 +1,158 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dubito.data.arrays import ArrayImages
+from dubito.data.labels import to_labels, with_labels
+from dubito.errors import ImagesError
+
+
+def images(*ids: str, **options) -> ArrayImages:
+    return ArrayImages(images=np.zeros((len(ids), 2, 2), np.uint8), ids=ids, name="photos", **options)
+
+
+def csv(folder: Path, text: str) -> Path:
+    path = folder / "labels.csv"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "values", [[2, 0], np.array([2, 0], np.uint8), torch.tensor([2, 0], dtype=torch.int32), ["2", "0"], (2, 0)]
+)
+def test_integers_of_every_kind(values):
+    labels, classes = to_labels(values, "labels")
+    assert (labels.tolist(), labels.dtype, classes) == ([2, 0], torch.int64, None)
+
+
+def test_names_are_sorted():
+    labels, classes = to_labels(["dog", "cat", "dog"], "labels")
+    assert (labels.tolist(), classes) == ([1, 0, 1], ("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    "bad", [[0.5, 1.0], np.zeros((2, 1), int), torch.zeros(2, 10), [True, False], [None, 1], torch.ones(2)]
+)
+def test_values_that_are_no_labels(bad):
+    with pytest.raises(ImagesError, match=r"labels must be one integer or class name an image; .* came\. Give class indices"):
+        to_labels(bad, "labels")
+
+
+def test_ragged_values():
+    with pytest.raises(ImagesError, match="labels must be one integer or class name an image; .*inhomogeneous"):
+        to_labels([[1], [1, 2]], "labels")
+
+
+def test_decimal_texts_are_not_taken_for_names():
+    with pytest.raises(ImagesError, match=r"labels must be integers or class names; '1\.0' came\. Write the labels as int"):
+        to_labels(["0", "1.0", "10.0"], "labels")
+
+
+def test_empty_texts():
+    with pytest.raises(ImagesError, match=r"labels must not be empty; 1 of 2 are, the first at position 1\. Fill them in"):
+        to_labels(["cat", ""], "labels")
+
+
+# The layouts of label files that come with ImageNet, DTD and Tiny-ImageNet.
+@pytest.mark.parametrize(
+    ("text", "ids", "expected"),
+    [
+        ("val_id,label,wnid,name\n1,65,n01,sea_snake\n2,970,n09,alp\n", ("00000001.jpg", "00000002.jpg"), [65, 970]),
+        ("file,texture,label\nb_2.jpg,banded,0\nb_1.jpg,b,3\n", ("b_1.jpg", "b_2.jpg"), [3, 0]),
+        ("file,wnid,label\nval_6.JPEG,n014,4\nval_3.JPEG,n01,0\n", ("val_3.JPEG", "val_6.JPEG"), [0, 4]),
+        ("val_id,label\nILSVRC2012_val_00000293,5\n", ("val/n01/ILSVRC2012_val_00000293.JPEG",), [5]),
+        ("id,label\na/1.jpg,5\nb/1.jpg,6\n", ("b/1.jpg", "a/1.jpg"), [6, 5]),
+        ("id,label\nold/place/1.jpg,5\n", ("new/1.jpg",), [5]),
+        ("id,label\nv1.5,5\n", ("v1.5.jpg",), [5]),
+        ("id,truth\n1.jpg,5\n", ("1.jpg",), [5]),
+    ],
+)
+def test_csv_names_images_by_id_file_name_stem_or_number(tmp_path: Path, text, ids, expected):
+    labelled = with_labels(images(*ids), csv(tmp_path, text))
+    assert labelled.labels is not None
+    assert labelled.labels.tolist() == expected
+    assert labelled.ids == ids
+
+
+def test_rows_without_an_image_are_allowed(tmp_path: Path):
+    labelled = with_labels(images("b.jpg"), str(csv(tmp_path, "id,label\na.jpg,cat\nb.jpg,dog\n")))
+    assert labelled.labels is not None
+    # Class names count over the whole file, so that subsets with one file of labels agree.
+    assert (labelled.labels.tolist(), labelled.classes) == ([1], ("cat", "dog"))
+
+
+def test_mapping():
+    labelled = with_labels(images("a/1.jpg", "a/2.jpg"), {"2": "cat", "1": "dog"})
+    assert labelled.labels is not None
+    assert (labelled.labels.tolist(), labelled.classes) == ([1, 0], ("cat", "dog"))
+    by_number = with_labels(images("a/1.jpg", "a/2.jpg"), {2: 7, 1: 8})
+    assert by_number.labels is not None
+    assert by_number.labels.tolist() == [8, 7]
+
+
+def test_sequence():
+    labelled = with_labels(images("a.jpg", "b.jpg"), [4, 2])
+    assert labelled.labels is not None
+    assert labelled.labels.tolist() == [4, 2]
+
+
+def test_class_names_of_the_set_stay_only_where_it_had_no_labels():
+    assert with_labels(images("a", "b", classes=["x", "y"]), [0, 1]).classes == ["x", "y"]
+    assert with_labels(images("a", "b", classes=["x", "y"], labels=[0, 1]), [1, 0]).classes is None
+
+
+def test_wrong_length():
+    with pytest.raises(
+        ImagesError, match=r"labels must be one an image; 3 labels came for the 2 images of 'photos'\. Give them in the order"
+    ):
+        with_labels(images("a", "b"), [0, 1, 2])
+
+
+def test_images_without_a_label(tmp_path: Path):
+    path = csv(tmp_path, "file,label\nx1.jpg,0\nx2.jpg,0\ny.jpg,1\n")
+    with pytest.raises(
+        ImagesError,
+        match=r"labels\.csv' must have a label for each of the 6 images of 'photos'; 4 have none under their id, file "
+        r"name, stem or number: 'x3\.jpg', 'x4\.jpg', 'x5\.jpg' and 1 more \(it names 'x1\.jpg', 'x2\.jpg' and 1 more\)\. Add",
+    ):
+        with_labels(images(*(f"x{i}.jpg" for i in range(1, 7))), path)
+
+
+def test_file_names_that_come_twice():
+    with pytest.raises(
+        ImagesError,
+        match=r"labels must tell the images of 'photos' apart; 1 names stand for several images or "
+        r"labels: '1'\. Use full ids such as 'a/1\.jpg'",
+    ):
+        with_labels(images("a/1.jpg", "b/1.jpg"), {"1.jpg": 0})
+
+
+def test_keys_that_collide_once_shortened():
+    with pytest.raises(ImagesError, match=r"labels must tell the images of 'photos' apart; 1 names stand for several images or labels: '1'"):
+        with_labels(images("a/1.jpg"), {"x/1.jpg": 0, "y/1.jpg": 1})
+
+
+def test_keys_that_collide_without_an_image_do_not_matter():
+    labelled = with_labels(images("a/2.jpg"), {"x/1.jpg": 0, "y/1.jpg": 1, "z/2.jpg": 2})
+    assert labelled.labels is not None
+    assert labelled.labels.tolist() == [2]
+
+
+def test_csv_with_repeated_names(tmp_path: Path):
+    path = csv(tmp_path, "val_id,label\n1,52\n1,53\n2,3\n")
+    with pytest.raises(
+        ImagesError, match=r"must name each image once; in column 'val_id' 1 of 2 names come more than once: '1'\. Leave one"
+    ):
+        with_labels(images("1.jpg", "2.jpg"), path)
+
+
+def test_csv_without_labels(tmp_path: Path):
+    with pytest.raises(ImagesError, match=r"must have a column of image names and a column 'label'; only 'file' came\. Add"):
+        with_labels(images("1.jpg"), csv(tmp_path, "file\n1.jpg\n"))
+
+
+def test_missing_csv(tmp_path: Path):
+    with pytest.raises(ImagesError, match=r"labels file '.*no\.csv' must be a CSV file; there is none\. Check the path"):
+        with_labels(images("1.jpg"), tmp_path / "no.csv")
