@@ -32,9 +32,7 @@ def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=50_000, help="rows of the race against faiss")
-    parser.add_argument(
-        "--rows-large", type=int, default=200_000, help="rows of the memory run; 0 leaves it out"
-    )
+    parser.add_argument("--rows-large", type=int, default=200_000, help="rows of the memory run; 0 leaves it out")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--repeats", type=int, default=2, help="of which the best counts")
     parser.add_argument("--quick", action="store_true", help="4,000 and 8,000 rows of 128")
@@ -59,9 +57,7 @@ def race(n: int, d: int, repeats: int, progress: Progress) -> dict[str, Any]:
     ours, theirs = [], []
     for repeat in range(repeats):
         ours.append(measure(lambda: nearest(z).numpy(), f"dubito, run {repeat + 1}", progress))
-        theirs.append(
-            measure(lambda: without_self(index.search(unit, 2)[1]), f"faiss, run {repeat + 1}", progress)
-        )
+        theirs.append(measure(lambda: without_self(index.search(unit, 2)[1]), f"faiss, run {repeat + 1}", progress))
     found, reference = ours[0][0], theirs[0][0]
     seconds, faiss_seconds = min(run[1] for run in ours), min(run[1] for run in theirs)
     return {

@@ -88,27 +88,32 @@ class Table:
     @property
     def feature(self) -> Float[Tensor, "n d"]:
         """What the last layer reads."""
-        return self.whole("feature")
+        column: Tensor = self.whole("feature")
+        return column
 
     @property
     def logit(self) -> Float[Tensor, "n c"]:
         """What the last layer says, before softmax."""
-        return self.whole("logit")
+        column: Tensor = self.whole("logit")
+        return column
 
     @property
     def label(self) -> Int[Tensor, "n"]:
         """The true class."""
-        return self.whole("label")
+        column: Tensor = self.whole("label")
+        return column
 
     @property
     def loss(self) -> Float[Tensor, "n"]:
         """The task loss of each image."""
-        return self.whole("loss")
+        column: Tensor = self.whole("loss")
+        return column
 
     @property
     def id(self) -> np.ndarray[Any, Any]:
         """The name of each image, as strings."""
-        return self.whole("id")
+        column: np.ndarray[Any, Any] = self.whole("id")
+        return column
 
     def whole(self, column: str) -> Any:
         """One column in memory, all rows. Library code uses `batches`, which does not grow with the table."""
@@ -137,7 +142,7 @@ class Table:
 
     def rows(self, rows: Rows) -> "Table":
         """Some rows, in memory."""
-        return self._with({key: column[rows] for key, column in self._columns.items()})
+        return self._with({key: _chosen(column, rows) for key, column in self._columns.items()})
 
     def batches(self, *columns: str, size: int = 8192) -> Iterator["Table"]:
         """Consecutive rows in memory, at most `size` at a time."""
@@ -151,7 +156,11 @@ class Table:
 
     def _with(self, columns: dict[str, Any]) -> "Table":
         return Table(
-            name=self.name, classes=self.classes, label_space=self.label_space, skipped=self.skipped, **columns
+            name=self.name,
+            classes=self.classes,
+            label_space=self.label_space,
+            skipped=self.skipped,
+            **columns,
         )
 
 
@@ -168,6 +177,10 @@ def to_tensor(values: Any, what: str) -> Tensor:
             f"{what} must be numbers in an array; {type(values).__name__} came ({error}). "
             f"Give a tensor, a numpy array or a list of equal-length rows."
         ) from error
+
+
+def _chosen(column: Column, rows: Rows) -> Any:
+    return column[rows.numpy() if isinstance(column, np.ndarray) and isinstance(rows, Tensor) else rows]  # type: ignore[index]
 
 
 def _column(key: str, value: Any) -> Column:

@@ -1,7 +1,7 @@
 """The contracts of the house: what an image set, a transform, a classifier, a probe and a score promise.
 
 Axes have fixed letters everywhere: n images, c classes, d features, t tiles, m members, k sub-ensembles, l layers.
-Higher is always more uncertain. A probe needs the model and images and writes named columns; a score needs columns only.
+Higher is always more uncertain. A probe needs model and images and writes named columns; a score needs columns only.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ class Transform(Protocol):
     """Turns one image into one model input, in two steps so that the costly part runs in worker processes."""
 
     def prepare(self, image: Image.Image) -> Tensor:
-        """One RGB image to one tensor, in a worker: decode sizes, crops, pixels. uint8 (h,w,3) or a finished float input."""
+        """One RGB image to one tensor, in a worker: uint8 pixels (h,w,3), or a finished float input."""
         ...
 
     def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
@@ -51,7 +51,7 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Image.Image | Tensor:
-        """The image as RGB, or a tensor that is a model input already. Raises BrokenImageError when it cannot be decoded."""
+        """The image as RGB, or a tensor that is an input already; BrokenImageError if it cannot be decoded."""
         ...
 
     def digest(self) -> str:
@@ -74,7 +74,7 @@ class Classifier(Protocol):
         ...
 
     def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
-        """The last layer on features: logits(features(x)) == module(x), for rows and for tiles."""
+        """What the last layer makes of features, for rows and for tiles; of features(x), the module's output."""
         ...
 
     def feature_map(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n t d"]:
@@ -97,9 +97,7 @@ class Probe(Protocol):
     name: str
     price: str
 
-    def run(
-        self, model: Classifier, x: Float[Tensor, "n ..."], label: Int[Tensor, "n"] | None
-    ) -> Mapping[str, Tensor]:
+    def run(self, model: Classifier, x: Float[Tensor, "n ..."], label: Int[Tensor, "n"] | None) -> Mapping[str, Tensor]:
         """The columns of one batch, each (n, ...), on any device."""
         ...
 
@@ -112,7 +110,7 @@ class Score(ABC):
     """An uncertainty from columns alone: settings in the constructor, learned attributes end in `_`.
 
     Subclasses are dataclasses of their settings. They name the columns they read (`needs`), those they learn from
-    (`learns_from`) and the attributes that `fit` sets (`learned`), and write `rows` (and `learn`, if anything is learned).
+    (`learns_from`) and the attributes that `fit` sets (`learned`), and write `rows` (and `learn`, if they learn).
     """
 
     name: str

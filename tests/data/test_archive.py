@@ -40,7 +40,9 @@ def test_hidden_and_other_files_and_folders_are_passed_over(archive):
 
 
 def test_archive_without_images(archive):
-    with pytest.raises(ImagesError, match=r"archive '.*' must hold images .*; 1 other files came, with endings '\.txt'"):
+    with pytest.raises(
+        ImagesError, match=r"archive '.*' must hold images .*; 1 other files came, with endings '\.txt'"
+    ):
         ArchiveImages(archive({"a.txt": b"x"}))
 
 
@@ -64,7 +66,8 @@ def test_encrypted(archive):
     data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag of the first file in the directory
     path.write_bytes(data)
     with pytest.raises(
-        ImagesError, match=r"must not be encrypted; 1 of 2 files are, such as 'a\.png'\. Unpack it with its password"
+        ImagesError,
+        match=r"must not be encrypted; 1 of 2 files are, such as 'a\.png'\. Unpack it with its password",
     ):
         ArchiveImages(path)
 
@@ -76,7 +79,8 @@ def test_a_damaged_member_is_one_broken_image(archive):
     path.write_bytes(data)
     images = ArchiveImages(path)
     with pytest.raises(
-        BrokenImageError, match=rf"image '{path}/a\.png' must be a whole member of its archive; unpacking gave: Bad CRC-32"
+        BrokenImageError,
+        match=rf"image '{path}/a\.png' must be a whole member of its archive; unpacking gave: Bad CRC-32",
     ):
         images.read(0)
     assert images.read(1).getpixel((0, 0)) == (255, 0, 0)
@@ -86,7 +90,7 @@ def test_duplicate_names(tmp_path: Path, archive):
     path = archive({"a.png": "red"})
     with ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
         file.writestr("a.png", b"other")
-    with pytest.raises(ImagesError, match="1 of 1 ids come more than once: 'a.png'"):
+    with pytest.raises(ImagesError, match=r"1 of 1 ids come more than once: 'a\.png'"):
         ArchiveImages(path)
 
 
@@ -115,10 +119,10 @@ def test_pickling_after_reading(archive):
 def test_workers_read_while_the_parent_has_it_open(archive, method: str):
     images = ArchiveImages(archive(FILES))
     images.read(0)
-    with multiprocessing.get_context(method).Pool(2) as pool:
-        read = pool.map(images.read, [0, 1, 2] * 4, chunksize=1)
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        read = pool.map(images.read, range(3))
         assert first_pixels(images) == COLOURS
-    assert [image.getpixel((0, 0)) for image in read] == COLOURS * 4
+    assert [image.getpixel((0, 0)) for image in read] == COLOURS
 
 
 def test_a_forked_child_does_not_move_the_file_position_of_its_parent(archive):

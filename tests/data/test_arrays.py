@@ -79,31 +79,40 @@ def test_class_names_as_labels():
 )
 def test_pixels_of_another_shape(shape, repair):
     with pytest.raises(
-        ImagesError, match=rf"must be uint8 pixels of shape \(n,h,w,3\) or \(n,h,w\); uint8 of shape .* came\. {repair}"
+        ImagesError,
+        match=rf"must be uint8 pixels of shape \(n,h,w,3\) or \(n,h,w\); uint8 of shape .* came\. {repair}",
     ):
         ArrayImages(images=np.zeros(shape, np.uint8))
 
 
 def test_float_pixels():
-    with pytest.raises(ImagesError, match=r"float32 of shape \(2, 8, 8, 3\) came\. Convert to uint8 0\.\.255, or give model"):
+    with pytest.raises(
+        ImagesError, match=r"float32 of shape \(2, 8, 8, 3\) came\. Convert to uint8 0\.\.255, or give model"
+    ):
         ArrayImages(images=np.zeros((2, 8, 8, 3), np.float32))
 
 
 @pytest.mark.parametrize("bad", [np.zeros((2, 3, 8, 8), np.uint8), np.zeros((2, 3), np.int64), np.zeros(2)])
 def test_inputs_of_another_kind(bad):
     with pytest.raises(
-        ImagesError, match=r"inputs of images in memory must be floats of shape \(n,\.\.\.\) or uint8 of shape \(n,h,w,3\); "
+        ImagesError,
+        match=r"inputs of images in memory must be floats of shape \(n,\.\.\.\) or uint8 of shape \(n,h,w,3\); ",
     ):
         ArrayImages(inputs=bad)
 
 
 def test_bfloat16_has_no_numpy_form():
-    with pytest.raises(ImagesError, match=r"inputs of images in memory must .*; torch\.bfloat16 came\. Give inputs\.float\(\)"):
+    with pytest.raises(
+        ImagesError,
+        match=r"inputs of images in memory must .*; torch\.bfloat16 came\. Give inputs\.float\(\)",
+    ):
         ArrayImages(inputs=torch.zeros(2, 3, dtype=torch.bfloat16))
 
 
 def test_neither_or_both():
-    with pytest.raises(ImagesError, match=r"must be images \(.*\) or inputs \(.*\); neither came\. Give one of the two"):
+    with pytest.raises(
+        ImagesError, match=r"must be images \(.*\) or inputs \(.*\); neither came\. Give one of the two"
+    ):
         ArrayImages()
     with pytest.raises(ImagesError, match="both came"):
         ArrayImages(images=PIXELS, inputs=PIXELS)
@@ -130,7 +139,11 @@ def test_digest():
 
 
 def test_pickling():
-    for images in (ArrayImages(images=PIXELS), ArrayImages(images=PIXELS[::-1]), ArrayImages(inputs=torch.ones(3, 2))):
+    for images in (
+        ArrayImages(images=PIXELS),
+        ArrayImages(images=PIXELS[::-1]),
+        ArrayImages(inputs=torch.ones(3, 2)),
+    ):
         copy = pickle.loads(pickle.dumps(images))  # noqa: S301 (our own bytes)
         assert copy.digest() == images.digest()
 

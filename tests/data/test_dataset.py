@@ -52,7 +52,9 @@ def test_pil_images_with_labels_in_items():
 
 
 def test_modes_are_read_right():
-    images = DatasetImages([Image.new("RGBA", (2, 2), (0, 0, 0, 0)), Image.fromarray(np.full((2, 2), 65535, np.uint16))])
+    images = DatasetImages(
+        [Image.new("RGBA", (2, 2), (0, 0, 0, 0)), Image.fromarray(np.full((2, 2), 65535, np.uint16))]
+    )
     for i in range(2):
         image = images.read(i)
         assert isinstance(image, Image.Image)
@@ -86,7 +88,10 @@ def test_float_tensors_are_model_inputs():
 )
 def test_other_items(item, described):
     for given in (item, (item, 0)):
-        with pytest.raises(ImagesError, match=rf"items of data set list must begin with a PIL .*; item 0 has {described}\. Ch"):
+        with pytest.raises(
+            ImagesError,
+            match=rf"items of data set list must begin with a PIL .*; item 0 has {described}\. Ch",
+        ):
             DatasetImages([given]).read(0)
 
 
@@ -153,7 +158,8 @@ def test_torchvision_image_folder(folder):
     assert isinstance(image, Image.Image)
     assert image.getpixel((0, 0)) == (0, 255, 0)
     with pytest.raises(
-        BrokenImageError, match=r"image '000002' of data set ImageFolder must be readable; its data set gave: cannot identify"
+        BrokenImageError,
+        match=r"image '000002' of data set ImageFolder must be readable; its data set gave: cannot identify",
     ):
         images.read(2)
     assert images.digest() == DatasetImages(ImageFolder(str(root))).digest()
@@ -163,7 +169,10 @@ def test_images_that_break_when_pillow_loads_them(tmp_path):
     path = tmp_path / "cut.png"
     Image.fromarray(PIXELS[0]).save(path)
     path.write_bytes(path.read_bytes()[:60])
-    with Image.open(path) as lazy, pytest.raises(BrokenImageError, match="its data set gave: image file is truncated"):
+    with (
+        Image.open(path) as lazy,
+        pytest.raises(BrokenImageError, match="its data set gave: image file is truncated"),
+    ):
         DatasetImages([lazy]).read(0)
 
 

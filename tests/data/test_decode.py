@@ -106,7 +106,9 @@ def test_mode_i_is_read_as_sixteen_bits_and_refused_beyond():
     image = Image.fromarray(np.array([[0, 257, 65535]], np.int32))
     assert grey(saved(image, "TIFF")).tolist() == [[0, 1, 255]]
     wide = Image.fromarray(np.array([[0, 70000]], np.int32))
-    with pytest.raises(BrokenImageError, match=r"'w\.tif' of mode I must have values in 0\.\.65535; 0\.\.70000 came\. Save"):
+    with pytest.raises(
+        BrokenImageError, match=r"'w\.tif' of mode I must have values in 0\.\.65535; 0\.\.70000 came\. Save"
+    ):
         decode(saved(wide, "TIFF"), "w.tif")
 
 
@@ -220,7 +222,9 @@ def test_lab_is_read_by_its_meaning():
 
 
 def test_zero_bytes():
-    with pytest.raises(BrokenImageError, match=r"image 'a/b\.jpg' must be an image file; it has 0 bytes\. Copy it again"):
+    with pytest.raises(
+        BrokenImageError, match=r"image 'a/b\.jpg' must be an image file; it has 0 bytes\. Copy it again"
+    ):
         decode(b"", "a/b.jpg")
 
 
@@ -228,7 +232,8 @@ def test_truncated_jpeg():
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     data = saved(Image.fromarray(pixels), "JPEG")
     with pytest.raises(
-        BrokenImageError, match=r"'b\.jpg' must be a whole image file; truncated JPEG came: image file is truncated .* Copy"
+        BrokenImageError,
+        match=r"'b\.jpg' must be a whole image file; truncated JPEG came: image file is truncated .* Copy",
     ):
         decode(data[: len(data) // 2], "b.jpg")
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
@@ -253,7 +258,8 @@ def test_damaged_png():
 
 def test_text_is_no_image():
     with pytest.raises(
-        BrokenImageError, match=r"'t\.jpg' must be an image file; 12 bytes came that begin with b'hello wo', which is no"
+        BrokenImageError,
+        match=r"'t\.jpg' must be an image file; 12 bytes came that begin with b'hello wo', which is no",
     ):
         decode(b"hello world!", "t.jpg")
 
@@ -264,7 +270,9 @@ def test_missing_file(tmp_path: Path):
 
 
 def test_decompression_bomb():
-    with pytest.raises(BrokenImageError, match=r"'bomb' must fit in memory; a decompression bomb came: Image size \(40000"):
+    with pytest.raises(
+        BrokenImageError, match=r"'bomb' must fit in memory; a decompression bomb came: Image size \(40000"
+    ):
         decode(raw_png(20000, 20000, 8, 0, b""), "bomb")
 
 
@@ -273,7 +281,7 @@ def test_no_warning_of_pillow_gets_out_and_filters_are_restored():
     before = list(warnings.filters)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(BrokenImageError, match="damaged|truncated"):
+        with pytest.raises(BrokenImageError, match=r"(damaged|truncated) PNG came"):
             decode(large, "large")
     assert caught == []
     assert warnings.filters == before

@@ -32,7 +32,8 @@ def test_empty():
 
 def test_duplicate_ids():
     with pytest.raises(
-        ImagesError, match=r"blank must give every image an id of its own; 2 of 3 ids come more than once: 'a', 'b'\. Remove"
+        ImagesError,
+        match=r"blank must give every image an id of its own; 2 of 3 ids come more than once: 'a', 'b'\. Remove",
     ):
         Blank("blank", ["a", "b", "a", "b", "c"])
 

@@ -20,7 +20,8 @@ def csv(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "values", [[2, 0], np.array([2, 0], np.uint8), torch.tensor([2, 0], dtype=torch.int32), ["2", "0"], (2, 0)]
+    "values",
+    [[2, 0], np.array([2, 0], np.uint8), torch.tensor([2, 0], dtype=torch.int32), ["2", "0"], (2, 0)],
 )
 def test_integers_of_every_kind(values):
     labels, classes = to_labels(values, "labels")
@@ -36,22 +37,28 @@ def test_names_are_sorted():
     "bad", [[0.5, 1.0], np.zeros((2, 1), int), torch.zeros(2, 10), [True, False], [None, 1], torch.ones(2)]
 )
 def test_values_that_are_no_labels(bad):
-    with pytest.raises(ImagesError, match=r"labels must be one integer or class name an image; .* came\. Give class indices"):
+    with pytest.raises(
+        ImagesError, match=r"labels must be one integer or class name an image; .* came\. Give class indices"
+    ):
         to_labels(bad, "labels")
 
 
 def test_ragged_values():
-    with pytest.raises(ImagesError, match="labels must be one integer or class name an image; .*inhomogeneous"):
+    with pytest.raises(ImagesError, match=r"labels must be one integer or class name an image; .*inhomogeneous"):
         to_labels([[1], [1, 2]], "labels")
 
 
 def test_decimal_texts_are_not_taken_for_names():
-    with pytest.raises(ImagesError, match=r"labels must be integers or class names; '1\.0' came\. Write the labels as int"):
+    with pytest.raises(
+        ImagesError, match=r"labels must be integers or class names; '1\.0' came\. Write the labels as int"
+    ):
         to_labels(["0", "1.0", "10.0"], "labels")
 
 
 def test_empty_texts():
-    with pytest.raises(ImagesError, match=r"labels must not be empty; 1 of 2 are, the first at position 1\. Fill them in"):
+    with pytest.raises(
+        ImagesError, match=r"labels must not be empty; 1 of 2 are, the first at position 1\. Fill them in"
+    ):
         to_labels(["cat", ""], "labels")
 
 
@@ -59,7 +66,11 @@ def test_empty_texts():
 @pytest.mark.parametrize(
     ("text", "ids", "expected"),
     [
-        ("val_id,label,wnid,name\n1,65,n01,sea_snake\n2,970,n09,alp\n", ("00000001.jpg", "00000002.jpg"), [65, 970]),
+        (
+            "val_id,label,wnid,name\n1,65,n01,sea_snake\n2,970,n09,alp\n",
+            ("00000001.jpg", "00000002.jpg"),
+            [65, 970],
+        ),
         ("file,texture,label\nb_2.jpg,banded,0\nb_1.jpg,b,3\n", ("b_1.jpg", "b_2.jpg"), [3, 0]),
         ("file,wnid,label\nval_6.JPEG,n014,4\nval_3.JPEG,n01,0\n", ("val_3.JPEG", "val_6.JPEG"), [0, 4]),
         ("val_id,label\nILSVRC2012_val_00000293,5\n", ("val/n01/ILSVRC2012_val_00000293.JPEG",), [5]),
@@ -105,7 +116,8 @@ def test_class_names_of_the_set_stay_only_where_it_had_no_labels():
 
 def test_wrong_length():
     with pytest.raises(
-        ImagesError, match=r"labels must be one an image; 3 labels came for the 2 images of 'photos'\. Give them in the order"
+        ImagesError,
+        match=r"labels must be one an image; 3 labels came for the 2 images of 'photos'\. Give them in the order",
     ):
         with_labels(images("a", "b"), [0, 1, 2])
 
@@ -115,7 +127,8 @@ def test_images_without_a_label(tmp_path: Path):
     with pytest.raises(
         ImagesError,
         match=r"labels\.csv' must have a label for each of the 6 images of 'photos'; 4 have none under their id, file "
-        r"name, stem or number: 'x3\.jpg', 'x4\.jpg', 'x5\.jpg' and 1 more \(it names 'x1\.jpg', 'x2\.jpg' and 1 more\)\. Add",
+        r"name, stem or number: 'x3\.jpg', 'x4\.jpg', 'x5\.jpg' and 1 more \(it names 'x1\.jpg', 'x2\.jpg' and "
+        r"1 more\)\. Add",
     ):
         with_labels(images(*(f"x{i}.jpg" for i in range(1, 7))), path)
 
@@ -130,7 +143,10 @@ def test_file_names_that_come_twice():
 
 
 def test_keys_that_collide_once_shortened():
-    with pytest.raises(ImagesError, match=r"labels must tell the images of 'photos' apart; 1 names stand for several images or labels: '1'"):
+    with pytest.raises(
+        ImagesError,
+        match=r"labels must tell the images of 'photos' apart; 1 names stand for several images or labels: '1'",
+    ):
         with_labels(images("a/1.jpg"), {"x/1.jpg": 0, "y/1.jpg": 1})
 
 
@@ -143,16 +159,21 @@ def test_keys_that_collide_without_an_image_do_not_matter():
 def test_csv_with_repeated_names(tmp_path: Path):
     path = csv(tmp_path, "val_id,label\n1,52\n1,53\n2,3\n")
     with pytest.raises(
-        ImagesError, match=r"must name each image once; in column 'val_id' 1 of 2 names come more than once: '1'\. Leave one"
+        ImagesError,
+        match=r"must name each image once; in column 'val_id' 1 of 2 names come more than once: '1'\. Leave one",
     ):
         with_labels(images("1.jpg", "2.jpg"), path)
 
 
 def test_csv_without_labels(tmp_path: Path):
-    with pytest.raises(ImagesError, match=r"must have a column of image names and a column 'label'; only 'file' came\. Add"):
+    with pytest.raises(
+        ImagesError, match=r"must have a column of image names and a column 'label'; only 'file' came\. Add"
+    ):
         with_labels(images("1.jpg"), csv(tmp_path, "file\n1.jpg\n"))
 
 
 def test_missing_csv(tmp_path: Path):
-    with pytest.raises(ImagesError, match=r"labels file '.*no\.csv' must be a CSV file; there is none\. Check the path"):
+    with pytest.raises(
+        ImagesError, match=r"labels file '.*no\.csv' must be a CSV file; there is none\. Check the path"
+    ):
         with_labels(images("1.jpg"), tmp_path / "no.csv")

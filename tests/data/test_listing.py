@@ -64,10 +64,12 @@ def test_missing_files(folder):
 
 
 def test_repeated_files(folder):
-    with pytest.raises(ImagesError, match="1 of 1 ids come more than once: 'b/1.png'"):
+    with pytest.raises(ImagesError, match=r"1 of 1 ids come more than once: 'b/1\.png'"):
         open_listing(listing(folder(FILES), "path,label\nb/1.png,0\nb/1.png,1\n"))
 
 
 def test_empty_labels(folder):
-    with pytest.raises(ImagesError, match=r"column 'label' of '.*' must not be empty; 1 of 2 are, the first at position 1\."):
+    with pytest.raises(
+        ImagesError, match=r"column 'label' of '.*' must not be empty; 1 of 2 are, the first at position 1\."
+    ):
         open_listing(listing(folder(FILES), "path,label\nb/1.png,0\na/2.png,\n"))

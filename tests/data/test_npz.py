@@ -88,7 +88,9 @@ def test_inputs(tmp_path: Path):
 
 
 def test_images_and_inputs_together_are_ambiguous(tmp_path: Path):
-    with pytest.raises(ImagesError, match=r"must have one key images or inputs; it has the keys 'images', 'inputs'\. Rename"):
+    with pytest.raises(
+        ImagesError, match=r"must have one key images or inputs; it has the keys 'images', 'inputs'\. Rename"
+    ):
         open_npz(npz(tmp_path, images=TEST, inputs=TEST))
 
 
@@ -99,7 +101,10 @@ def test_other_keys(tmp_path: Path):
 
 def test_pickled_objects_are_refused(tmp_path: Path):
     path = npz(tmp_path, images=TEST, labels=np.array([1, "a", None], dtype=object))
-    with pytest.raises(ImagesError, match=r"must be an \.npz file of plain arrays; .*allow_pickle=False.* Write it with numpy"):
+    with pytest.raises(
+        ImagesError,
+        match=r"must be an \.npz file of plain arrays; .*allow_pickle=False.* Write it with numpy",
+    ):
         open_npz(path)
     with pytest.raises(ImagesError, match="allow_pickle=False"):
         open_npz(npz(tmp_path, images=np.array([None, TEST], dtype=object)))
@@ -109,7 +114,9 @@ def test_pickled_objects_are_refused(tmp_path: Path):
 def test_broken_files(tmp_path: Path, content: bytes):
     path = tmp_path / "a.npz"
     path.write_bytes(content)
-    with pytest.raises(ImagesError, match=r"a\.npz' must be an \.npz file of plain arrays; opening it gave: .* Write it"):
+    with pytest.raises(
+        ImagesError, match=r"a\.npz' must be an \.npz file of plain arrays; opening it gave: .* Write it"
+    ):
         open_npz(path)
 
 

@@ -139,7 +139,8 @@ def test_labels_of_a_flat_archive_as_imagenet_comes(archive, tmp_path: Path):
 def test_missing_path_names_its_neighbours(folder):
     root = folder(FILES)
     with pytest.raises(
-        ImagesError, match=rf"images must be a folder or file that is there; '{root}s' is not\. Did you mean '{root}'\?"
+        ImagesError,
+        match=rf"images must be a folder or file that is there; '{root}s' is not\. Did you mean '{root}'\?",
     ):
         open_images(f"{root}s")
     with pytest.raises(ImagesError, match=rf"is not\. Did you mean '{root}/cat'\?"):
@@ -155,7 +156,9 @@ def test_a_missing_part_of_a_missing_file(tmp_path: Path):
 
 def test_other_files(folder):
     root = folder({"a.txt": b"x"})
-    with pytest.raises(ImagesError, match=r"images must come from a folder, .*; '.*a\.txt' came\. Image files end in \.avif"):
+    with pytest.raises(
+        ImagesError, match=r"images must come from a folder, .*; '.*a\.txt' came\. Image files end in \.avif"
+    ):
         open_images(root / "a.txt")
 
 
@@ -166,7 +169,8 @@ class Stream(IterableDataset[Tensor]):
 
 def test_iterable_dataset():
     with pytest.raises(
-        ImagesError, match=r"must be readable in any order; Stream came, an IterableDataset, which is read .* Give a map-style"
+        ImagesError,
+        match=r"must be readable in any order; Stream came, an IterableDataset, which is read .* Give a map-style",
     ):
         open_images(Stream())
 

@@ -38,6 +38,6 @@ def test_missing_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "skimage" else find(name))
     with pytest.raises(
         MissingPackageError,
-        match=r'photos needs the file data/astronaut\.png .* skimage; it is not installed\. .*: pip install "dubito\[demo\]"',
+        match=r'photos needs the file data/astronaut\.png .* skimage; it is not installed\. .* "dubito\[demo\]"',
     ):
         photos()

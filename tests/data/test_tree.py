@@ -15,7 +15,13 @@ def test_other_files(name: str):
 
 
 def test_hidden():
-    assert [is_hidden(part) for part in (".git", "._a.jpg", "__MACOSX", "a.b", "_x")] == [True, True, True, False, False]
+    assert [is_hidden(part) for part in (".git", "._a.jpg", "__MACOSX", "a.b", "_x")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +47,8 @@ def test_class_folders(ids, labels, classes):
 
 def test_splits_are_not_classes():
     with pytest.raises(
-        ImagesError, match=r"folder 'd' must hold class folders or images; it holds the splits 'test', 'train'\. Open one"
+        ImagesError,
+        match=r"folder 'd' must hold class folders or images; it holds the splits 'test', 'train'\. Open one",
     ):
         class_folders(["train/cat/1.jpg", "test/cat/2.jpg"], "folder 'd'")
 

@@ -88,7 +88,8 @@ def test_parts_of_a_users_own_images_are_hashed_by_the_whole_and_the_choice():
 def test_indices_outside():
     for index in (5, -1):
         with pytest.raises(
-            ImagesError, match=rf"indices of a subset of 'images in memory' must lie in 0\.\.4; {index} came\. Choose among"
+            ImagesError,
+            match=rf"indices of a subset of 'images in memory' must lie in 0\.\.4; {index} came\. Choose among",
         ):
             Subset(whole(), [0, index])
 

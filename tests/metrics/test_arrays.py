@@ -6,9 +6,7 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import flags, integers, numbers, same_length
 
 
-@pytest.mark.parametrize(
-    "values", [[1, 2], np.array([1, 2], dtype=np.uint8), torch.tensor([1.0, 2.0]).half()]
-)
+@pytest.mark.parametrize("values", [[1, 2], np.array([1, 2], dtype=np.uint8), torch.tensor([1.0, 2.0]).half()])
 def test_numbers_are_float64(values):
     given = numbers(values, "f: x")
     assert given.dtype == np.float64
@@ -25,13 +23,9 @@ def test_numbers_accept_a_graph_and_a_read_only_map():
 def test_numbers_refuse_what_is_no_number():
     with pytest.raises(TableError, match="f: x must be numbers in an array; list came"):
         numbers(["a", "b"], "f: x")
-    with pytest.raises(
-        TableError, match=r"f: x must have one axis, \(n,\); shape \(\) came. Give one value a row"
-    ):
+    with pytest.raises(TableError, match=r"f: x must have one axis, \(n,\); shape \(\) came. Give one value a row"):
         numbers(torch.tensor(1.0), "f: x")
-    with pytest.raises(
-        ValueRangeError, match="f: x: 1 of 2 values are NaN or infinite, the first at position 1"
-    ):
+    with pytest.raises(ValueRangeError, match="f: x: 1 of 2 values are NaN or infinite, the first at position 1"):
         numbers([1.0, float("nan")], "f: x")
 
 
@@ -45,23 +39,18 @@ def test_flags_refuse_other_numbers(value, came):
     with pytest.raises(ValueRangeError) as error:
         flags([0, value], "f: y")
     assert str(error.value) == (
-        f"f: y must be booleans, or 0 and 1; {came} came at row 1. "
-        "Compare first, for example with `labels == 1`."
+        f"f: y must be booleans, or 0 and 1; {came} came at row 1. Compare first, for example with `labels == 1`."
     )
 
 
 def test_integers_refuse_floats_and_booleans():
     assert integers(np.array([3, 4], dtype=np.int16), "f: y").tolist() == [3, 4]
     for values, came in (([0.0, 1.0], "torch.float64"), ([True, False], "torch.bool")):
-        with pytest.raises(
-            TableError, match=f"f: y must be integers; {came} came. Cast them if that is meant"
-        ):
+        with pytest.raises(TableError, match=f"f: y must be integers; {came} came. Cast them if that is meant"):
             integers(values, "f: y")
 
 
 def test_same_length_names_every_column():
     same_length("f", a=3, b=3)
-    with pytest.raises(
-        TableError, match=r"f needs columns of one length; a has 3, b has 3, c has 2\. Give one row"
-    ):
+    with pytest.raises(TableError, match=r"f needs columns of one length; a has 3, b has 3, c has 2\. Give one row"):
         same_length("f", a=3, b=3, c=2)

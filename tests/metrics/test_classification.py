@@ -40,9 +40,7 @@ def test_references():
     )
 
 
-@pytest.mark.parametrize(
-    ("metric", "per_row"), [(accuracy, correct), (nll, nll_per_row), (brier, brier_per_row)]
-)
+@pytest.mark.parametrize(("metric", "per_row"), [(accuracy, correct), (nll, nll_per_row), (brier, brier_per_row)])
 def test_a_metric_is_the_mean_of_its_rows(metric, per_row):
     logits, labels = sample(20_000, 3)  # more than two blocks
     rows = per_row(logits, labels)
@@ -89,9 +87,7 @@ def test_tensors_arrays_and_lists_give_one_python_float(metric):
 @pytest.mark.parametrize("metric", METRICS)
 def test_arguments_that_do_not_fit_are_errors(metric):
     name = {"accuracy": "correct"}.get(metric.__name__, metric.__name__)
-    with pytest.raises(
-        TableError, match=rf"{name}: logits must have the axes \(n, c\).*shape \(2,\) came. Give one"
-    ):
+    with pytest.raises(TableError, match=rf"{name}: logits must have the axes \(n, c\).*shape \(2,\) came. Give one"):
         metric([1.0, 2.0], [0, 1])
     with pytest.raises(TableError, match=rf"{name}: logits must have the axes .* shape \(0, 2\) came"):
         metric(torch.zeros(0, 2), [])
@@ -100,20 +96,14 @@ def test_arguments_that_do_not_fit_are_errors(metric):
     with pytest.raises(TableError, match=f"{name}: labels must be integers; torch.float64 came"):
         metric([[1.0, 2.0]], [0.0])
     for label, came in ((2, "2 to 2"), (-1, "-1 to -1")):
-        with pytest.raises(
-            ValueRangeError, match=f"{name}: labels must be classes of the logits, 0 to 1; {came} came"
-        ):
+        with pytest.raises(ValueRangeError, match=f"{name}: labels must be classes of the logits, 0 to 1; {came} came"):
             metric([[1.0, 2.0]], [label])
-    with pytest.raises(
-        ValueRangeError, match=f"{name}: logits from row 0 on: 1 of 2 values are NaN or infinite"
-    ):
+    with pytest.raises(ValueRangeError, match=f"{name}: logits from row 0 on: 1 of 2 values are NaN or infinite"):
         metric([[1.0, float("nan")]], [0])
 
 
 def test_confidence_checks_its_logits():
     with pytest.raises(TableError, match="confidence: logits must have the axes"):
         confidence([1.0, 2.0])
-    with pytest.raises(
-        ValueRangeError, match="confidence: logits from row 0 on: 1 of 2 values are NaN or inf"
-    ):
+    with pytest.raises(ValueRangeError, match="confidence: logits from row 0 on: 1 of 2 values are NaN or inf"):
         confidence([[1.0, float("inf")]])

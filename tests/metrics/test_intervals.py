@@ -111,9 +111,7 @@ def test_neighbours_stay_those_of_the_full_set():
     rng = np.random.default_rng(0)
     features, labels, scores = rng.normal(size=(80, 3)), rng.integers(4, size=80), rng.normal(size=80)
     matches = neighbour_matches(features, labels)
-    assert interval(r_auroc, features, labels, scores, resamples=50) == interval(
-        auroc, scores, ~matches, resamples=50
-    )
+    assert interval(r_auroc, features, labels, scores, resamples=50) == interval(auroc, scores, ~matches, resamples=50)
     found = interval(recall_at_1, features, labels, resamples=50)
     assert found == interval(mean, matches, resamples=50)
     # Labels are noise: a fourth of the neighbours match. Rows drawn twice would find themselves and match.
@@ -122,9 +120,7 @@ def test_neighbours_stay_those_of_the_full_set():
 
 def test_accuracy_is_the_mean_of_correct_rows():
     logits, labels = torch.eye(3).repeat(10, 1), torch.arange(30) % 2
-    assert interval(accuracy, logits, labels, resamples=50) == interval(
-        mean, correct(logits, labels), resamples=50
-    )
+    assert interval(accuracy, logits, labels, resamples=50) == interval(mean, correct(logits, labels), resamples=50)
 
 
 def test_one_seed_one_interval():
@@ -156,9 +152,7 @@ def test_a_metric_that_is_never_defined_on_a_resample_ends_in_an_error():
             raise TableError("rows must differ")
         return 1.0
 
-    with pytest.raises(
-        TableError, match=r"100 resamples of the 50 rows in succession were not\. Give it more rows"
-    ):
+    with pytest.raises(TableError, match=r"100 resamples of the 50 rows in succession were not\. Give it more rows"):
         interval(distinct, np.arange(50.0), resamples=3)
 
 
@@ -179,16 +173,12 @@ def test_one_row():
 
 @pytest.mark.parametrize("options", [{"confidence": 1.0}, {"confidence": 0.0}, {"resamples": 0}])
 def test_options_outside_their_range_are_errors(options):
-    with pytest.raises(
-        ValueRangeError, match=r"interval needs a confidence in \(0, 1\) and at least one resample"
-    ):
+    with pytest.raises(ValueRangeError, match=r"interval needs a confidence in \(0, 1\) and at least one resample"):
         interval(auroc, [1.0, 2.0], [0, 1], **options)
 
 
 def test_columns_must_have_one_length():
-    with pytest.raises(
-        TableError, match="interval needs columns of one length; array 0 has 2, array 1 has 1"
-    ):
+    with pytest.raises(TableError, match="interval needs columns of one length; array 0 has 2, array 1 has 1"):
         interval(lambda x, y: 0.0, [1.0, 2.0], [1.0])
 
 

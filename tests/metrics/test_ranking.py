@@ -36,9 +36,7 @@ def test_auroc_by_hand():
 def test_average_precision_by_hand():
     # t=4: P=1, N=0, step 1/3 · 1; t=3: P=1, N=1, no step; t=2 (one of each): P=2, N=2, step 1/3 · 2/4;
     # t=1: P=3, N=2, step 1/3 · 3/5. Linear interpolation of the curve would give another sum.
-    assert average_precision([4, 3, 2, 2, 1], [1, 0, 1, 0, 1]) == pytest.approx(
-        (1 + 0.5 + 0.6) / 3, abs=1e-15
-    )
+    assert average_precision([4, 3, 2, 2, 1], [1, 0, 1, 0, 1]) == pytest.approx((1 + 0.5 + 0.6) / 3, abs=1e-15)
 
 
 def test_fpr_at_tpr_by_hand():
@@ -140,26 +138,20 @@ def test_one_class_is_an_error(metric):
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_scores_without_a_rank_are_an_error(metric, bad):
-    with pytest.raises(
-        ValueRangeError, match=rf"{metric.__name__}: scores: 1 of 3 values are NaN or infinite"
-    ):
+    with pytest.raises(ValueRangeError, match=rf"{metric.__name__}: scores: 1 of 3 values are NaN or infinite"):
         metric([1.0, bad, 3.0], [0, 1, 1])
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_arguments_that_do_not_fit_are_errors(metric):
     name = metric.__name__
-    with pytest.raises(
-        TableError, match=f"{name} needs columns of one length; scores has 3, positives has 2"
-    ):
+    with pytest.raises(TableError, match=f"{name} needs columns of one length; scores has 3, positives has 2"):
         metric([1.0, 2.0, 3.0], [0, 1])
     with pytest.raises(TableError, match=f"{name}: scores must have at least one row; none came"):
         metric([], [])
     with pytest.raises(TableError, match=rf"{name}: scores must have one axis, \(n,\); shape \(2, 1\) came"):
         metric([[1.0], [2.0]], [0, 1])
-    with pytest.raises(
-        ValueRangeError, match=f"{name}: positives must be booleans, or 0 and 1; 2 came at row 1"
-    ):
+    with pytest.raises(ValueRangeError, match=f"{name}: positives must be booleans, or 0 and 1; 2 came at row 1"):
         metric([1.0, 2.0], [0, 2])
 
 

@@ -93,9 +93,7 @@ def test_order_of_rows_never_counts(rows, random):
 def test_only_the_order_of_scores_counts(metric):
     rng = np.random.default_rng(0)
     scores, errors = rng.integers(9, size=200).astype(float), rng.normal(size=200)
-    assert torch.equal(
-        torch.as_tensor(metric(scores, errors)), torch.as_tensor(metric(-np.exp(50 - scores), errors))
-    )
+    assert torch.equal(torch.as_tensor(metric(scores, errors)), torch.as_tensor(metric(-np.exp(50 - scores), errors)))
 
 
 def test_areas_of_extreme_scores():
@@ -178,7 +176,5 @@ def test_arguments_that_do_not_fit_are_errors(metric):
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("quantiles", [(), (0.0, 1.0), (0.5, 0.5), (0.6, 0.4), (0.5, 1.1), (float("nan"),)])
 def test_quantiles_must_rise_within_their_range(curve, quantiles):
-    with pytest.raises(
-        ValueRangeError, match=rf"{curve.__name__}: quantiles must rise within \(0, 1\]; \[.*\] came"
-    ):
+    with pytest.raises(ValueRangeError, match=rf"{curve.__name__}: quantiles must rise within \(0, 1\]; \[.*\] came"):
         curve([1.0, 2.0], [0, 1], quantiles)

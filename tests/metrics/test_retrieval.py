@@ -135,9 +135,7 @@ def test_lists_graphs_and_read_only_maps(tmp_path):
 def test_order_of_rows_never_counts():
     features, labels = clustered()
     order = np.random.default_rng(1).permutation(len(labels))
-    assert torch.equal(
-        neighbour_matches(features[order], labels[order]), neighbour_matches(features, labels)[order]
-    )
+    assert torch.equal(neighbour_matches(features[order], labels[order]), neighbour_matches(features, labels)[order])
 
 
 def test_the_features_are_left_alone():
@@ -163,19 +161,13 @@ def test_rows_without_a_direction_are_errors(value, norm):
 def test_arguments_that_do_not_fit_are_errors():
     with pytest.raises(TableError, match=r"at least two rows; shape \(1, 2\) came. Give one row an image"):
         nearest([[1.0, 2.0]])
-    with pytest.raises(
-        TableError, match=r"must have the axes \(n, d\) and at least two rows; shape \(3,\) came"
-    ):
+    with pytest.raises(TableError, match=r"must have the axes \(n, d\) and at least two rows; shape \(3,\) came"):
         nearest([1.0, 2.0, 3.0])
-    with pytest.raises(
-        TableError, match="neighbour_matches needs columns of one length; features has 2, labels has 3"
-    ):
+    with pytest.raises(TableError, match="neighbour_matches needs columns of one length; features has 2, labels has 3"):
         recall_at_1([[1.0], [2.0]], [0, 1, 1])
     with pytest.raises(TableError, match=r"neighbour_matches: labels must be integers; torch\.float64 came"):
         recall_at_1([[1.0], [2.0]], [0.0, 1.0])
     with pytest.raises(TableError, match="auroc needs columns of one length; scores has 3, positives has 2"):
         r_auroc([[1.0], [2.0]], [0, 1], [1.0, 2.0, 3.0])
-    with pytest.raises(
-        TableError, match="auroc needs positives and negatives; all 2 rows came with positives = 0"
-    ):
+    with pytest.raises(TableError, match="auroc needs positives and negatives; all 2 rows came with positives = 0"):
         r_auroc([[1.0], [2.0]], [1, 1], [1.0, 2.0])

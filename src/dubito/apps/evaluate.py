@@ -128,7 +128,9 @@ class Evaluation:
     def __str__(self) -> str:
         lines = self.lines()
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
         model = "  ".join(f"{TITLES[key]} {_cell(value)}" for key, value in self.model.items())
         return "\n".join([f"{self.name}: {self.rows} images" + (f"  {model}" if model else ""), *text])
 

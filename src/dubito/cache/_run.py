@@ -126,7 +126,7 @@ class Run:
             bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)
             if bad.any():
                 raise ValueRangeError(
-                    f"image '{ids[int(bad.nonzero()[0, 0])]}': the model gives NaN or infinite values in column '{key}'. "
+                    f"image '{ids[int(bad.nonzero()[0, 0])]}': the model gives NaN or infinite values in '{key}'. "
                     f"Look at its weights, at the transform and at that image; finished shards are kept."
                 )
 
@@ -145,9 +145,8 @@ class Run:
 
     def _finish(self, blocks: range) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
-        for name, probe in self.manifest.probes.items():
-            if name in self.probes:
-                probe |= _summary([self.have[name, block] for block in blocks])
+        for name in self.probes:
+            self.manifest.probes[name] |= _summary([self.have[name, block] for block in blocks])
         forward = [self.have[Forward.name, block] for block in blocks]
         self.manifest.skipped = [entry for shard in forward for entry in shard.notes()["skipped"]]
         if len(self.manifest.skipped) == len(self.images):

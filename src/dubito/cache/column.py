@@ -58,7 +58,7 @@ class ShardedColumn:
         ends = torch.tensor(self._ends)
         owner = torch.searchsorted(ends, index, right=True)
         parts, places = [], []
-        for which in owner.unique().tolist():
+        for which in sorted(set(owner.tolist())):
             place = (owner == which).nonzero()[:, 0]
             first = self._ends[which - 1] if which else 0
             parts.append(self._rows(which)[index[place] - first])

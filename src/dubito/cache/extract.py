@@ -1,7 +1,8 @@
 """The only loop over images: decode in workers, run the probes, write shards; resumable at any instant.
 
-Images are cut into blocks of `shard_size`. For each block and probe there is one shard; a block whose shard is there and
-whole is never done again. Batches never cross a block, so a resumed extraction gives the same bytes as an undisturbed one.
+Images are cut into blocks of `shard_size`. For each block and probe there is one shard; a block whose shard is there
+and whole is never done again. Batches never cross a block, so a resumed extraction gives the same bytes as an
+undisturbed one.
 """
 
 import os
@@ -61,7 +62,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     """
     opened = open_images(images, labels)
     stored, space = resolve_labels(opened, model, label_space)
-    chosen = {Forward.name: Forward()} | {probe.name: probe for probe in probes}
+    chosen: dict[str, Probe] = {probe.name: probe for probe in (Forward(), *probes)}
     folder = Path(to)
     with _alone(folder):
         sweep(folder)
@@ -112,9 +113,7 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CacheError(
-            f"to: the folder '{folder}' cannot be made ({error.strerror}). Give another place."
-        ) from error
+        raise CacheError(f"to: the folder '{folder}' cannot be made ({error.strerror}). Give another place.") from error
     try:
         with FileLock(folder / _LOCK, timeout=0):
             yield

@@ -62,7 +62,7 @@ class _Reader(Dataset[Any]):
             try:
                 tensors.append(self._prepare(index))
                 kept.append(index)
-            except BrokenImageError as error:
+            except BrokenImageError as error:  # noqa: PERF203 (decoding costs a thousand times more)
                 broken.append((index, str(error)))
         return Batch(kept, self._stack(tensors, kept) if tensors else None, broken)
 

@@ -72,7 +72,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        raise CacheError(f"cache '{folder}': {FILE} cannot be read ({error}). Delete the folder and extract again.") from error
+        raise CacheError(
+            f"cache '{folder}': {FILE} cannot be read ({error}). Delete the folder and extract again."
+        ) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         came = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise CacheError(

@@ -1,4 +1,4 @@
-"""Open a finished cache as a Table: nothing is read but the manifest, rows come from the disk when they are asked for."""
+"""Open a finished cache as a Table: only the manifest is read, rows come from the disk when they are asked for."""
 
 from pathlib import Path
 from typing import Any

@@ -8,7 +8,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True) -> Iterator[Callable[[int], None]]:
+def bar(
+    title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True
+) -> Iterator[Callable[[int], None]]:
     """A bar on standard error; yields a function that advances it."""
     console = Console(stderr=True)
     columns = (

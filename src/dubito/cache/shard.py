@@ -78,7 +78,10 @@ class Shard:
 
 def write_shard(folder: Path, probe: str, index: int, columns: Mapping[str, Tensor], notes: Any) -> Shard:
     """Write one shard so that a kill or a full disk at any instant leaves it whole or absent."""
-    data = save({key: value.contiguous() for key, value in columns.items()}, {"notes": json.dumps(notes, sort_keys=True)})
+    data = save(
+        {key: value.contiguous() for key, value in columns.items()},
+        {"notes": json.dumps(notes, sort_keys=True)},
+    )
     crc = zlib.crc32(data)
     path = folder / f"{probe}-{index:05d}-{crc:08x}.safetensors"
     write_file(path, data)
@@ -99,7 +102,9 @@ def shard_named(folder: Path, name: str) -> Shard:
     """The shard that a manifest names."""
     match = _NAME.fullmatch(name)
     if match is None:
-        raise DamagedShardError(f"manifest of '{folder}' names '{name}', which is no shard. Run the same extract again.")
+        raise DamagedShardError(
+            f"manifest of '{folder}' names '{name}', which is no shard. Run the same extract again."
+        )
     return Shard(folder / name, match["probe"], int(match["index"]), int(match["crc"], 16))
 
 
@@ -116,8 +121,8 @@ def write_file(path: Path, data: bytes) -> None:
         part.unlink(missing_ok=True)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
-                f"no space left for {path.name} ({len(data) / 1e6:.1f} MB) in '{path.parent}'. What was finished is safe: "
-                f"free some space and run the same call again, it goes on from there."
+                f"no space left for {path.name} ({len(data) / 1e6:.1f} MB) in '{path.parent}'. What was finished is "
+                f"safe: free some space and run the same call again, it goes on from there."
             ) from error
         raise
     _flush_folder(path.parent)

@@ -57,8 +57,7 @@ class ArchiveImages(ImageSet):
             content = self._archive().read(self.ids[index])
         except _UNPACKING as error:
             raise BrokenImageError(
-                f"image '{name}' must be a whole member of its archive; unpacking gave: {error}. "
-                f"Make the archive anew."
+                f"image '{name}' must be a whole member of its archive; unpacking gave: {error}. Make the archive anew."
             ) from error
         return decode(content, name)
 

@@ -77,9 +77,7 @@ class ArrayImages(ImageSet):
         ids = position_ids(len(self._rows)) if ids is None else ids
         super().__init__(name, ids, numbers, classes or names)
         if len(self.ids) != len(self._rows):
-            raise ImagesError(
-                f"ids of {name} must be one an image; {len(ids)} ids came for {len(self._rows)} images."
-            )
+            raise ImagesError(f"ids of {name} must be one an image; {len(ids)} ids came for {len(self._rows)} images.")
 
     def __getstate__(self) -> dict[str, Any]:
         # torch sends tensors to workers through shared memory, numpy arrays as copies.
@@ -129,9 +127,7 @@ def _check_images(rows: Array, name: str) -> None:
         return
     repair = "Convert to uint8 0..255, or give model inputs as inputs=."
     if rows.dtype == np.uint8 and rows.ndim == 4:
-        repair = {1: "Give images[..., 0].", 4: "Give images[..., :3]."}.get(
-            rows.shape[-1], "Put channels last."
-        )
+        repair = {1: "Give images[..., 0].", 4: "Give images[..., :3]."}.get(rows.shape[-1], "Put channels last.")
         repair = "Give images.transpose(0, 2, 3, 1)." if rows.shape[1] == 3 else repair
     raise ImagesError(
         f"images of {name} must be uint8 pixels of shape (n,h,w,3) or (n,h,w); "

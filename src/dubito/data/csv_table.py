@@ -31,9 +31,7 @@ def read_csv(path: Path) -> CsvTable:
     """A CSV file with commas, in UTF-8; the first line names the columns, in capitals or not."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [
-                (i, [cell.strip() for cell in row]) for i, row in enumerate(csv.reader(file), 1) if any(row)
-            ]
+            lines = [(i, [cell.strip() for cell in row]) for i, row in enumerate(csv.reader(file), 1) if any(row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ImagesError(
             f"CSV file '{path}' must be readable text in UTF-8; reading it gave: {error}. Save it as UTF-8."

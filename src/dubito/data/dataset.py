@@ -138,9 +138,7 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
     if isinstance(dataset, TorchSubset):
         return _class_names(dataset.dataset)
     names = getattr(dataset, "classes", None)
-    return (
-        tuple(names) if isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names) else None
-    )
+    return tuple(names) if isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names) else None
 
 
 def _known_labels(dataset: Any) -> Int[Tensor, "n"] | None:

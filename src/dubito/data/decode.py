@@ -61,8 +61,7 @@ def decode(source: bytes | Path | BinaryIO, name: str) -> Image.Image:
             ) from error
         except Image.DecompressionBombError as error:
             raise BrokenImageError(
-                f"image '{name}' must fit in memory; a decompression bomb came: {error} "
-                f"Shrink it, or take it out."
+                f"image '{name}' must fit in memory; a decompression bomb came: {error} Shrink it, or take it out."
             ) from error
         # Pillow's plug-ins meet damaged bytes with whatever they stumble over, down to struct.error.
         except Exception as error:

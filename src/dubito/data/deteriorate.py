@@ -73,9 +73,7 @@ def noise(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.rint(noisy.clip(0, 255)).astype(np.uint8))
 
 
-DETERIORATIONS: Mapping[str, Deterioration] = MappingProxyType(
-    {"blur": blur, "box": box, "zoom": zoom, "noise": noise}
-)
+DETERIORATIONS: Mapping[str, Deterioration] = MappingProxyType({"blur": blur, "box": box, "zoom": zoom, "noise": noise})
 """The four ways by name."""
 
 
@@ -92,7 +90,5 @@ def _window(size: tuple[int, int], scale: float, seed: int) -> tuple[int, int, i
     """A box of `scale` times the image's sides, at least one pixel, at a place that the seed chooses."""
     places = np.random.default_rng(seed).random(2)
     sides = [max(1, round(side * scale)) for side in size]
-    left, top = (
-        round(float(place) * (side - part)) for place, side, part in zip(places, size, sides, strict=True)
-    )
+    left, top = (round(float(place) * (side - part)) for place, side, part in zip(places, size, sides, strict=True))
     return left, top, left + sides[0], top + sides[1]

@@ -45,9 +45,7 @@ def hash_images(ids: Sequence[str], rows: Sequence[int], content: Callable[[int]
         return [hash_parts(encode(ids[row]), content(row)) for row in rows[start : start + _CHUNK]]
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return hash_blocks(
-            part for parts in pool.map(chunk, range(0, len(rows), _CHUNK)) for part in parts
-        ).hex()
+        return hash_blocks(part for parts in pool.map(chunk, range(0, len(rows), _CHUNK)) for part in parts).hex()
 
 
 def encode(text: str) -> bytes:

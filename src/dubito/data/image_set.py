@@ -62,9 +62,7 @@ class ImageSet(ABC):
 def check_unique(ids: Sequence[str], name: str) -> None:
     """Raise ImagesError when there are no images or two have the same id."""
     if not len(ids):
-        raise ImagesError(
-            f"{name} must hold at least one image; none came. Add images or give another source."
-        )
+        raise ImagesError(f"{name} must hold at least one image; none came. Add images or give another source.")
     if len(set(ids)) < len(ids):
         twice = [key for key, count in Counter(ids).items() if count > 1]
         raise ImagesError(

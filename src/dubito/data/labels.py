@@ -73,9 +73,7 @@ def to_labels(values: Any, what: str) -> tuple[Int[Tensor, "n"], tuple[str, ...]
         return torch.tensor([int(text) for text in texts]), None
     if all(map(_is_number, texts)):
         decimal = next(text for text in texts if not _is_integer(text))
-        raise ImagesError(
-            f"{what} must be integers or class names; '{decimal}' came. Write the labels as integers."
-        )
+        raise ImagesError(f"{what} must be integers or class names; '{decimal}' came. Write the labels as integers.")
     classes = tuple(sorted(set(texts)))
     number = {name: i for i, name in enumerate(classes)}
     return torch.tensor([number[text] for text in texts]), classes
@@ -134,9 +132,9 @@ def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:
             f"images or labels: {some(clashing)}. Use full ids such as '{images.ids[0]}'."
         )
     raise ImagesError(
-        f"{what} must have a label for each of the {len(images)} images of '{images.name}'; {len(fewest)} have "
-        f"none under their id, file name, stem or number: {some(fewest)} (it names {some(list(labels), 2)}). "
-        f"Add them, or open only the labelled images."
+        f"{what} must have a label for each of the {len(images)} images of '{images.name}'; {len(fewest)} "
+        f"have none under their id, file name, stem or number: {some(fewest)} (it names "
+        f"{some(list(labels), 2)}). Add them, or open only the labelled images."
     )
 
 

@@ -30,9 +30,7 @@ def open_npz(path: Path, part: str | None = None) -> ArrayImages:
         with zipfile.ZipFile(path) as archive:
             infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             prefix, pixels = _choose(list(infos), part, name)
-            found = {
-                key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos
-            }
+            found = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
             small = {key: _load(archive, info) for key, info in found.items()}
             rows = _mapped(path, infos[prefix + pixels]) or _load(archive, infos[prefix + pixels])
     except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
@@ -51,12 +49,7 @@ def _build(rows: Array | Mapped, pixels: str, small: dict[str, Array], name: str
 
 def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
     """The prefix of the part's keys, and whether it has images or inputs."""
-    found = [
-        (key.removesuffix(end), end)
-        for key in keys
-        for end in _PIXELS
-        if key == end or key.endswith(f"_{end}")
-    ]
+    found = [(key.removesuffix(end), end) for key in keys for end in _PIXELS if key == end or key.endswith(f"_{end}")]
     prefix = None if part is None else f"{part}_"
     chosen = [pair for pair in found if prefix is None or pair[0] == prefix]
     plain = [pair for pair in chosen if pair[0] == ""]

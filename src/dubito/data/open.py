@@ -22,9 +22,7 @@ from dubito.data.tree import SUFFIXES, is_image
 from dubito.errors import ImagesError
 from dubito.types import Images
 
-_ACCEPTED = (
-    "a folder, an image, a .csv, .zip or .npz file, an array, a tensor, or a torch Dataset with a length"
-)
+_ACCEPTED = "a folder, an image, a .csv, .zip or .npz file, an array, a tensor, or a torch Dataset with a length"
 
 
 def open_images(source: Any, labels: Labels | None = None) -> Images:
@@ -66,11 +64,7 @@ def _open(source: Any) -> Images:
             f"is read from front to back only. "
             f"Give a map-style Dataset, or list(dataset) if it fits in memory."
         )
-    if (
-        hasattr(source, "__len__")
-        and hasattr(source, "__getitem__")
-        and not isinstance(source, (dict, bytes))
-    ):
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (dict, bytes)):
         return DatasetImages(source)
     raise ImagesError(f"images must come from {_ACCEPTED}; {type(source).__name__} came.")
 
@@ -111,9 +105,5 @@ def _missing(path: Path) -> ImagesError:
         there = there.parent
     wanted = path.relative_to(there).parts[0]
     near = difflib.get_close_matches(wanted, [entry.name for entry in there.iterdir()])
-    hint = (
-        f"Did you mean {some([str(there / name) for name in near])}?"
-        if near
-        else f"Look in '{there.resolve()}'."
-    )
+    hint = f"Did you mean {some([str(there / name) for name in near])}?" if near else f"Look in '{there.resolve()}'."
     return ImagesError(f"images must be a folder or file that is there; '{path}' is not. {hint}")

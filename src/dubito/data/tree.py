@@ -59,8 +59,7 @@ def class_folders(ids: Sequence[str], name: str) -> tuple[Int[Tensor, "n"] | Non
     classes = tuple(sorted(set(names)))
     if _SPLITS.issuperset(part.lower() for part in classes):
         raise ImagesError(
-            f"{name} must hold class folders or images; it holds the splits {some(classes)}. "
-            f"Open one of them."
+            f"{name} must hold class folders or images; it holds the splits {some(classes)}. Open one of them."
         )
     number = {key: i for i, key in enumerate(classes)}
     return torch.tensor([number[key] for key in names]), classes

@@ -47,9 +47,7 @@ class Subset(ImageSet):
 class Labelled(ImageSet):
     """The same images with other labels. The digest stays the same: labels do not count."""
 
-    def __init__(
-        self, images: Images, labels: Int[Tensor, "n"], classes: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, images: Images, labels: Int[Tensor, "n"], classes: Sequence[str] | None = None) -> None:
         super().__init__(images.name, images.ids, labels, classes)
         self.images = images
 

@@ -56,9 +56,7 @@ def same_length(what: str, **rows: int) -> None:
 def _one_axis(values: Array, what: str) -> Shaped[Tensor, "n"]:
     given = to_tensor(values, what)
     if given.ndim != 1:
-        raise TableError(
-            f"{what} must have one axis, (n,); shape {tuple(given.shape)} came. Give one value a row."
-        )
+        raise TableError(f"{what} must have one axis, (n,); shape {tuple(given.shape)} came. Give one value a row.")
     if len(given) == 0:
         raise TableError(f"{what} must have at least one row; none came. Look at how the rows were selected.")
     return given

@@ -16,9 +16,7 @@ def tie_groups(scores: Float64[np.ndarray, "n"]) -> tuple[Int64[np.ndarray, "n"]
     return order, ends
 
 
-def in_expected_order(
-    scores: Float64[np.ndarray, "n"], values: Float64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "n"]:
+def in_expected_order(scores: Float64[np.ndarray, "n"], values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     """The values by rising score, each replaced by the mean over the rows of equal score."""
     order, ends = tie_groups(scores)
     starts = np.concatenate(([0], ends[:-1]))
@@ -27,9 +25,7 @@ def in_expected_order(
     return np.repeat(means, sizes)
 
 
-def sum_below(
-    ordered: Float64[np.ndarray, "n"], quantiles: Float64[np.ndarray, "q"]
-) -> Float64[np.ndarray, "q"]:
+def sum_below(ordered: Float64[np.ndarray, "n"], quantiles: Float64[np.ndarray, "q"]) -> Float64[np.ndarray, "q"]:
     """The sum of the first quantile * n ordered values; a row that a quantile cuts counts by its share."""
     n = len(ordered)
     sums: np.ndarray = np.interp(quantiles * n, np.arange(n + 1), np.append(0.0, np.cumsum(ordered)))

@@ -25,9 +25,7 @@ from dubito.metrics._arrays import Array, flags, numbers, same_length
 from dubito.metrics._ties import in_expected_order, sum_below
 
 
-def ece(
-    confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["width", "mass"] = "width"
-) -> float:
+def ece(confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["width", "mass"] = "width") -> float:
     """The expected calibration error over bins of confidence.
 
     Args:
@@ -45,9 +43,7 @@ def ece(
     if binning == "mass":
         return _over_quantiles(q, gap, bins)
     if binning != "width":
-        raise ValueRangeError(
-            f"ece: binning must be 'width' or 'mass'; {binning!r} came. Choose one of the two."
-        )
+        raise ValueRangeError(f"ece: binning must be 'width' or 'mass'; {binning!r} came. Choose one of the two.")
     inner_edges = np.arange(1, bins) / bins
     return float(np.abs(np.bincount(np.searchsorted(inner_edges, q), weights=gap)).sum() / len(gap))
 

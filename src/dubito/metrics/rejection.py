@@ -51,9 +51,7 @@ def risk_coverage(scores: Array, errors: Array) -> RiskCoverage:
     """
     ordered = _by_certainty(scores, errors, "risk_coverage", "errors")
     accepted = np.arange(1, len(ordered) + 1)
-    return RiskCoverage(
-        torch.from_numpy(accepted / len(ordered)), torch.from_numpy(np.cumsum(ordered) / accepted)
-    )
+    return RiskCoverage(torch.from_numpy(accepted / len(ordered)), torch.from_numpy(np.cumsum(ordered) / accepted))
 
 
 def aurc(scores: Array, errors: Array) -> float:
@@ -104,9 +102,7 @@ def bucket_curve(scores: Array, values: Array, quantiles: Sequence[float] = DECI
     return torch.from_numpy(np.diff(sum_below(ordered, edges)) / (np.diff(edges) * len(ordered)))
 
 
-def acceptance_curve(
-    scores: Array, values: Array, quantiles: Sequence[float] = DECILES
-) -> Float64[Tensor, "q"]:
+def acceptance_curve(scores: Array, values: Array, quantiles: Sequence[float] = DECILES) -> Float64[Tensor, "q"]:
     """The mean value over all rows up to each quantile of uncertainty; at 1 the mean of all.
 
     Args:
@@ -137,7 +133,6 @@ def _rising(quantiles: Sequence[float], by: str) -> Float64[np.ndarray, "q"]:
     edges = np.append(0.0, q)
     if q.size == 0 or not (np.diff(edges) > 0).all() or edges[-1] > 1:
         raise ValueRangeError(
-            f"{by}: quantiles must rise within (0, 1]; {list(quantiles)} came. "
-            f"Give upper ends such as (0.5, 1.0)."
+            f"{by}: quantiles must rise within (0, 1]; {list(quantiles)} came. Give upper ends such as (0.5, 1.0)."
         )
     return q

@@ -94,9 +94,7 @@ class _Directions:
 
     def single(self, rows: slice) -> Float32[np.ndarray, "_ d"]:
         """Unit vectors to multiply fast."""
-        return self.rows[rows].astype(np.float32, copy=False) * self.inverse_norm[rows, None].astype(
-            np.float32
-        )
+        return self.rows[rows].astype(np.float32, copy=False) * self.inverse_norm[rows, None].astype(np.float32)
 
     def double(self, rows: slice | Int64[np.ndarray, "r"]) -> Float64[np.ndarray, "_ d"]:
         """Unit vectors to multiply exactly."""

@@ -125,7 +125,7 @@ def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Out
             hint = ' It looks like log_softmax: pass output="log_probabilities".'
         gap = float((last[-1].output - answer).abs().max())
         return (
-            f"{name}: its output differs from that of its last linear layer (by up to {gap:.3g}), so no head reproduces it."
+            f"{name}: its output differs from that of its last linear layer (by up to {gap:.3g})."
             f"{hint} Otherwise name the classifying layer with head='...' to take that layer's output as logits."
         )
     return (
@@ -143,6 +143,6 @@ def named_weight(module: nn.Module, head: str) -> Tensor:
     weight = getattr(parts[head], "weight", None)
     if not isinstance(weight, Tensor):
         raise ModelError(
-            f"head: layer '{head}' is a {type(parts[head]).__name__} without a weight. Name a linear layer or convolution."
+            f"head: layer '{head}' has no weight ({type(parts[head]).__name__}). Name a linear layer or a convolution."
         )
     return weight

@@ -88,14 +88,12 @@ class Spy(TorchFunctionMode):
         if func in _LINEAR or (func in _CONV and _is_pointwise(args, kwargs)):
             given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
             role: Role = "linear" if func in _LINEAR else "conv"
-            found = Call(
-                self._count, role, given["input"], output, weight=given["weight"], bias=given.get("bias")
-            )
+            found = Call(self._count, role, given["input"], output, weight=given["weight"], bias=given.get("bias"))
             found.version = output._version
         elif func in _INDEX and _picks_token(args, output):
             found = Call(self._count, "token", args[0], output, reduced=(1,))
         elif func in _POOL or func in _MEAN:
-            source = args[0] if args else kwargs.get("input")
+            source: Tensor = args[0] if args else kwargs["input"]
             reduced = _reduced_axes(func, source, args, kwargs, output)
             found = Call(self._count, "pool", source, output, reduced=reduced) if reduced else None
         self._count += found is not None

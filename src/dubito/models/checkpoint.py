@@ -39,7 +39,10 @@ def put_weights(module: nn.Module, weights: dict[str, Tensor], source: str) -> N
     """Load weights into a module that we own; every key and shape must fit."""
     own = module.state_dict()
     problems = [
-        ("missing", sorted(key for key in own.keys() - weights.keys() if not key.endswith("num_batches_tracked"))),
+        (
+            "missing",
+            sorted(key for key in own.keys() - weights.keys() if not key.endswith("num_batches_tracked")),
+        ),
         ("unknown", sorted(weights.keys() - own.keys())),
         (
             "of another shape",
@@ -73,7 +76,7 @@ def _read_torch(path: Path) -> object:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing of it was executed. "
+            f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing was executed. "
             f"Save model.state_dict() alone, as safetensors or with torch.save, where you trust the file."
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError) as error:

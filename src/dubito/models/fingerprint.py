@@ -1,10 +1,11 @@
 """Who is this model: a hash of its structure and of every weight.
 
-    digest = blake2b( (name, class, settings) of every submodule, (key, dtype, shape, bytes) of every tensor )
+digest = blake2b( (name, class, settings) of every submodule, (key, dtype, shape, bytes) of every tensor )
 """
 
 import hashlib
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ def weights_digest(module: nn.Module) -> str:
     return state.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def _bytes(tensor: Tensor) -> Any:
+    """The raw memory, whatever the type; hashing reads it without a copy."""
     flat = tensor.detach().to("cpu").contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""

@@ -26,7 +26,9 @@ def load(
 ) -> WrappedClassifier:
     """AutoModelForImageClassification from a hub id or a folder that save_pretrained wrote."""
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
-        raise ModelError(f"load: no folder '{name}'. Give a folder with config.json and model.safetensors, or a hub id.")
+        raise ModelError(
+            f"load: no folder '{name}'. Give a folder with config.json and model.safetensors, or a hub id."
+        )
     place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     try:
         processor = AutoImageProcessor.from_pretrained(place)

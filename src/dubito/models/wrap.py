@@ -1,11 +1,12 @@
 """Any nn.Module as a Classifier: features, logits from features, and a feature map, found by watching one forward pass.
 
-    features(x)    (n, d)    what the last classifying layer reads
-    logits(z)      (n, c)    that layer on features; logits(features(x)) == module(x)
-    feature_map(x) (n, t, d) what the layer would read if the image were one tile: everything behind the pool (norms,
-                             hidden layers) runs on each tile; class-token transformers give their patch tokens instead
+features(x)    (n, d)    what the last classifying layer reads
+logits(z)      (n, c)    that layer on features; logits(features(x)) == module(x)
+feature_map(x) (n, t, d) what the layer would read if the image were one tile: everything behind the pool (norms,
+                         hidden layers) runs on each tile; class-token transformers give their patch tokens instead
 """
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -129,7 +130,8 @@ class WrappedClassifier:
             )
         if plan.convolutional:
             calls = self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
-            return _tile_features(calls, plan).unflatten(1, calls[plan.pool].grid)
+            tiles = _tile_features(calls, plan)
+            return tiles.reshape(len(tiles), *calls[plan.pool].grid, tiles.shape[-1])
         return self._tiles(x, plan)
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
@@ -147,7 +149,11 @@ class WrappedClassifier:
 
     def fingerprint(self) -> Json:
         """Hashes of the weights and the settings of the transform."""
-        return {"model": self.name, "weights": weights_digest(self.module), "transform": self.transform.describe()}
+        return {
+            "model": self.name,
+            "weights": weights_digest(self.module),
+            "transform": self.transform.describe(),
+        }
 
     def _understand(self, x: Tensor) -> Plan:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
@@ -187,10 +193,8 @@ class WrappedClassifier:
         return rows.view(len(x), h, w, rows.shape[1])
 
     def _watch(self, x: Tensor, spy: Spy) -> Spy:
-        try:
+        with contextlib.suppress(Reached):
             self._run(x, spy)
-        except Reached:
-            pass
         return spy
 
     def _run(self, x: Tensor, spy: Spy) -> Float[Tensor, "n c"]:
@@ -222,7 +226,7 @@ def _tiles_as_rows(call: Call, patches: tuple[int, int] | None) -> Tensor:
 
 
 def _grid(call: Call, patches: tuple[int, int] | None) -> tuple[int, int]:
-    """Height and width of the tiles; tokens stand on the grid of the patch embedding, behind class and register tokens."""
+    """Height and width of the tiles; patch tokens stand on the grid of the embedding, behind all other tokens."""
     if len(call.grid) == 2:
         return call.grid[0], call.grid[1]
     count = call.grid[0]
@@ -265,4 +269,6 @@ def _on_device(module: nn.Module, device: str | torch.device | None) -> nn.Modul
     try:
         return copy.deepcopy(module).to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device: '{device}' cannot be used here ({str(error).splitlines()[0]}). Try device='cpu'.") from error
+        raise ModelError(
+            f"device: '{device}' cannot be used here ({str(error).splitlines()[0]}). Try device='cpu'."
+        ) from error

@@ -1,11 +1,11 @@
 """The probe that every extraction runs: one forward pass gives feature, logit and, with labels, the task loss.
 
-    feature z (n,d)    logit W z + b (n,c)    loss = -log softmax(logit)[label] (n)
+feature z (n,d)    logit W z + b (n,c)    loss = -log softmax(logit)[label] (n)
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -30,12 +30,10 @@ class Forward:
     store_logit: bool = True
     feature_dtype: Literal["float16", "float32"] = "float16"
 
-    name: ClassVar[str] = "forward"
-    price: ClassVar[str] = "1 forward pass"
+    name = "forward"
+    price = "1 forward pass"
 
-    def run(
-        self, model: Classifier, x: Float[Tensor, "n ..."], label: Int[Tensor, "n"] | None
-    ) -> Mapping[str, Tensor]:
+    def run(self, model: Classifier, x: Float[Tensor, "n ..."], label: Int[Tensor, "n"] | None) -> Mapping[str, Tensor]:
         """feature, logit (if stored), and loss if the labels are the model's."""
         z = model.features(x)
         logit = model.logits(z).float()

@@ -1,6 +1,6 @@
 """Saved scores: score.json says which and how, state.safetensors holds learned tensors. Nothing is pickled.
 
-    {"format": 1, "score": "temperature", "settings": {...}, "learned": {"temperature_": 1.3}}
+{"format": 1, "score": "temperature", "settings": {...}, "learned": {"temperature_": 1.3}}
 """
 
 import json
@@ -63,7 +63,9 @@ def _described(score: Score) -> Json:
     settings = {setting.name: getattr(score, setting.name) for setting in fields(score) if setting.init}  # type: ignore[arg-type]
     return {
         "score": score.name,
-        "settings": {name: _described(value) if isinstance(value, Score) else value for name, value in settings.items()},
+        "settings": {
+            name: _described(value) if isinstance(value, Score) else value for name, value in settings.items()
+        },
     }
 
 

@@ -18,13 +18,16 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
 from dubito.types import Score
 
+_AT_ONCE = 8192
 
-def kth_distance(
-    queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int
-) -> Float[Tensor, "n"]:
+
+def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int) -> Float[Tensor, "n"]:
     """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
     similarity, _ = faiss.knn(
-        queries.float().contiguous().numpy(), bank.float().contiguous().numpy(), k, metric=faiss.METRIC_INNER_PRODUCT
+        queries.float().contiguous().numpy(),
+        bank.float().contiguous().numpy(),
+        k,
+        metric=faiss.METRIC_INNER_PRODUCT,
     )
     return (2 - 2 * torch.from_numpy(similarity[:, -1]).double()).clamp(min=0).sqrt()
 
@@ -61,10 +64,9 @@ class Neighbours(Score):
             )
         keep = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))[:size].sort().values
         bank = torch.empty(size, table.shape("feature")[1])
-        start = 0
-        for rows in keep.split(8192):
+        for start in range(0, size, _AT_ONCE):
+            rows = keep[start : start + _AT_ONCE]
             bank[start : start + len(rows)] = _normalised(table.select("feature").rows(rows).feature, "fit")
-            start += len(rows)
         self.bank_ = bank
 
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
@@ -80,9 +82,10 @@ class Neighbours(Score):
 
 def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"]:
     norm = feature.norm(dim=-1)
-    if not bool(torch.isfinite(norm).all()) or bool((norm == 0).any()):
+    bad = ~torch.isfinite(norm) | (norm == 0)
+    if bool(bad.any()):
         raise ValueRangeError(
-            f"neighbours.{verb}: features must be finite and not all zero; row "
-            f"{int((~torch.isfinite(norm) | (norm == 0)).nonzero()[0, 0])} of the batch is not. Look at that image's feature."
+            f"neighbours.{verb}: features must be finite and not all zero; row {int(bad.nonzero()[0, 0])} of the batch "
+            f"is not. Look at that image's feature."
         )
     return F.normalize(feature.float(), dim=-1)

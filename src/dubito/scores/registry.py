@@ -10,8 +10,7 @@ from dubito.scores.temperature import Temperature
 from dubito.types import Score
 
 SCORES: dict[str, type[Score]] = {
-    score.name: score
-    for score in (MaxProbability, Entropy, Cool, Margin, MaxLogit, Energy, Temperature, Neighbours)
+    score.name: score for score in (MaxProbability, Entropy, Cool, Margin, MaxLogit, Energy, Temperature, Neighbours)
 }
 """A new score is one more name in this line-up."""
 
@@ -25,7 +24,8 @@ def make_score(name: str, **settings: Any) -> Score:
     if name not in SCORES:
         near = get_close_matches(name, SCORES, n=3, cutoff=0.4)
         raise DubitoError(
-            f"score: there is no '{name}'. " + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(SCORES)}.")
+            f"score: there is no '{name}'. "
+            + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(SCORES)}.")
         )
     try:
         return SCORES[name](**settings)

@@ -4,9 +4,9 @@
     entropy          H(p) = -sum_y p_y log p_y      margin  -(p_(1) - p_(2)), the two largest
     max_logit        -max_y logit_y                 energy  -T log sum_y exp(logit_y / T)
 
-with p = softmax(logits). U_max, U_entropy and U_cool are those of Pearce et al. 2021 (arXiv 2106.04972, section 2 and the
-cooling experiment), where scaling the features scales the logits apart from the bias; max_logit is Hendrycks et al. 2022,
-energy Liu et al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
+with p = softmax(logits). U_max, U_entropy and U_cool are those of Pearce et al. 2021 (arXiv 2106.04972), where cooling
+scales the features, which is scaling the logits apart from the bias; max_logit is Hendrycks et al. 2022, energy Liu et
+al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
 """
 
 from dataclasses import dataclass

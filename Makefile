@@ -1,0 +1,48 @@
+# Everything a newcomer needs: `make demo` and `make test` set up what they lack and then do their job.
+PYTHON ?= python3
+DATA ?=
+BIN := .venv/bin
+READY := .venv/.ready
+export PYTHONWARNINGS ?= default
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format docs bench clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(READY)  ## make .venv and install dubito into it, editable, with everything its developers use
+
+# uv installs by hard links from its cache, so a second checkout costs seconds; where it cannot reach the registry, pip does.
+$(READY): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev]" || $(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@
+
+demo: $(READY)  ## score real photographs and their spoiled copies, and write a page about them
+	@$(BIN)/dubito demo --to demo
+
+test: $(READY)  ## run all tests and doctests
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## format, lint, types, import rule, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_import_rule.py
+	$(BIN)/mkdocs build --strict --quiet
+
+format: $(READY)  ## let ruff format and mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(READY)  ## serve the documentation while writing it
+	$(BIN)/mkdocs serve
+
+bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
+	$(BIN)/python benchmarks/neighbours.py
+	$(BIN)/python benchmarks/extract.py $(if $(DATA),--data $(DATA))
+
+clean:  ## remove what was built, and the environment
+	rm -rf .venv site demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
