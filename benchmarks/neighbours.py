@@ -1,12 +1,14 @@
 """Exact nearest neighbours: `dubito.metrics.nearest` against faiss's flat search, in time and in memory.
 
-Both search every row of the same seeded features for its most similar other row, in one process, in turns.
+Time: both search every row of the same seeded features for its most similar other row, in one process, in turns.
 faiss gets vectors that are normalised and copied into its index before the clock starts, and is asked for two
-neighbours, of which the row itself is one. The last line is one JSON object; `ratio` is our seconds over
-faiss's, the best of the repeats each.
+neighbours, of which the row itself is one. `ratio` is our seconds over faiss's, the best of the repeats each.
+Memory: a fresh process, its peak of resident memory less what it had before the features, less the features.
 
     python benchmarks/neighbours.py            # 50,000 and 200,000 x 768: some minutes on two cores
     python benchmarks/neighbours.py --quick    # seconds
+
+The last line is one JSON object.
 """
 
 import argparse
@@ -14,6 +16,8 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import faiss
@@ -25,14 +29,12 @@ from torch import Tensor
 
 from dubito.metrics import nearest
 
-GIGABYTE = 1e9
-
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=50_000, help="rows of the race against faiss")
-    parser.add_argument("--rows-large", type=int, default=200_000, help="rows of the memory run; 0 leaves it out")
+    parser.add_argument("--rows-large", type=int, default=200_000, help="rows of the second memory run; 0: none")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--repeats", type=int, default=2, help="of which the best counts")
     parser.add_argument("--quick", action="store_true", help="4,000 and 8,000 rows of 128")
@@ -40,25 +42,26 @@ def main() -> None:
     if options.quick:
         options.rows, options.rows_large, options.width = 4_000, 8_000, 128
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns) as progress:
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
         result = race(options.rows, options.width, options.repeats, progress)
+        result["extra_memory_gb"] = extra_memory(options.rows, options.width, progress)
         if options.rows_large:
-            result |= large(options.rows_large, options.width, progress)
+            result["rows_large"] = options.rows_large
+            result["extra_memory_gb_200k"] = extra_memory(options.rows_large, options.width, progress)
     print(json.dumps(result))
 
 
 def race(n: int, d: int, repeats: int, progress: Progress) -> dict[str, Any]:
-    """Time and memory of both on the same rows, and whether they agree."""
+    """Time of both on the same rows, and whether they agree."""
     z, label = clustered(n, d)
     unit = torch.nn.functional.normalize(z).numpy()
     index = faiss.IndexFlatIP(d)
     index.add(unit)
     ours, theirs = [], []
-    for repeat in range(repeats):
-        ours.append(measure(lambda: nearest(z).numpy(), f"dubito, run {repeat + 1}", progress))
-        theirs.append(measure(lambda: without_self(index.search(unit, 2)[1]), f"faiss, run {repeat + 1}", progress))
-    found, reference = ours[0][0], theirs[0][0]
+    for run in range(1, repeats + 1):
+        ours.append(timed(lambda: nearest(z).numpy(), f"dubito, run {run}", progress))
+        theirs.append(timed(lambda: without_self(index.search(unit, 2)[1]), f"faiss, run {run}", progress))
+    (found, _), (reference, _) = ours[0], theirs[0]
     seconds, faiss_seconds = min(run[1] for run in ours), min(run[1] for run in theirs)
     return {
         "rows": n,
@@ -67,22 +70,40 @@ def race(n: int, d: int, repeats: int, progress: Progress) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "faiss_seconds": round(faiss_seconds, 3),
         "ratio": round(seconds / faiss_seconds, 3),
-        "extra_memory_gb": round(max(run[2] for run in ours), 3),
         "recall": float((label[found] == label).mean()),
         "faiss_recall": float((label[reference] == label).mean()),
         "same_neighbour": float((found == reference).mean()),
     }
 
 
-def large(n: int, d: int, progress: Progress) -> dict[str, Any]:
-    """Memory and time of ours alone on many rows."""
+def extra_memory(n: int, d: int, progress: Progress) -> float:
+    """Gigabytes beyond the features, measured in a fresh process."""
+    task = progress.add_task(f"memory of dubito, {n:,} rows", total=None)
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        gigabytes = pool.submit(peak_beyond_features, n, d).result()
+    progress.update(task, description=f"memory of dubito, {n:,} rows: {gigabytes:.3f} GB", total=1, completed=1)
+    return round(gigabytes, 3)
+
+
+def peak_beyond_features(n: int, d: int) -> float:
+    """Gigabytes of resident memory that the search adds to the features at its peak."""
+    process = psutil.Process()
+    before = process.memory_info().rss
     z, _ = clustered(n, d)
-    _, seconds, memory = measure(lambda: nearest(z).numpy(), f"dubito, {n:,} rows", progress)
-    return {
-        "rows_large": n,
-        "seconds_200k": round(seconds, 1),
-        "extra_memory_gb_200k": round(memory, 3),
-    }
+    peak, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.01):
+            peak = max(peak, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    nearest(z)
+    done.set()
+    watcher.join()
+    peak = max(peak, process.memory_info().rss)
+    return (peak - before - z.nbytes) / 1e9
 
 
 def clustered(n: int, d: int) -> tuple[Tensor, np.ndarray]:
@@ -92,8 +113,8 @@ def clustered(n: int, d: int) -> tuple[Tensor, np.ndarray]:
     label = torch.randint(classes, (n,), generator=generator)
     centres = torch.randn(classes, d, generator=generator)
     z = torch.randn(n, d, generator=generator)
-    for rows in torch.arange(n).split(8192):
-        z[rows] += 0.28 * centres[label[rows]] * (768 / d) ** 0.25
+    for rows in torch.arange(n).split(1024):
+        z[rows] += 0.32 * (768 / d) ** 0.25 * centres[label[rows]]
         z[rows] *= torch.rand(len(rows), 1, generator=generator) + 0.5
     return z, label.numpy()
 
@@ -103,31 +124,14 @@ def without_self(found: np.ndarray) -> np.ndarray:
     return np.where(found[:, 0] == np.arange(len(found)), found[:, 1], found[:, 0])
 
 
-def measure(run: Callable[[], np.ndarray], what: str, progress: Progress) -> tuple[np.ndarray, float, float]:
-    """The result, its seconds, and the peak of resident memory above the start, in gigabytes."""
+def timed(run: Callable[[], np.ndarray], what: str, progress: Progress) -> tuple[np.ndarray, float]:
+    """The result and its seconds."""
     task = progress.add_task(what, total=None)
-    process = psutil.Process()
-    before = peak = process.memory_info().rss
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.02):
-            peak = max(peak, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     start = time.perf_counter()
-    try:
-        result = run()
-    finally:
-        seconds = time.perf_counter() - start
-        done.set()
-        watcher.join()
-    peak = max(peak, process.memory_info().rss)
-    memory = (peak - before) / GIGABYTE
-    progress.update(task, description=f"{what}: {seconds:.1f} s, {memory:.2f} GB more", total=1, completed=1)
-    return result, seconds, memory
+    result = run()
+    seconds = time.perf_counter() - start
+    progress.update(task, description=f"{what}: {seconds:.1f} s", total=1, completed=1)
+    return result, seconds
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ Columns that every extraction writes are attributes: id, label (n), feature (n,d
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dubito.errors import MissingColumnError, TableError
@@ -29,6 +29,7 @@ Rows = slice | Tensor
 """Which rows: a slice, a boolean mask (n) or indices."""
 
 
+@runtime_checkable
 class Column(Protocol):
     """Rows that need not be in memory: a tensor is one, a column of shards another."""
 
@@ -110,9 +111,9 @@ class Table:
         return column
 
     @property
-    def id(self) -> np.ndarray[Any, Any]:
+    def id(self) -> Shaped[np.ndarray, "n"]:
         """The name of each image, as strings."""
-        column: np.ndarray[Any, Any] = self.whole("id")
+        column: Shaped[np.ndarray, "n"] = self.whole("id")
         return column
 
     def whole(self, column: str) -> Any:
@@ -170,9 +171,10 @@ def to_tensor(values: Any, what: str) -> Tensor:
         return values.detach().cpu()
     try:
         array = np.asarray(values)
-        # A column of a memory-mapped file is read-only, and torch warns about sharing it: copy those.
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except (TypeError, ValueError) as error:
+        # torch shares no memory that is read-only (a memory-mapped file), runs backwards or has foreign byte order.
+        shared = array.flags.writeable and array.dtype.isnative and all(step >= 0 for step in array.strides)
+        return torch.from_numpy(array if shared else array.astype(array.dtype.newbyteorder("="), order="C"))
+    except (RuntimeError, TypeError, ValueError) as error:
         raise TableError(
             f"{what} must be numbers in an array; {type(values).__name__} came ({error}). "
             f"Give a tensor, a numpy array or a list of equal-length rows."
@@ -184,7 +186,7 @@ def _chosen(column: Column, rows: Rows) -> Any:
 
 
 def _column(key: str, value: Any) -> Column:
-    if not isinstance(value, (Tensor, np.ndarray, list, tuple)) and hasattr(value, "shape"):
+    if isinstance(value, Column) and not hasattr(value, "__array__"):
         column: Column = value
         return column
     if key == "id":
@@ -198,8 +200,8 @@ def _column(key: str, value: Any) -> Column:
 
 def _check_shapes(columns: dict[str, Column], name: str) -> None:
     for key, column in columns.items():
-        axes = _AXES.get(key)
-        if axes is not None and len(column.shape) != axes:
+        axes = _AXES.get(key, max(1, len(column.shape)))
+        if len(column.shape) != axes:
             raise TableError(
                 f"column '{key}' of {name} must have {axes} axes; one of shape {tuple(column.shape)} came. "
                 f"Reshape it to {'(n,)' if axes == 1 else '(n, width)'}."

@@ -6,13 +6,12 @@ Higher is always more uncertain. A probe needs model and images and writes named
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from dubito.errors import NotFittedError, ValueRangeError
 from dubito.table import Table
@@ -20,6 +19,7 @@ from dubito.table import Table
 Kind = Literal["aleatoric", "epistemic", "total"]
 LabelSpace = Literal["model", "own"]
 Json = dict[str, Any]
+AnyScore = TypeVar("AnyScore", bound="Score")
 
 
 @runtime_checkable
@@ -119,7 +119,7 @@ class Score(ABC):
     learns_from: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
 
-    def fit(self, table: Table) -> Self:
+    def fit(self: AnyScore, table: Table) -> AnyScore:
         """Learn from a table, if there is anything to learn; returns the score itself."""
         table.require(*self.learns_from, by=f"{self.name}.fit")
         self.learn(table)

@@ -68,6 +68,12 @@ def test_class_names_as_labels():
     assert (images.labels.tolist(), images.classes) == ([1, 0, 1], ("a", "b"))
 
 
+def test_class_names_as_labels_follow_the_given_order():
+    images = ArrayImages(images=PIXELS, labels=["b", "a", "b"], classes=["b", "c", "a"])
+    assert images.labels is not None
+    assert (images.labels.tolist(), images.classes) == ([0, 2, 0], ("b", "c", "a"))
+
+
 @pytest.mark.parametrize(
     ("shape", "repair"),
     [

@@ -16,7 +16,24 @@ def test_cells(tmp_path: Path):
     table = read_csv(write(tmp_path, 'Path, Label\r\na.jpg,"cat, big"\r\n\r\nb.jpg, dog \r\n'))
     assert table.header == ("path", "label")
     assert (table.column(0), table.column(1)) == (["a.jpg", "b.jpg"], ["cat, big", "dog"])
-    assert (table.find("file", "label"), table.find("label", "path"), table.find("x")) == (1, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("header", "paths", "label"),
+    [
+        ("path,label", 0, 1),
+        ("label,x", 1, 0),
+        ("x,y", 0, 1),
+        ("x,id", 1, 0),
+        ("x,y,z", 0, None),
+        ("x,image,y,label", 1, 3),
+        ("x", 0, None),
+        ("label", 0, 0),
+    ],
+)
+def test_where_paths_and_labels_stand(tmp_path: Path, header: str, paths: int, label: int | None):
+    table = read_csv(write(tmp_path, f"{header}\n{','.join('abcd'[: header.count(',') + 1])}\n"))
+    assert (table.paths, table.label) == (paths, label)
 
 
 def test_byte_order_mark(tmp_path: Path):

@@ -113,6 +113,12 @@ def test_targets_that_are_no_classes_mean_no_labels(targets):
     assert labels(DatasetImages(Pictures(list(PIXELS[:3]), targets=targets))) is None
 
 
+@pytest.mark.parametrize("targets", [{0: "a", 1: "b", 2: "c"}, 3, lambda: [0, 1, 2], [0, 1], None])
+def test_attributes_that_are_no_sequence_of_labels_are_passed_over(targets):
+    images = DatasetImages(Pictures([(pixels, 9) for pixels in PIXELS[:3]], targets=targets))
+    assert labels(images) == [9, 9, 9]
+
+
 def test_items_without_labels():
     dataset = Pictures(list(PIXELS))
     assert labels(DatasetImages(dataset)) is None

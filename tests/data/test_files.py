@@ -60,6 +60,29 @@ def test_folder_without_images(folder):
         open_folder(folder({"a.txt": b"x", "deep/b.csv": b"x"}))
 
 
+def test_a_folder_that_cannot_be_listed(folder, monkeypatch):
+    root = folder({"cat/1.png": "red"})
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "cat":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ImagesError, match=r"must be readable; listing it gave: .* Permission denied: '.*cat'\. Repair"):
+        open_folder(root)
+
+
+def test_a_relative_root_survives_another_working_folder(folder, monkeypatch):
+    root = folder({"a.png": "red"})
+    monkeypatch.chdir(root.parent)
+    images = open_folder(Path(root.name))
+    monkeypatch.chdir(root)
+    assert images.name == "photos"
+    assert images.read(0).getpixel((0, 0)) == (255, 0, 0)
+
+
 def test_a_broken_file_is_named_with_its_path(folder):
     root = folder({"cat/1.jpg": b"", "dog/1.png": "red"})
     with pytest.raises(BrokenImageError, match=rf"image '{root}/cat/1\.jpg' must be an image file; it has 0 bytes"):

@@ -33,6 +33,15 @@ def test_names_are_sorted():
     assert (labels.tolist(), classes) == ([1, 0, 1], ("cat", "dog"))
 
 
+def test_names_are_looked_up_in_known_classes():
+    labels, classes = to_labels(["dog", "cat"], "labels", ["dog", "fox", "cat"])
+    assert (labels.tolist(), classes) == ([0, 2], ("dog", "fox", "cat"))
+    with pytest.raises(
+        ImagesError, match=r"labels must be among the 2 class names, 'dog', 'fox'; 'cat' came\. Correct them, or name"
+    ):
+        to_labels(["dog", "cat"], "labels", ["dog", "fox"])
+
+
 @pytest.mark.parametrize(
     "bad", [[0.5, 1.0], np.zeros((2, 1), int), torch.zeros(2, 10), [True, False], [None, 1], torch.ones(2)]
 )
@@ -78,6 +87,10 @@ def test_empty_texts():
         ("id,label\nold/place/1.jpg,5\n", ("new/1.jpg",), [5]),
         ("id,label\nv1.5,5\n", ("v1.5.jpg",), [5]),
         ("id,truth\n1.jpg,5\n", ("1.jpg",), [5]),
+        ("name,truth,more\n1.jpg,5,x\n", ("1.jpg",), [5]),
+        ("label,name\n5,1.jpg\n", ("1.jpg",), [5]),
+        # An index column, as pandas writes it, must not pass for numbers of images.
+        (",file,label\n0,1.jpg,5\n1,0.jpg,6\n", ("0.jpg", "1.jpg"), [6, 5]),
     ],
 )
 def test_csv_names_images_by_id_file_name_stem_or_number(tmp_path: Path, text, ids, expected):
@@ -165,11 +178,14 @@ def test_csv_with_repeated_names(tmp_path: Path):
         with_labels(images("1.jpg", "2.jpg"), path)
 
 
-def test_csv_without_labels(tmp_path: Path):
+@pytest.mark.parametrize("header", ["file", "label", "x,file,y"])
+def test_csv_without_labels(tmp_path: Path, header: str):
+    columns = ", ".join(f"'{name}'" for name in header.split(","))
     with pytest.raises(
-        ImagesError, match=r"must have a column of image names and a column 'label'; only 'file' came\. Add"
+        ImagesError,
+        match=rf"must have a column of image names and a column 'label'; its columns are {columns}\. Name the column",
     ):
-        with_labels(images("1.jpg"), csv(tmp_path, "file\n1.jpg\n"))
+        with_labels(images("1.jpg"), csv(tmp_path, f"{header}\n{header}\n"))
 
 
 def test_missing_csv(tmp_path: Path):

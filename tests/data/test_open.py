@@ -162,6 +162,11 @@ def test_other_files(folder):
         open_images(root / "a.txt")
 
 
+def test_empty_text():
+    with pytest.raises(ImagesError, match=r"images must be a folder or file; an empty text came\. Give its path"):
+        open_images("")
+
+
 class Stream(IterableDataset[Tensor]):
     def __iter__(self):
         yield torch.zeros(3)

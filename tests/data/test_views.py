@@ -42,7 +42,7 @@ class Foreign:
 def test_subset():
     part = Subset(whole(), [4, 1])
     assert isinstance(part, Images)
-    assert (list(part.ids), part.classes, len(part)) == (["e", "b"], ["x", "y", "z"], 2)
+    assert (list(part.ids), part.classes, len(part)) == (["e", "b"], ("x", "y", "z"), 2)
     assert part.labels is not None
     assert part.labels.tolist() == [2, 1]
     np.testing.assert_array_equal(np.asarray(part.read(0)), PIXELS[4])

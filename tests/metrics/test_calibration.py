@@ -30,7 +30,7 @@ def test_ece_keeps_zero_in_its_first_bin():
     assert ece([0.0, 0.05], [1, 0]) == pytest.approx(0.475, abs=1e-15)
 
 
-@pytest.mark.parametrize(("bins", "edge"), [(10, 3), (15, 9), (10, 7), (3, 1), (49, 29)])
+@pytest.mark.parametrize(("bins", "edge"), [(10, 3), (15, 9), (3, 1), (7, 5), (12, 7)])
 def test_an_edge_belongs_to_the_bin_below(bins, edge):
     q = edge / bins
     # Together with a right row just below it, the wrong row on the edge cancels: |2q - 1| / 2 ...

@@ -48,7 +48,7 @@ def test_fpr_at_tpr_by_hand():
 
 
 def test_fpr_at_tpr_reaches_a_rate_that_is_met_exactly():
-    # 55 of 100 positives come before the only negative; in floating point 0.55 * 100 > 55, but 55 / 100 == 0.55
+    # 55 of 100 positives come before the only negative; 55 / 100 == 0.55, but in floating point
     assert 0.55 * 100 > 55
     scores = -np.arange(101.0)
     positives = np.ones(101, dtype=bool)

@@ -65,6 +65,8 @@ def evaluate(
     >>> evaluate({"max_probability": MaxProbability()}, table, resamples=50)["max_probability"]["error_auroc"].value
     1.0
     """
+    if len(table) == 0:
+        raise TableError(f"evaluate needs at least one row; {table.name} has none. Look at how its rows were chosen.")
     bootstrap = partial(metrics.interval, confidence=confidence, resamples=resamples, seed=seed)
     truth = _Truth.of(table)
     found = Evaluation(name=table.name, rows=len(table), model=truth.of_model(bootstrap))

@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dubito.cache.shard import Shard, unpack_strings
@@ -81,13 +81,13 @@ class IdColumn:
         self._ends = list(accumulate(rows for _, rows in shards))
         self.shape = (self._ends[-1] if self._ends else 0,)
 
-    def __getitem__(self, rows: Rows) -> np.ndarray[Any, Any]:
+    def __getitem__(self, rows: Rows) -> Shaped[np.ndarray, "n"]:
         if isinstance(rows, slice):
             start, stop, step = rows.indices(self.shape[0])
             pieces = _pieces(self._ends, start, stop)
             names = [name for which, part in pieces for name in _names(self._shards[which])[part]]
             return np.asarray(names, dtype=str)[::step]
-        chosen: np.ndarray[Any, Any] = self[:][rows.numpy()]
+        chosen: Shaped[np.ndarray, "n"] = self[:][rows.numpy()]
         return chosen
 
 

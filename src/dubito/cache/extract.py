@@ -21,7 +21,8 @@ from dubito.cache.labels import resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import open_cache
 from dubito.cache.shard import sweep
-from dubito.data import ArrayImages, open_images
+from dubito.data import open_images
+from dubito.data.image_set import ImageSet
 from dubito.errors import CacheBusyError, CacheError, SkippedImagesWarning
 from dubito.probes.forward import Forward
 from dubito.table import Table
@@ -126,7 +127,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _workers(asked: int | None, images: Images) -> int:
     if asked is not None:
         return asked
-    if isinstance(images, ArrayImages) and images._ready:
+    if isinstance(images, ImageSet) and images.ready:
         return 0
     return min(os.cpu_count() or 1, _MOST_WORKERS)
 

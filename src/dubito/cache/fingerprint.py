@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -12,15 +11,18 @@ from dubito.types import Classifier, Images, Json
 
 def identity(model: Classifier, images: Images, labels: Int[Tensor, "n"] | None, space: str | None) -> Json:
     """weights, transform, count, images, labels: equal if and only if an extraction would give the same columns."""
-    who = model.fingerprint()
-    parts: dict[str, Any] = {
-        "weights": who["weights"],
-        "transform": who["transform"],
+    return {
+        **model_identity(model),
         "count": len(images),
         "images": images.digest(),
         "labels": _digest(labels, space),
     }
-    plain: Json = json.loads(json.dumps(parts))
+
+
+def model_identity(model: Classifier) -> Json:
+    """The model's part: weights and transform, as they look after a round through JSON."""
+    who = model.fingerprint()
+    plain: Json = json.loads(json.dumps({"weights": who["weights"], "transform": who["transform"]}))
     return plain
 
 

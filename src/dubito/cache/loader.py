@@ -1,5 +1,6 @@
 """Decoding in worker processes: batches of prepared images, in order, with those that cannot be decoded set apart."""
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,14 +32,28 @@ def batches(images: Images, transform: Transform, groups: list[list[int]], worke
         num_workers=workers,
         prefetch_factor=_AHEAD if workers else None,
     )
-    return _raised(iter(loader))
+    try:
+        return _raised(iter(loader))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ImagesError(
+            f"the images or the transform cannot be sent to worker processes ({error}). "
+            f"Define them at the top of a module, or pass workers=0."
+        ) from error
 
 
 def _raised(found: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
-    for batch in found:
-        if isinstance(batch, DubitoError):
-            raise batch
-        yield batch
+    try:
+        for batch in found:
+            if isinstance(batch, DubitoError):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ImagesError(
+            f"a process that decodes images ended by itself ({str(error).splitlines()[0]}), as when memory runs out. "
+            f"Finished shards are safe: run the same call again, with fewer workers or workers=0."
+        ) from error
 
 
 class _Reader(Dataset[Any]):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.cache.column import HeadColumn, IdColumn, ShardedColumn
+from dubito.cache.fingerprint import model_identity
 from dubito.cache.manifest import FILE, Manifest, check_identity, read_manifest
 from dubito.cache.shard import Shard, shard_named
 from dubito.errors import CacheError, DamagedShardError
@@ -44,8 +45,7 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
 
 def check_model(folder: Path, manifest: Manifest, model: Classifier) -> None:
     """Raise CacheError when the cache's weights or transform are not this model's."""
-    now = manifest.identity | {key: value for key, value in model.fingerprint().items() if key in manifest.identity}
-    check_identity(folder, manifest.identity, now)
+    check_identity(folder, manifest.identity, manifest.identity | model_identity(model))
 
 
 def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:

@@ -3,7 +3,6 @@
 from dubito.data.archive import ArchiveImages
 from dubito.data.arrays import ArrayImages
 from dubito.data.dataset import DatasetImages
-from dubito.data.decode import decode
 from dubito.data.files import FileImages
 from dubito.data.open import open_images
 from dubito.data.views import Labelled, Subset
@@ -15,6 +14,5 @@ __all__ = [
     "FileImages",
     "Labelled",
     "Subset",
-    "decode",
     "open_images",
 ]

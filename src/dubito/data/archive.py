@@ -43,7 +43,7 @@ class ArchiveImages(ImageSet):
         if not ids:
             raise no_images(name, [info.filename for info in members])
         super().__init__(str(path), ids, *class_folders(ids, name))
-        self.path = path
+        self.path = path.absolute()
         self._sums = [(info.CRC, info.file_size) for info in members if is_image(info.filename)]
         self._opened: tuple[int, zipfile.ZipFile] | None = None
 

@@ -44,7 +44,7 @@ class ArrayImages(ImageSet):
             altogether, uint8 (n,h,w,3) of the model's input size are only scaled and normalised.
         labels: One class index or class name an image.
         ids: One name an image; positions such as "000042" without them.
-        classes: The names of the classes.
+        classes: The names of the classes, in the order of the indices.
         name: How errors call the set.
 
     >>> images = ArrayImages(images=np.zeros((2, 4, 4, 3), np.uint8), labels=["dog", "cat"])
@@ -70,12 +70,12 @@ class ArrayImages(ImageSet):
         given = inputs if images is None else images
         self._mapped = given if isinstance(given, Mapped) else None
         self._rows = _as_array(given, name)
-        self._ready = images is None
-        check = _check_inputs if self._ready else _check_images
+        self.ready = images is None
+        check = _check_inputs if self.ready else _check_images
         check(self._rows, name)
-        numbers, names = (None, None) if labels is None else to_labels(labels, f"labels of {name}")
+        numbers, names = (None, classes) if labels is None else to_labels(labels, f"labels of {name}", classes)
         ids = position_ids(len(self._rows)) if ids is None else ids
-        super().__init__(name, ids, numbers, classes or names)
+        super().__init__(name, ids, numbers, names)
         if len(self.ids) != len(self._rows):
             raise ImagesError(f"ids of {name} must be one an image; {len(ids)} ids came for {len(self._rows)} images.")
 
@@ -92,7 +92,7 @@ class ArrayImages(ImageSet):
     def read(self, index: int) -> Image.Image | Tensor:
         """One RGB image, or one input tensor."""
         row = self._rows[index]
-        if self._ready:
+        if self.ready:
             return torch.from_numpy(np.array(row))
         return Image.fromarray(np.ascontiguousarray(row)).convert("RGB")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from dubito.data.tree import is_image
 from dubito.errors import ImagesError
 
+_PATH_COLUMNS = ("path", "file", "filename", "image", "id")
 _EXAMPLE = "The first line names the columns, such as: path,label"
 
 
@@ -22,16 +23,26 @@ class CsvTable:
         """One column, top to bottom."""
         return [row[index] for row in self.rows]
 
-    def find(self, *names: str) -> int | None:
-        """The position of the first column that has one of the names, in the order of the names."""
-        return next((self.header.index(name) for name in names if name in self.header), None)
+    @property
+    def paths(self) -> int:
+        """The position of the column that names images: path, file, filename, image or id, else the first."""
+        first = 1 if self.header[0] == "label" and len(self.header) > 1 else 0
+        return next((self.header.index(name) for name in _PATH_COLUMNS if name in self.header), first)
+
+    @property
+    def label(self) -> int | None:
+        """The position of the column label, else of the other one of two columns, else None."""
+        if "label" in self.header:
+            return self.header.index("label")
+        return 1 - self.paths if len(self.header) == 2 else None
 
 
 def read_csv(path: Path) -> CsvTable:
     """A CSV file with commas, in UTF-8; the first line names the columns, in capitals or not."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [(i, [cell.strip() for cell in row]) for i, row in enumerate(csv.reader(file), 1) if any(row)]
+            reader = csv.reader(file)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ImagesError(
             f"CSV file '{path}' must be readable text in UTF-8; reading it gave: {error}. Save it as UTF-8."

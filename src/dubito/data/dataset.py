@@ -150,7 +150,7 @@ def _known_labels(dataset: Any) -> Int[Tensor, "n"] | None:
         return _integers(dataset.tensors[1]) if len(dataset.tensors) > 1 else None
     raw = getattr(dataset, "targets", getattr(dataset, "labels", None))
     change = getattr(dataset, "target_transform", None)
-    if raw is None or len(raw) != len(dataset):
+    if not isinstance(raw, (Sequence, np.ndarray, Tensor)) or len(raw) != len(dataset):
         return None
     return _integers([change(label) for label in raw] if change else raw)
 

@@ -102,10 +102,10 @@ def _turn_upright(image: Image.Image) -> None:
 def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
     """Grey of more than 8 bits as 0..255, rounded."""
     tags = getattr(image, "tag_v2", {})
-    values = np.asarray(image)
+    values = np.asarray(image, dtype=np.float64)
     top = 1 if image.mode == "F" else 4095 if tags.get(_BITS_PER_SAMPLE) == (12,) else 65535
-    values = values.astype(np.float64)
-    if not (values.min(initial=0) >= 0 and values.max(initial=0) <= top):
+    # Written so that NaN fails too.
+    if not (values.min() >= 0 and values.max() <= top):
         raise BrokenImageError(
             f"image '{name}' of mode {image.mode} must have values in 0..{top}; "
             f"{values.min():g}..{values.max():g} came. Save it with 8 or 16 bits, scaled as it is to be seen."

@@ -13,6 +13,7 @@ from dubito.data.decode import decode
 from dubito.data.digest import hash_blocks, hash_images
 from dubito.data.image_set import ImageSet
 from dubito.data.tree import class_folders, is_hidden, is_image, no_images
+from dubito.errors import ImagesError
 
 _BLOCK = 1 << 20
 _Folder = tuple[int, int]
@@ -35,7 +36,8 @@ class FileImages(ImageSet):
         name: str | None = None,
     ) -> None:
         super().__init__(name or str(root), ids, labels, classes)
-        self.root = root
+        # Workers on another machine or in another folder must find the same files.
+        self.root = root.absolute()
 
     def read(self, index: int) -> Image.Image:
         """The image as RGB."""
@@ -53,15 +55,20 @@ def open_folder(root: Path) -> FileImages:
     Hidden files, `__MACOSX` and files that are no images are passed over. Links are followed, but never in a
     circle.
     """
-    paths = sorted(path.relative_to(root).as_posix() for path in _walk(root, frozenset()))
+    try:
+        paths = sorted(_walk(root, "", frozenset()))
+    except OSError as error:
+        raise ImagesError(
+            f"folder '{root}' must be readable; listing it gave: {error}. Repair its permissions, or move the images."
+        ) from error
     ids = [path for path in paths if is_image(path)]
     if not ids:
         raise no_images(f"folder '{root}'", paths)
     return FileImages(root, ids, *class_folders(ids, f"folder '{root}'"))
 
 
-def _walk(folder: Path, above: frozenset[_Folder]) -> Iterator[Path]:
-    """Every visible file; a folder that is its own ancestor, by way of a link, is not entered again."""
+def _walk(folder: Path, prefix: str, above: frozenset[_Folder]) -> Iterator[str]:
+    """The path of every visible file below the top; a folder that a link makes its own ancestor is passed over."""
     status = folder.stat()
     here = (status.st_dev, status.st_ino)
     if here in above:
@@ -70,9 +77,9 @@ def _walk(folder: Path, above: frozenset[_Folder]) -> Iterator[Path]:
         visible = [entry for entry in entries if not is_hidden(entry.name)]
     for entry in visible:
         if entry.is_dir():
-            yield from _walk(folder / entry.name, above | {here})
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", above | {here})
         else:
-            yield folder / entry.name
+            yield prefix + entry.name
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

@@ -19,12 +19,14 @@ class ImageSet(ABC):
         ids: One name an image.
         labels: One class index an image, or None.
         classes: The names of the classes, or None.
+        ready: Images are inputs in memory: there is nothing to decode, so no worker processes are needed.
     """
 
     name: str
     ids: Sequence[str]
     labels: Int[Tensor, "n"] | None
     classes: Sequence[str] | None
+    ready: bool = False
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ def with_labels(images: Images, labels: Labels) -> Labelled:
     """The images with labels from a CSV file, a mapping, or a sequence of equal length."""
     if isinstance(labels, (str, Path)):
         what = f"labels file '{labels}'"
-        return _by_key(images, _read(Path(labels), what), what)
+        return _by_key(images, _read(Path(labels).expanduser(), what), what)
     if isinstance(labels, Mapping):
         return _by_key(images, {str(key): value for key, value in labels.items()}, "labels")
     if len(labels) != len(images):
@@ -45,19 +45,23 @@ def with_labels(images: Images, labels: Labels) -> Labelled:
     return _labelled(images, *to_labels(labels, "labels"))
 
 
-def to_labels(values: Any, what: str) -> tuple[Int[Tensor, "n"], tuple[str, ...] | None]:
-    """Class indices, and class names if the labels are names: sorted names count 0..k-1.
+def to_labels(
+    values: Any, what: str, classes: Sequence[str] | None = None
+) -> tuple[Int[Tensor, "n"], tuple[str, ...] | None]:
+    """Class indices and class names.
 
     Args:
         values: A sequence, array or tensor (n) of integers, of integers as text, or of class names.
         what: How an error calls them.
+        classes: The class names in order, if known; without them, sorted names count 0..k-1.
     """
+    known = None if classes is None else tuple(classes)
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError as error:
         raise ImagesError(f"{what} must be one integer or class name an image; {error}.") from error
     if array.ndim == 1 and array.dtype.kind in "iu":
-        return torch.from_numpy(array.astype(np.int64)), None
+        return torch.from_numpy(array.astype(np.int64)), known
     if array.ndim != 1 or array.dtype.kind != "U":
         raise ImagesError(
             f"{what} must be one integer or class name an image; {array.dtype} of shape {array.shape} came. "
@@ -70,12 +74,23 @@ def to_labels(values: Any, what: str) -> tuple[Int[Tensor, "n"], tuple[str, ...]
             f"{texts.index('')}. Fill them in, or leave those images out."
         )
     if all(map(_is_integer, texts)):
-        return torch.tensor([int(text) for text in texts]), None
+        return torch.tensor([int(text) for text in texts]), known
     if all(map(_is_number, texts)):
         decimal = next(text for text in texts if not _is_integer(text))
         raise ImagesError(f"{what} must be integers or class names; '{decimal}' came. Write the labels as integers.")
-    classes = tuple(sorted(set(texts)))
+    return _number_names(texts, what, known or tuple(sorted(set(texts))))
+
+
+def _number_names(
+    texts: Sequence[str], what: str, classes: tuple[str, ...]
+) -> tuple[Int[Tensor, "n"], tuple[str, ...]]:
     number = {name: i for i, name in enumerate(classes)}
+    unknown = sorted(set(texts) - set(number))
+    if unknown:
+        raise ImagesError(
+            f"{what} must be among the {len(classes)} class names, {some(classes)}; {some(unknown)} came. "
+            f"Correct them, or name these classes too."
+        )
     return torch.tensor([number[text] for text in texts]), classes
 
 
@@ -91,24 +106,24 @@ def _labelled(images: Images, numbers: Int[Tensor, "n"], classes: tuple[str, ...
 
 
 def _read(path: Path, what: str) -> dict[str, str]:
-    """The first column as keys, the column `label` or else the second as values."""
+    """The column that names images as keys; the column `label`, or else the second one, as values."""
     if not path.is_file():
         raise ImagesError(f"{what} must be a CSV file; there is none. Check the path.")
     table = read_csv(path)
-    column = table.find("label")
-    if column is None and len(table.header) < 2:
+    column = 1 if table.label is None and table.paths == 0 else table.label
+    if column is None or column == table.paths or column >= len(table.header):
         raise ImagesError(
-            f"{what} must have a column of image names and a column 'label'; only '{table.header[0]}' came. "
-            f"Add the labels."
+            f"{what} must have a column of image names and a column 'label'; its columns are {some(table.header, 8)}. "
+            f"Name the column of labels 'label'."
         )
-    keys = table.column(0)
+    keys = table.column(table.paths)
     twice = [key for key, count in Counter(keys).items() if count > 1]
     if twice:
         raise ImagesError(
-            f"{what} must name each image once; in column '{table.header[0]}' {len(twice)} of "
+            f"{what} must name each image once; in column '{table.header[table.paths]}' {len(twice)} of "
             f"{len(set(keys))} names come more than once: {some(twice)}. Leave one row for each."
         )
-    return dict(zip(keys, table.column(1 if column is None else column), strict=True))
+    return dict(zip(keys, table.column(column), strict=True))
 
 
 def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:

@@ -64,7 +64,7 @@ def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
 
 
 def _texts(values: Array | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(str(value) for value in values.tolist())
+    return None if values is None else tuple(values.astype(str).tolist())
 
 
 def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
@@ -89,4 +89,4 @@ def _mapped(path: Path, info: zipfile.ZipInfo) -> Mapped | None:
         size = file.tell() - start + math.prod(shape) * dtype.itemsize
         if dtype.hasobject or 0 in shape or size != info.file_size:
             return None
-        return Mapped(path, file.tell(), shape, dtype.str, fortran)
+        return Mapped(path.absolute(), file.tell(), shape, dtype.str, fortran)

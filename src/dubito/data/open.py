@@ -66,10 +66,15 @@ def _open(source: Any) -> Images:
         )
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (dict, bytes)):
         return DatasetImages(source)
-    raise ImagesError(f"images must come from {_ACCEPTED}; {type(source).__name__} came.")
+    raise ImagesError(
+        f"images must come from {_ACCEPTED}; {type(source).__name__} came. "
+        f"Give one of those (of a DataLoader, its dataset)."
+    )
 
 
 def _open_path(source: str) -> Images:
+    if not source.strip():
+        raise ImagesError("images must be a folder or file; an empty text came. Give its path.")
     path, part = Path(source).expanduser(), None
     if not path.exists() and ".npz#" in source:
         before, part = source.rsplit("#", 1)

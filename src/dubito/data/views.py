@@ -32,6 +32,7 @@ class Subset(ImageSet):
         labels = None if images.labels is None else images.labels[torch.tensor(indices, dtype=torch.long)]
         super().__init__(images.name, [images.ids[index] for index in indices], labels, images.classes)
         self.images = images
+        self.ready = isinstance(images, ImageSet) and images.ready
         self.indices = indices
 
     def read(self, index: int) -> Image.Image | Tensor:
@@ -50,6 +51,7 @@ class Labelled(ImageSet):
     def __init__(self, images: Images, labels: Int[Tensor, "n"], classes: Sequence[str] | None = None) -> None:
         super().__init__(images.name, images.ids, labels, classes)
         self.images = images
+        self.ready = isinstance(images, ImageSet) and images.ready
 
     def read(self, index: int) -> Image.Image | Tensor:
         """The image, as the set below gives it."""

@@ -60,13 +60,10 @@ def make_plan(spy: Spy, answer: Tensor, *, head: Tensor | None, output: Output, 
 
 
 def _candidates(calls: list[Call], answer: Tensor, head: Tensor | None) -> list[Plan]:
-    fits = [
-        call
-        for call in calls
-        if call.role in ("linear", "conv")
-        and call.weight is not None
-        and (call.weight.shape[0] == answer.shape[1] if head is None else _is_same(call.weight, head))
-    ]
+    if head is None:
+        fits = [call for call in calls if call.weight is not None and len(call.weight) == answer.shape[1]]
+    else:
+        fits = _named(calls, head)
     rows = [call for call in fits if call.output.flatten(1).shape == answer.shape and call.output.dim() != 3]
     maps = [call for call in fits if call not in rows and call.output.dim() == 4]
     plans = []
@@ -90,9 +87,9 @@ def _replay(heads: list[Call], plan: Plan, spy: Spy) -> Tensor:
 def _agrees(logits: Tensor, answer: Tensor, output: Output) -> bool:
     if logits.shape != answer.shape:
         return False
-    forms = {"probabilities": logits.softmax(-1), "log_probabilities": logits.log_softmax(-1)}
-    given = forms.get(output, logits)
-    return torch.allclose(given, answer, rtol=1e-4, atol=1e-5 * float(answer.abs().max().clamp(min=1)))
+    given = _as_output(logits, output)
+    scale = float(answer[answer.isfinite()].abs().amax().clamp(min=1)) if answer.isfinite().any() else 1.0
+    return torch.allclose(given, answer, rtol=1e-4, atol=1e-5 * scale)
 
 
 def _with_pool(plan: Plan, calls: list[Call]) -> Plan:
@@ -105,33 +102,48 @@ def _with_pool(plan: Plan, calls: list[Call]) -> Plan:
     return replace(plan, pool=last.number, pools=tuple(sisters))
 
 
-def _is_same(weight: Tensor, other: Tensor) -> bool:
-    return weight is other or (weight.data_ptr() == other.data_ptr() and weight.shape == other.shape)
+def _as_output(logits: Tensor, output: Output) -> Tensor:
+    forms = {"probabilities": logits.softmax(-1), "log_probabilities": logits.log_softmax(-1)}
+    return forms.get(output, logits)
+
+
+def _named(calls: list[Call], head: Tensor) -> list[Call]:
+    """The calls of the layer that the user named: by its memory, or by value where it is made anew for every pass."""
+    alike = [(call, call.weight) for call in calls if call.weight is not None and call.weight.shape == head.shape]
+    same = [call for call, weight in alike if weight.data_ptr() == head.data_ptr()]
+    return same or [call for call, weight in alike if torch.equal(weight, head)]
 
 
 def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Output, name: str) -> str:
     if head is not None:
         return (
-            f"head: the layer you named in {name} does not take part in its forward pass as a linear layer or "
-            f"1x1 convolution. Name the layer that gives the logits."
+            f"head: the layer you named in {name} does not give its {answer.shape[1]} outputs, as a linear layer or a "
+            f"1x1 convolution before a pool. Name the layer that gives the logits."
         )
+    if bool(answer.isnan().any()):
+        return f"{name}: its output for the first images is NaN. Look at its weights and at the scale of its inputs."
     last = [call for call in calls if call.role == "linear" and call.output.shape == answer.shape]
     if last:
-        rows = answer.exp() if output == "log_probabilities" else answer
-        hint = ""
-        if output == "logits" and bool((rows.sum(-1) - 1).abs().max() < 1e-3) and bool(rows.min() >= 0):
-            hint = ' Its rows sum to one: if it ends in a softmax, pass output="probabilities".'
-        elif output == "logits" and bool((rows.exp().sum(-1) - 1).abs().max() < 1e-3):
-            hint = ' It looks like log_softmax: pass output="log_probabilities".'
-        gap = float((last[-1].output - answer).abs().max())
+        gap = float((_as_output(last[-1].output, output) - answer).abs().max())
         return (
-            f"{name}: its output differs from that of its last linear layer (by up to {gap:.3g})."
-            f"{hint} Otherwise name the classifying layer with head='...' to take that layer's output as logits."
+            f"{name}: its {output} differ from those of its last linear layer (by up to {gap:.3g})."
+            f"{_hint(last[-1].output, answer)} Otherwise name the classifying layer with head='...' to take that "
+            f"layer's output as logits."
         )
     return (
         f"{name}: no linear layer or 1x1 convolution before a pool gives its {answer.shape[1]} outputs. "
         f"Name the classifying layer with head='...'; a TorchScript module cannot be watched, wrap the eager one."
     )
+
+
+def _hint(logits: Tensor, answer: Tensor) -> str:
+    if _agrees(logits, answer, "logits"):
+        return ' It returns logits: pass output="logits".'
+    if bool(answer.min() >= 0) and bool((answer.sum(-1) - 1).abs().max() < 1e-3):
+        return ' Its rows sum to one: if it ends in a softmax, pass output="probabilities".'
+    if bool((answer.exp().sum(-1) - 1).abs().max() < 1e-3):
+        return ' It looks like log_softmax: pass output="log_probabilities".'
+    return ""
 
 
 def named_weight(module: nn.Module, head: str) -> Tensor:

@@ -12,6 +12,8 @@ from dubito.errors import CheckpointError
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "net")
 _PREFIXES = ("module.", "_orig_mod.")
+_STARTS = (b"PK", b"\x80")
+"""How PyTorch files begin: a zip archive, or in the old format a pickle."""
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -72,6 +74,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> object:
+    with path.open("rb") as file:
+        if not file.read(2).startswith(_STARTS):
+            raise CheckpointError(
+                f"weights: '{path}' is not a PyTorch file. Give a file of torch.save, or a safetensors file with the "
+                f"ending .safetensors."
+            )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -79,10 +87,9 @@ def _read_torch(path: Path) -> object:
             f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing was executed. "
             f"Save model.state_dict() alone, as safetensors or with torch.save, where you trust the file."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"weights: '{path}' is not a readable PyTorch file ({str(error).splitlines()[0]}). Copy it again."
-        ) from error
+    except Exception as error:  # a damaged file can fail anywhere
+        said = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise CheckpointError(f"weights: '{path}' is not a readable PyTorch file ({said}). Copy it again.") from error
 
 
 def _contents(found: object) -> str:

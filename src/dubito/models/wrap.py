@@ -88,7 +88,9 @@ class WrappedClassifier:
         self.classes = None if isinstance(classes, int) or classes is None else list(classes)
         self._count = len(self.classes) if self.classes is not None else classes
         self._output: Output = output
-        self._head = named_weight(module, head) if head is not None else None
+        self._head = head
+        if head is not None:
+            named_weight(_eager(module), head)
         self._plan: Plan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
         first = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
@@ -151,7 +153,7 @@ class WrappedClassifier:
         """Hashes of the weights and the settings of the transform."""
         return {
             "model": self.name,
-            "weights": weights_digest(self.module),
+            "weights": weights_digest(_eager(self.module)),
             "transform": self.transform.describe(),
         }
 
@@ -159,10 +161,13 @@ class WrappedClassifier:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
         if self._plan is not None:
             return self._plan
-        pair = x[:2] if len(x) > 1 else torch.cat([x[:1], x[:1]])
+        if len(x) == 0:
+            raise ModelError(f"{self.name}: its first batch has no images. Give at least one, to find its head.")
+        pair = x[:2] if len(x) > 1 else torch.cat([x, x])
         spy = Spy()
         answer = self._run(pair, spy)
-        plan = make_plan(spy, answer, head=self._head, output=self._output, name=self.name)
+        head = None if self._head is None else named_weight(_eager(self.module), self._head)
+        plan = make_plan(spy, answer, head=head, output=self._output, name=self.name)
         if self._count is not None and self._count != answer.shape[1]:
             raise ModelError(
                 f"{self.name}: classes says {self._count}, the module gives {answer.shape[1]} outputs. "
@@ -178,7 +183,7 @@ class WrappedClassifier:
             return plan
         try:
             self._tiles(pair, plan)
-        except (RuntimeError, ValueError, IndexError):
+        except Exception:  # whatever a module raises when it meets more rows than images
             return Plan(plan.heads, None, (), plan.convolutional, plan.lift)
         return plan
 
@@ -198,10 +203,12 @@ class WrappedClassifier:
         return spy
 
     def _run(self, x: Tensor, spy: Spy) -> Float[Tensor, "n c"]:
-        x = x.to(self.device, self._dtype) if x.is_floating_point() else x.to(self.device)
         module = _eager(self.module)
-        with frozen(module), spy:
-            out = module(x)
+        dtype = self._dtype if x.is_floating_point() else x.dtype
+        with frozen(module):
+            x = x.to(self.device, dtype, copy=True)  # a module may write into its input
+            with spy:
+                out = module(x)
         return _answer(out, len(x), self.name)
 
 
@@ -264,10 +271,11 @@ def _eager(module: nn.Module) -> nn.Module:
 
 def _on_device(module: nn.Module, device: str | torch.device | None) -> nn.Module:
     here = next((tensor.device for tensor in module.parameters()), None)
-    if device is None or here is None or here == torch.device(device):
+    if device is None or here is None:
         return module
     try:
-        return copy.deepcopy(module).to(device)
+        there = torch.empty(0, device=device).device
+        return module if here == there else copy.deepcopy(module).to(there)
     except (RuntimeError, AssertionError) as error:
         raise ModelError(
             f"device: '{device}' cannot be used here ({str(error).splitlines()[0]}). Try device='cpu'."

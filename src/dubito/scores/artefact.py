@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from dubito.cache.shard import write_file
-from dubito.errors import ArtefactError
+from dubito.errors import ArtefactError, DubitoError
 from dubito.scores.registry import SCORES, make_score
 from dubito.types import Json, Score
 
@@ -37,22 +37,25 @@ def save_score(score: Score, to: str | Path) -> Path:
 def load_score(path: str | Path) -> Score:
     """Read back what save_score wrote."""
     folder = Path(path)
+    for file in (_DESCRIPTION, _STATE):
+        if not (folder / file).is_file():
+            raise ArtefactError(f"no saved score in '{folder}': {file} is not there. Save one with dubito.save_score.")
     try:
         described: Any = json.loads((folder / _DESCRIPTION).read_text())
         tensors = load_file(folder / _STATE)
-    except FileNotFoundError as error:
-        raise ArtefactError(
-            f"no saved score in '{folder}': {Path(error.filename).name} is not there. Save one with dubito.save_score."
-        ) from error
     except (ValueError, OSError, SafetensorError) as error:
         raise ArtefactError(f"saved score in '{folder}' cannot be read ({error}). Save it again.") from error
-    if not isinstance(described, dict) or described.get("format") != FORMAT or described.get("score") not in SCORES:
+    if _get(described, "format") != FORMAT or _get(described, "score") not in [*SCORES]:
         raise ArtefactError(
             f"saved score in '{folder}' is of a kind that this dubito does not know "
             f"(format {_get(described, 'format')}, score {_get(described, 'score')}). Update dubito or save it again."
         )
-    score = _restored(described)
-    for name, value in {**described["learned"], **tensors}.items():
+    try:
+        score = _restored(described)
+        learned = {**described["learned"], **tensors}
+    except (AttributeError, KeyError, TypeError, DubitoError) as error:
+        raise ArtefactError(f"saved score in '{folder}' cannot be restored ({error}). Save it again.") from error
+    for name, value in learned.items():
         if name not in score.learned:
             raise ArtefactError(f"saved score in '{folder}' holds '{name}', which {score.name} does not learn.")
         setattr(score, name, value)

@@ -10,7 +10,6 @@ from typing import final
 
 import faiss
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,13 +22,14 @@ _AT_ONCE = 8192
 
 def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int) -> Float[Tensor, "n"]:
     """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
-    similarity, _ = faiss.knn(
+    _, index = faiss.knn(
         queries.float().contiguous().numpy(),
         bank.float().contiguous().numpy(),
         k,
         metric=faiss.METRIC_INNER_PRODUCT,
     )
-    return (2 - 2 * torch.from_numpy(similarity[:, -1]).double()).clamp(min=0).sqrt()
+    # From the two vectors, not from their product: near zero, sqrt(2 - 2 cos) would be nothing but rounding.
+    return (queries.double() - bank[torch.from_numpy(index[:, -1])].double()).norm(dim=-1)
 
 
 @final
@@ -56,7 +56,7 @@ class Neighbours(Score):
 
     def learn(self, table: Table) -> None:
         """Keep the normalised features."""
-        size = min(self.bank_size or len(table), len(table))
+        size = len(table) if self.bank_size is None else min(self.bank_size, len(table))
         if not 1 <= self.k <= size:
             raise TableError(
                 f"neighbours.fit: k must be between 1 and the bank's {size} rows; {self.k} came. "
@@ -88,4 +88,4 @@ def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"
             f"neighbours.{verb}: features must be finite and not all zero; row {int(bad.nonzero()[0, 0])} of the batch "
             f"is not. Look at that image's feature."
         )
-    return F.normalize(feature.float(), dim=-1)
+    return (feature / norm[:, None]).float()

@@ -92,6 +92,10 @@ class Cool(Score):
     kind = "total"
     needs = ("logit",)
 
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < float("inf"):
+            raise ValueRangeError(f"cool: scale must be a positive number; {self.scale} came. The paper takes 0.1.")
+
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """H(softmax(scale * logits))."""
         return entropy(self.scale * batch.logit.double())
@@ -139,6 +143,12 @@ class Energy(Score):
     name = "energy"
     kind = "epistemic"
     needs = ("logit",)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ValueRangeError(
+                f"energy: temperature must be a positive number; {self.temperature} came. The paper takes 1."
+            )
 
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """-T logsumexp(logits / T)."""

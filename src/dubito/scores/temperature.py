@@ -15,20 +15,24 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
-from dubito.types import Score
+from dubito.types import Score, finite
 
 _SMALLEST, _LARGEST = 1e-3, 1e3
 
 
 def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -> float:
     """The T that minimises the mean negative log-likelihood of the labels."""
-    low, high, b = 1 / _LARGEST, 1 / _SMALLEST, 1.0
+    _check(table)
+    low, high, b, step = 1 / _LARGEST, 1 / _SMALLEST, 1.0, float("inf")
     for _ in range(steps):
         slope, curvature = _derivatives(table, b)
         low, high = (low, b) if slope > 0 else (b, high)
         newton = b - slope / curvature if curvature > 0 else low
-        following = newton if low < newton < high else (low * high) ** 0.5
-        if abs(following - b) <= tolerance * b:
+        # Far from the minimum Newton creeps in equal steps: trust it while they halve, else halve the bracket.
+        creeps = abs(newton - b) > step / 2
+        following = newton if low < newton < high and not creeps else (low * high) ** 0.5
+        step = abs(following - b)
+        if step <= tolerance * b:
             break
         b = following
     if not 2 / _LARGEST < b < 0.5 / _SMALLEST:
@@ -53,6 +57,7 @@ class Temperature(Score):
     score_of: Score = field(default_factory=MaxProbability)
 
     name = "temperature"
+    kind = "total"
     needs = ("logit",)
     learns_from = ("logit", "label")
     learned = ("temperature_",)
@@ -77,6 +82,19 @@ class Temperature(Score):
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """The inner score at logits / T."""
         return self.score_of.rows(batch.extended(logit=batch.logit.double() / self.temperature_))
+
+
+def _check(table: Table) -> None:
+    if len(table) == 0:
+        raise TableError(f"temperature.fit needs labelled rows; {table.name} has none. Fit on held-out images.")
+    for batch in table.batches("logit", "label"):
+        finite(batch.logit, f"temperature.fit: logits of {table.name}")
+        lowest, highest, c = int(batch.label.min()), int(batch.label.max()), batch.logit.shape[1]
+        if lowest < 0 or highest >= c:
+            raise ValueRangeError(
+                f"temperature.fit: labels must be classes of the logits, 0 to {c - 1}; {lowest} to {highest} came in "
+                f"{table.name}. Give labels in the order of the logits' columns."
+            )
 
 
 def _derivatives(table: Table, b: float) -> tuple[float, float]:

@@ -1,0 +1,52 @@
+"""All commands in one app."""
+
+from typing import Annotated
+
+import typer
+
+from dubito import __version__
+from dubito.cli._console import Screen
+from dubito.cli._options import Debug
+from dubito.cli.demo import demo
+from dubito.cli.evaluate import evaluate
+from dubito.cli.extract import extract
+from dubito.cli.listing import list_
+from dubito.cli.score import score
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dubito {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Example: [bold]dubito extract timm:resnet50.a1_in1k photos --to cache/photos[/bold], "
+    "then [bold]dubito score cache/photos[/bold]. To see it work: [bold]dubito demo[/bold].",
+)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """How far can a pretrained vision model be trusted on each image, and why not?"""
+    screen = context.find_object(Screen)
+    if screen is not None:
+        screen.debug = screen.debug or debug
+    if context.invoked_subcommand is None and not version:
+        typer.echo(context.get_help())
+
+
+for _name, _command, _example in (
+    ("extract", extract, "dubito extract pypi:efficientnet_lite0 photos --to cache/photos"),
+    ("score", score, "dubito score cache/photos --score entropy --top 20 --to scores.csv"),
+    ("evaluate", evaluate, "dubito evaluate cache/test --fit cache/train --ood cache/other"),
+    ("list", list_, "dubito list models 'resnet50*'"),
+    ("demo", demo, "dubito demo --to demo"),
+):
+    app.command(_name, epilog=f"Example: [bold]{_example}[/bold]")(_command)

@@ -1,0 +1,144 @@
+"""What a command shows: its result on standard output, as text or as one JSON object; all else on standard error."""
+
+import contextlib
+import json as json_format
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO, final
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dubito.errors import DubitoWarning
+
+_ENDLESS = 10_000
+
+
+@final
+@dataclass
+class Screen:
+    """Both streams and how they are to be used.
+
+    Attributes:
+        json: The result is one JSON object.
+        debug: Errors show where they came from, and warnings of other packages are shown.
+        quiet: No progress bars, no notes on standard error.
+        when_stopped: What to know after Ctrl-C.
+        notes: What was worth telling so far; part of the JSON.
+    """
+
+    json: bool = False
+    debug: bool = False
+    quiet: bool = False
+    when_stopped: str = ""
+    notes: list[str] = field(default_factory=list)
+    _stdout: TextIO = field(default_factory=lambda: sys.stdout)
+
+    @classmethod
+    def of(cls, context: typer.Context, *, json: bool, debug: bool, quiet: bool = False) -> "Screen":
+        """The screen of a running command, with what its own options say."""
+        screen = context.find_object(cls) or cls()
+        screen.json, screen.debug, screen.quiet = json, debug or screen.debug, quiet
+        return screen
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While a command runs: warnings become notes, and with JSON nobody else writes to standard output."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("always", DubitoWarning)
+            warnings.showwarning = self._on_warning
+            if self.json:
+                stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            yield
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """A spinner while something takes seconds without telling how far it is."""
+        console = Console(stderr=True)
+        if self.quiet or not console.is_terminal:
+            yield
+        else:
+            with console.status(text):
+                yield
+
+    def note(self, text: str) -> None:
+        """Something worth telling without stopping."""
+        self.notes.append(text)
+        if not self.quiet:
+            _say("note", text, "yellow")
+
+    def fail(self, text: str, kind: str) -> None:
+        """Why the command ends without a result."""
+        line = " ".join(text.splitlines())
+        _say("error", line, "bold red")
+        if self.json:
+            self._write_json({"error": line, "kind": kind, "notes": self.notes})
+
+    def result(self, found: dict[str, Any], *shown: RenderableType) -> None:
+        """The one answer of a command: the JSON object, or what people see."""
+        if self.json:
+            self._write_json({**found, "notes": self.notes})
+            return
+        console = Console(file=self._stdout)
+        if not console.is_terminal:
+            console = Console(file=self._stdout, width=_ENDLESS)
+        for part in shown:
+            console.print(part)
+
+    def _write_json(self, found: dict[str, Any]) -> None:
+        self._stdout.write(json_format.dumps(found, indent=2) + "\n")
+        self._stdout.flush()
+
+    def _on_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        _file: TextIO | None = None,
+        _line: str | None = None,
+    ) -> None:
+        if issubclass(category, DubitoWarning):
+            self.note(str(message))
+        elif self.debug:
+            _say("warning", f"{category.__name__}: {message} ({filename}:{lineno})", "yellow")
+
+
+def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers: int = 0) -> Table:
+    """A plain table; the last `numbers` columns stand to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(header):
+        right = place >= len(header) - numbers
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table
+
+
+def facts(title: str, pairs: dict[str, str]) -> Table:
+    """A title and a few named facts below it."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def short(name: str) -> str:
+    """A class name without its synonyms.
+
+    >>> short("lampshade, lamp shade")
+    'lampshade'
+    """
+    return name.partition(",")[0]
+
+
+def _say(what: str, text: str, style: str) -> None:
+    Console(stderr=True, highlight=False).print(Text.assemble((f"{what}: ", style), text), soft_wrap=True)

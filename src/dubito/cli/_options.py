@@ -1,0 +1,31 @@
+"""Options and arguments that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (also: DUBITO_DEBUG=1).")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no notes.")]
+Cache = Annotated[
+    Path, typer.Argument(metavar="CACHE", help="A folder that `dubito extract` filled.", show_default=False)
+]
+Scores = Annotated[
+    list[str],
+    typer.Option(
+        "--score", "-s", metavar="NAME", help="A score, several times for several; by default all that can be had."
+    ),
+]
+Fit = Annotated[
+    Path | None,
+    typer.Option(
+        "--fit", metavar="CACHE", help="Learn from this cache: images like those that the model was trained on."
+    ),
+]
+Settings = Annotated[
+    list[str], typer.Option("--set", metavar="NAME.KEY=VALUE", help="A score's setting, such as neighbours.k=5.")
+]
+Load = Annotated[
+    Path | None, typer.Option("--load", metavar="DIR", help="Use the scores that `dubito score --save DIR` kept.")
+]

@@ -1,0 +1,126 @@
+"""Which scores a command uses: those asked for, or all that the given tables allow; made, fitted or loaded."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+
+import dubito
+from dubito.cache import open_cache
+from dubito.cache.manifest import Manifest, read_manifest
+from dubito.cli._console import Screen
+from dubito.errors import ArtefactError, DubitoError, MissingColumnError, TableError
+from dubito.scores.registry import SCORES, make_score
+from dubito.table import Table
+from dubito.types import Score
+
+Settings = dict[str, dict[str, str]]
+
+
+def parse_settings(texts: Sequence[str]) -> Settings:
+    """`NAME.KEY=VALUE` texts, by name and key.
+
+    >>> parse_settings(["neighbours.k=5", "cool.scale=0.2"])
+    {'neighbours': {'k': '5'}, 'cool': {'scale': '0.2'}}
+    """
+    settings: Settings = {}
+    for text in texts:
+        where, equals, value = text.partition("=")
+        name, dot, key = where.partition(".")
+        if not (equals and dot and name and key and value):
+            raise typer.BadParameter(f"--set takes NAME.KEY=VALUE, such as neighbours.k=5; '{text}' came.")
+        settings.setdefault(name, {})[key] = value
+    return settings
+
+
+def open_fit(fit: Path | None, cache: Path) -> Table | None:
+    """The table to learn from, which must be the same model's."""
+    if fit is None:
+        return None
+    table = open_cache(fit)
+    check_same_model(cache, fit, "--fit")
+    return table
+
+
+def check_same_model(cache: Path, other: Path, option: str) -> None:
+    """Raise TableError when two caches come from different weights or transforms."""
+    here, there = _manifest(cache), _manifest(other)
+    if any(here.identity[part] != there.identity[part] for part in ("weights", "transform")):
+        raise TableError(
+            f"{option}: '{other}' and '{cache}' must come from one model with one transform; {there.model} and "
+            f"{here.model} came, with different weights or transforms. Extract both with the same model."
+        )
+
+
+def choose_scores(
+    names: Sequence[str], settings: Settings, table: Table, fit: Table | None, load: Path | None, screen: Screen
+) -> dict[str, Score]:
+    """The scores to use, ready for the table; those that cannot be had are left out with a note, unless asked for."""
+    loaded = _loaded(load) if load else {}
+    wanted = list(dict.fromkeys(names)) or list(loaded) or list(SCORES)
+    stray = [name for name in settings if name not in wanted or name in loaded]
+    if stray:
+        raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here; {', '.join(wanted)} are.")
+    chosen: dict[str, Score] = {}
+    for name in wanted:
+        try:
+            score = loaded.get(name) or _made(name, settings.get(name, {}), fit)
+            table.require(*score.needs, by=f"{name}.score")
+        except DubitoError as error:  # noqa: PERF203 (a handful of scores)
+            if names or name in settings:
+                raise
+            screen.note(f"{name} is left out: {error}")
+        else:
+            chosen[name] = score
+    if not chosen:
+        raise MissingColumnError(f"score: nothing can be computed from {table.name}; see the notes above.")
+    return chosen
+
+
+def _made(name: str, texts: dict[str, str], fit: Table | None) -> Score:
+    score = make_score(name, **_values(name, texts))
+    if not score.learned:
+        return score
+    if fit is None:
+        raise DubitoError(
+            f"{name} learns from {', '.join(score.learns_from)}. Give it images that the model knows: --fit CACHE."
+        )
+    return score.fit(fit)
+
+
+def _values(name: str, texts: dict[str, str]) -> dict[str, Any]:
+    """Settings as the score's own types."""
+    kinds = {setting.name: setting.type for setting in fields(SCORES[name]) if setting.init} if name in SCORES else {}  # type: ignore[arg-type]
+    unknown = [key for key in texts if name in SCORES and key not in kinds]
+    if unknown:
+        raise DubitoError(f"--set: {name} has no setting '{unknown[0]}'; it has {', '.join(kinds) or 'none'}.")
+    return {key: _value(f"{name}.{key}", text, kinds[key]) for key, text in texts.items() if key in kinds}
+
+
+def _value(where: str, text: str, kind: Any) -> Any:
+    kinds = get_args(kind) or (kind,)
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    target = next(one for one in kinds if one is not type(None))
+    if target is Score:
+        return make_score(text)
+    try:
+        return target(text)
+    except ValueError as error:
+        raise DubitoError(f"--set: {where} must be of type {target.__name__}; '{text}' came.") from error
+
+
+def _loaded(folder: Path) -> dict[str, Score]:
+    found = sorted(path.parent for path in folder.glob("*/score.json"))
+    if not found:
+        raise ArtefactError(f"--load: no saved scores in '{folder}'. Save some: dubito score CACHE --save {folder}.")
+    scores = (dubito.load_score(path) for path in found)
+    return {score.name: score for score in scores}
+
+
+def _manifest(folder: Path) -> Manifest:
+    found = read_manifest(folder)
+    assert found is not None, "only opened caches are compared"  # noqa: S101 (our own invariant)
+    return found

@@ -1,0 +1,70 @@
+"""`dubito evaluate`: how good the scores are on a cache, with intervals."""
+
+# ruff: noqa: PLC0415 (torch is not imported before a command runs)
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table as Grid
+
+import dubito
+from dubito.cli import _options as options
+from dubito.cli._console import Screen, facts, grid
+
+if TYPE_CHECKING:
+    from dubito.apps.evaluate import Evaluation
+
+
+def evaluate(  # noqa: PLR0913 (a command's options)
+    context: typer.Context,
+    cache: options.Cache,
+    *,
+    fit: options.Fit = None,
+    ood: Annotated[
+        Path | None, typer.Option("--ood", metavar="CACHE", help="Images of things that the model does not know.")
+    ] = None,
+    score: options.Scores = [],  # noqa: B006 (typer copies it)
+    settings: options.Settings = [],  # noqa: B006
+    load: options.Load = None,
+    resamples: Annotated[
+        int, typer.Option("--resamples", min=1, metavar="N", help="Of the bootstrap intervals.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.")] = 0,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Evaluate scores on a CACHE with labels.
+
+    Are wrong answers, bad neighbours and foreign images the uncertain ones? Values come with 95% intervals.
+    """
+    screen = Screen.of(context, json=json, debug=debug)
+    with screen.waiting("opening the cache"):
+        from dubito.cache import open_cache
+        from dubito.cli._scores import check_same_model, choose_scores, open_fit, parse_settings
+
+        wanted = parse_settings(settings)
+        table = open_cache(cache)
+        learn_from = open_fit(fit, cache)
+        foreign = open_cache(ood) if ood else None
+    if ood:
+        check_same_model(cache, ood, "--ood")
+    if "label" not in table and foreign is None:
+        raise dubito.DubitoError(
+            f"evaluate: '{cache}' has no labels and no --ood CACHE came, so there is nothing to compare with. "
+            f"Extract it with labels (class folders or --labels FILE), or give --ood."
+        )
+    with screen.waiting("scoring, with bootstrap intervals"):
+        chosen = choose_scores(score, wanted, table, learn_from, load, screen)
+        found = dubito.evaluate(chosen, table, ood=foreign, resamples=resamples, seed=seed)
+    screen.result(found.to_json(), *_shown(found))
+
+
+def _shown(found: "Evaluation") -> tuple[Grid, Grid]:
+    from dubito.apps.evaluate import TITLES
+
+    model = {TITLES[key]: f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" for key, one in found.model.items()}
+    header, *lines = found.lines()
+    # A value above its interval: eight metrics side by side fit a terminal.
+    rows = [[cell.replace(" [", "\n[") for cell in line] for line in lines]
+    return facts(f"{found.name}: {found.rows} images", model), grid("", header, rows, numbers=len(header) - 1)

@@ -1,0 +1,145 @@
+"""`dubito extract`: run a model over images once and keep what the scores need."""
+
+# ruff: noqa: PLC0415 (torch is not imported before a command runs)
+
+import time
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import dubito
+from dubito.cli import _options as options
+from dubito.cli._console import Screen, facts
+
+if TYPE_CHECKING:
+    from dubito.table import Table
+
+_SKIPPED_SHOWN = 10
+
+
+class Space(str, Enum):
+    """Whose classes the labels are."""
+
+    model = "model"
+    own = "own"
+
+
+def extract(  # noqa: PLR0913 (a command's options)
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="source:name, see `dubito list models`.", show_default=False)
+    ],
+    images: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGES",
+            help="A folder, with or without class folders; an image; a .csv, .zip or .npz file.",
+            show_default=False,
+        ),
+    ],
+    *,
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="DIR", help="The cache: a new folder, or the same as before.", show_default=False),
+    ],
+    labels: Annotated[
+        Path | None, typer.Option("--labels", metavar="FILE", help="A CSV of image names and labels.")
+    ] = None,
+    label_space: Annotated[
+        Space | None,
+        typer.Option(
+            "--label-space", help="Are labels the model's classes, or their own set? By default seen from names."
+        ),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="PATH|none", help="A weights file, or none for random weights.")
+    ] = "pretrained",
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps.", show_default="cpu")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Images at once.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=0, help="Processes that decode.")] = None,
+    no_logit: Annotated[
+        bool, typer.Option("--no-logit", help="Save space: rebuild logits from features when they are asked for.")
+    ] = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run a MODEL over IMAGES once and keep features and logits.
+
+    Stopped at any instant, the same command goes on where it was.
+    """
+    screen = Screen.of(context, json=json, debug=debug, quiet=quiet)
+    screen.when_stopped = "Finished shards are safe: the same command goes on from there."
+    with screen.waiting(f"loading {model}"):
+        classifier = dubito.load(model, weights=None if weights == "none" else weights, device=device)
+    before, start = _files(to), time.perf_counter()
+    table = dubito.extract(
+        classifier,
+        images,
+        to,
+        labels=labels,
+        label_space=label_space.value if label_space else None,
+        probes=[dubito.Forward(store_logit=False)] if no_logit else [],
+        batch_size=batch_size,
+        workers=workers,
+        progress=not quiet,
+    )
+    found = _summary(table, to, before, time.perf_counter() - start)
+    screen.result({"model": model, **found}, _shown(model, found))
+
+
+def _summary(table: "Table", to: Path, before: dict[str, int], seconds: float) -> dict[str, Any]:
+    from dubito.cache.manifest import read_manifest
+
+    files = _files(to)
+    manifest = read_manifest(to)
+    shards = manifest.probes["forward"]["shards"] if manifest else []
+    new = sum(shard["rows"] for shard in shards if files.get(shard["name"]) != before.get(shard["name"]))
+    return {
+        "cache": str(to),
+        "images": len(table) + len(table.skipped),
+        "rows": len(table),
+        "skipped": [{"id": name, "reason": why} for name, why in table.skipped],
+        "columns": {column: list(table.shape(column)) for column in table.columns},
+        "label_space": table.label_space if "label" in table else None,
+        "accuracy": _accuracy(table),
+        "new_rows": new,
+        "seconds": round(seconds, 3),
+        "images_per_second": round(new / seconds, 2) if new else None,
+        "bytes": sum((to / name).stat().st_size for name in files),
+    }
+
+
+def _accuracy(table: "Table") -> float | None:
+    """Of labels that are the model's own classes."""
+    if "label" not in table or table.label_space != "model":
+        return None
+    right = sum(
+        int(dubito.metrics.correct(batch.logit, batch.label).sum()) for batch in table.batches("logit", "label")
+    )
+    return right / len(table)
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """The files of a cache and when they were written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*") if path.is_file()}
+
+
+def _shown(model: str, found: dict[str, Any]) -> Any:
+    pairs = {
+        "model": model,
+        "images": f"{found['images']}" + (f", {len(found['skipped'])} skipped" if found["skipped"] else ""),
+        "columns": ", ".join(f"{name} ({' x '.join(map(str, shape))})" for name, shape in found["columns"].items()),
+    }
+    if found["accuracy"] is not None:
+        pairs["accuracy"] = f"{found['accuracy']:.4f}"
+    elif found["label_space"] == "own":
+        pairs["labels"] = "classes of their own, not the model's: no accuracy"
+    speed = f", {found['new_rows']} images at {found['images_per_second']:.1f} a second" if found["new_rows"] else ""
+    pairs["time"] = f"{found['seconds']:.1f} s{speed or ', all was there already'}"
+    pairs["size"] = f"{found['bytes'] / 1e6:.1f} MB"
+    for entry in found["skipped"][:_SKIPPED_SHOWN]:
+        pairs[f"skipped {entry['id']}"] = entry["reason"]
+    return facts(found["cache"], pairs)
