@@ -7,6 +7,7 @@ submodules compute them, so that the feature map is checked against code that kn
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from zlib import crc32
 
 import pytest
 import torch
@@ -68,9 +69,7 @@ def plain(*layers: nn.Module) -> Callable[..., WrappedClassifier]:
 
 def tiny_vit() -> nn.Module:
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    return ViTForImageClassification(
-        ViTConfig(image_size=32, patch_size=8, id2label=dict(enumerate(NAMES)), **sizes)
-    )
+    return ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, id2label=dict(enumerate(NAMES)), **sizes))
 
 
 def tiny_resnet() -> nn.Module:
@@ -161,9 +160,7 @@ ZOO = {
         torchvision("densenet121"), (64, 96), 1024, lambda m, x: rows(F.relu(m.features(x))), averages=True
     ),
     "hf_vit": Case(hf(tiny_vit), (32, 32), 24, lambda m, x: m.vit(x).last_hidden_state[:, 1:]),
-    "hf_resnet": Case(
-        hf(tiny_resnet), (48, 32), 16, lambda m, x: rows(m.resnet(x).last_hidden_state), averages=True
-    ),
+    "hf_resnet": Case(hf(tiny_resnet), (48, 32), 16, lambda m, x: rows(m.resnet(x).last_hidden_state), averages=True),
     "cnn": Case(
         plain(
             nn.Conv2d(3, 8, 3, 2),
@@ -225,6 +222,7 @@ def built(request, tmp_path_factory) -> Built:
     model = case.make(tmp_path_factory.mktemp(request.param))
     lively(model.module)
     x = torch.randn(3, 3, *case.size)
+    settle(model.module, x)
     return Built(case, model, x, answer(model.module, x))
 
 
@@ -235,6 +233,19 @@ def lively(module: nn.Module) -> None:
             if tensor.is_floating_point():
                 noise = torch.rand_like(tensor) if name.endswith("running_var") else torch.randn_like(tensor)
                 tensor.add_(0.1 * noise if tensor.dim() < 2 else 0.02 * noise)
+
+
+def settle(module: nn.Module, x: Tensor) -> None:
+    """Statistics of the images themselves: with random ones, deep networks say the same about every image."""
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+    kept = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        module.train()(x)
+    for norm, momentum in zip(norms, kept, strict=True):
+        norm.momentum = momentum
+    module.eval()
 
 
 def answer(module: nn.Module, x: Tensor) -> Tensor:
@@ -262,7 +273,7 @@ def state(module: nn.Module) -> dict[str, object]:
         "requires_grad": {name: tensor.requires_grad for name, tensor in tensors},
         "written": {name: tensor._version for name, tensor in tensors},
         "places": {name: tensor.data_ptr() for name, tensor in tensors},
-        "sums": {name: tensor.double().sum().item() for name, tensor in tensors},
+        "bytes": {name: crc32(tensor.detach().contiguous().numpy()) for name, tensor in tensors},
         "grad": [parameter.grad for parameter in module.parameters()],
         "hooks": hooks,
         "attributes": {name: sorted(vars(part)) for name, part in module.named_modules()},
@@ -295,7 +306,7 @@ def test_the_head_on_the_features_is_the_module(built):
     logits = built.model.logits(z)
     assert logits.shape == (3, C)
     assert close(logits, built.expected)
-    assert (built.expected[0] - built.expected[1]).abs().max() > 1e-4  # the images can be told apart
+    assert not close(built.expected[:1], built.expected[1:2], 1e-3)  # the images can be told apart
 
 
 def test_head_is_what_logits_applies(built):
@@ -306,11 +317,12 @@ def test_head_is_what_logits_applies(built):
 
 
 def test_one_image_alone_is_the_same_as_in_a_batch(built):
-    model = built.fresh()
-    alone = model.features(built.x[1:2])
+    model, one = built.fresh(), built.x[1:2]
+    alone = model.features(one)
     assert alone.shape == (1, built.case.width)
-    assert close(model.logits(alone), built.expected[1:2])
-    assert close(alone, built.model.features(built.x)[1:2])
+    assert close(model.logits(alone), answer(model.module, one))
+    # Not tighter: kernels for one image round differently, and random weights amplify it.
+    assert close(alone, built.model.features(built.x)[1:2], 1e-3)
 
 
 def test_the_map_is_the_head_s_view_of_every_tile(built):
@@ -324,11 +336,12 @@ def test_the_map_is_the_head_s_view_of_every_tile(built):
         return
     tiles = built.model.feature_map(built.x)
     with torch.no_grad():
-        expected = built.case.tiles(built.model.module.eval(), built.x)
+        expected = built.case.tiles(built.model.module, built.x)
+        expected_of_one = built.case.tiles(built.model.module, built.x[:1])
     assert tiles.shape == (3, expected.shape[1], built.case.width)
     assert expected.shape[1] > 1
     assert close(tiles, expected)
-    assert close(built.fresh().feature_map(built.x[:1]), expected[:1])
+    assert close(built.fresh().feature_map(built.x[:1]), expected_of_one)
     means_agree = close(tiles.mean(1), built.model.features(built.x))
     assert means_agree == built.case.averages
 

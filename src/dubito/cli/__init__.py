@@ -19,11 +19,9 @@ _ClickError = typer.BadParameter.__mro__[2]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # Known before parsing, so that a call that cannot be parsed is answered in the right form too.
-    screen = Screen(
-        json="--json" in given, debug="--debug" in given or os.environ.get("DUBITO_DEBUG", "0") not in ("", "0")
-    )
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    # JSON is known before parsing, so that a call that cannot be parsed is answered in JSON too.
+    screen = Screen(json="--json" in given, debug=os.environ.get("DUBITO_DEBUG", "") not in ("", "0"))
     with screen.watching():
         return _run(given, screen)
 
@@ -31,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str], screen: Screen) -> int:
     command = typer.main.get_command(app)
     try:
-        with command.make_context("dubito", arguments, obj=screen) as context:
+        with command.make_context("dubito", arguments) as context:
             command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
@@ -54,9 +52,9 @@ def _run(arguments: list[str], screen: Screen) -> int:
 def _answer(error: Exception, screen: Screen) -> int:
     """A call that cannot be parsed, or a bug."""
     if isinstance(error, _ClickError):
-        text: str = error.format_message()  # type: ignore[attr-defined]
+        text: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         path = getattr(getattr(error, "ctx", None), "command_path", "dubito")
-        screen.fail(f"{text.rstrip('.')}. See `{path} --help`.", "UsageError")
+        screen.fail(f"{text}{'' if text.endswith('?') else '.'} See `{path} --help`.", "UsageError")
         return 2
     screen.fail(
         f"{type(error).__name__}: {error or 'no message'}. This is a bug in dubito or in a package that it uses: "

@@ -16,30 +16,25 @@ from dubito.cli.score import score
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         typer.echo(f"dubito {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback(
-    invoke_without_command=True,
     epilog="Example: [bold]dubito extract timm:resnet50.a1_in1k photos --to cache/photos[/bold], "
     "then [bold]dubito score cache/photos[/bold]. To see it work: [bold]dubito demo[/bold].",
 )
 def start(
-    context: typer.Context,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 (its callback answers)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
     ] = False,
     debug: Debug = False,
 ) -> None:
     """How far can a pretrained vision model be trusted on each image, and why not?"""
-    screen = context.find_object(Screen)
-    if screen is not None:
-        screen.debug = screen.debug or debug
-    if context.invoked_subcommand is None and not version:
-        typer.echo(context.get_help())
+    Screen.current(debug=debug)
 
 
 for _name, _command, _example in (

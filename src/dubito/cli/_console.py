@@ -5,12 +5,12 @@ import json as json_format
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TextIO, final
 
-import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -40,16 +40,17 @@ class Screen:
     _stdout: TextIO = field(default_factory=lambda: sys.stdout)
 
     @classmethod
-    def of(cls, context: typer.Context, *, json: bool, debug: bool, quiet: bool = False) -> "Screen":
-        """The screen of a running command, with what its own options say."""
-        screen = context.find_object(cls) or cls()
-        screen.json, screen.debug, screen.quiet = json, debug or screen.debug, quiet
+    def current(cls, *, json: bool = False, debug: bool = False, quiet: bool = False) -> "Screen":
+        """The screen of the running command, with what its own options say."""
+        screen = _CURRENT.get()
+        screen.json, screen.debug, screen.quiet = json or screen.json, debug or screen.debug, quiet
         return screen
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While a command runs: warnings become notes, and with JSON nobody else writes to standard output."""
         with contextlib.ExitStack() as stack:
+            stack.callback(_CURRENT.reset, _CURRENT.set(self))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always", DubitoWarning)
             warnings.showwarning = self._on_warning
@@ -101,8 +102,8 @@ class Screen:
         category: type[Warning],
         filename: str,
         lineno: int,
-        _file: TextIO | None = None,
-        _line: str | None = None,
+        file: TextIO | None = None,  # noqa: ARG002 (warnings.showwarning has it)
+        line: str | None = None,  # noqa: ARG002
     ) -> None:
         if issubclass(category, DubitoWarning):
             self.note(str(message))
@@ -110,25 +111,29 @@ class Screen:
             _say("warning", f"{category.__name__}: {message} ({filename}:{lineno})", "yellow")
 
 
-def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers: int = 0) -> Table:
-    """A plain table; the last `numbers` columns stand to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+_CURRENT: ContextVar[Screen] = ContextVar("screen")
+"""Of the command that runs: commands are called by typer, which hands them their options only."""
+
+
+def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> RenderableType:
+    """A plain table below its title; the last `numbers` columns stand to the right."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(header):
         right = place >= len(header) - numbers
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
+        table.add_row(*map(Text, row))
+    return Group(Text(title, style="bold"), table) if title else table
 
 
-def facts(title: str, pairs: dict[str, str]) -> Table:
+def facts(title: str, pairs: dict[str, str]) -> RenderableType:
     """A title and a few named facts below it."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in pairs.items():
-        table.add_row(name, Text(value))
-    return table
+        table.add_row(Text(name), Text(value))
+    return Group(Text(title, style="bold"), table)
 
 
 def short(name: str) -> str:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def demo(
-    context: typer.Context,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Pictures, cache and page go there.")] = Path("demo"),
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -25,7 +24,7 @@ def demo(
 
     Nothing is downloaded: weights and photographs come inside packages of the extra "demo".
     """
-    screen = Screen.of(context, json=json, debug=debug, quiet=quiet)
+    screen = Screen.current(json=json, debug=debug, quiet=quiet)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
     with screen.waiting("waking PyTorch"):
         from dubito.apps.demo import run_demo

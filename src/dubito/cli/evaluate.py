@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table as Grid
+from rich.console import RenderableType
 
 import dubito
 from dubito.cli import _options as options
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def evaluate(  # noqa: PLR0913 (a command's options)
-    context: typer.Context,
     cache: options.Cache,
     *,
     fit: options.Fit = None,
@@ -38,7 +37,7 @@ def evaluate(  # noqa: PLR0913 (a command's options)
 
     Are wrong answers, bad neighbours and foreign images the uncertain ones? Values come with 95% intervals.
     """
-    screen = Screen.of(context, json=json, debug=debug)
+    screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the cache"):
         from dubito.cache import open_cache
         from dubito.cli._scores import check_same_model, choose_scores, open_fit, parse_settings
@@ -60,7 +59,7 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     screen.result(found.to_json(), *_shown(found))
 
 
-def _shown(found: "Evaluation") -> tuple[Grid, Grid]:
+def _shown(found: "Evaluation") -> tuple[RenderableType, RenderableType]:
     from dubito.apps.evaluate import TITLES
 
     model = {TITLES[key]: f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" for key, one in found.model.items()}

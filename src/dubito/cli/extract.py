@@ -27,7 +27,6 @@ class Space(str, Enum):
 
 
 def extract(  # noqa: PLR0913 (a command's options)
-    context: typer.Context,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="source:name, see `dubito list models`.", show_default=False)
     ],
@@ -70,7 +69,7 @@ def extract(  # noqa: PLR0913 (a command's options)
 
     Stopped at any instant, the same command goes on where it was.
     """
-    screen = Screen.of(context, json=json, debug=debug, quiet=quiet)
+    screen = Screen.current(json=json, debug=debug, quiet=quiet)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
     with screen.waiting(f"loading {model}"):
         classifier = dubito.load(model, weights=None if weights == "none" else weights, device=device)

@@ -26,7 +26,6 @@ class Kind(str, Enum):
 
 
 def list_(
-    context: typer.Context,
     kind: Annotated[
         Kind | None, typer.Argument(help="What to list; without it, an overview.", show_default=False)
     ] = None,
@@ -37,7 +36,7 @@ def list_(
     debug: options.Debug = False,
 ) -> None:
     """List what there is: scores, probes, models, metrics."""
-    screen = Screen.of(context, json=json, debug=debug)
+    screen = Screen.current(json=json, debug=debug)
     with screen.waiting("looking around"):
         found = {one.value: _LISTS[one](filter_) for one in ([kind] if kind else Kind)}
     result = {"filter": filter_ or None, **found}

@@ -21,7 +21,6 @@ _ENDINGS = (".csv", ".npz")
 
 
 def score(  # noqa: PLR0913 (a command's options)
-    context: typer.Context,
     cache: options.Cache,
     *,
     score: options.Scores = [],  # noqa: B006 (typer copies it)
@@ -38,7 +37,7 @@ def score(  # noqa: PLR0913 (a command's options)
 
     The most uncertain ones are shown, by the first score.
     """
-    screen = Screen.of(context, json=json, debug=debug)
+    screen = Screen.current(json=json, debug=debug)
     if to is not None and to.suffix.lower() not in _ENDINGS:
         raise typer.BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; '{to}' came.")
     with screen.waiting("opening the cache"):

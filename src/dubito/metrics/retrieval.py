@@ -88,8 +88,8 @@ class _Directions:
                 f"came. Give one row an image: a row alone has no neighbour."
             )
         self.n, self.d = self.rows.shape
-        size = max(_BLOCK, math.ceil(self.n / _MOST_BLOCKS))
-        self.blocks = [slice(start, min(start + size, self.n)) for start in range(0, self.n, size)]
+        self.size = max(_BLOCK, math.ceil(self.n / _MOST_BLOCKS))
+        self.blocks = [slice(k, min(k + self.size, self.n)) for k in range(0, self.n, self.size)]
         self.inverse_norm = 1 / np.concatenate([self._norm(block) for block in self.blocks])
 
     def single(self, rows: slice) -> Float32[np.ndarray, "_ d"]:
@@ -138,8 +138,8 @@ def _decide(z: _Directions, highest: Float32[np.ndarray, "b n"]) -> Int64[np.nda
     for block, in_block in zip(z.blocks, hopeful, strict=True):
         columns = z.double(block)
         candidates = np.flatnonzero(in_block)
-        for start in range(0, len(candidates), len(columns)):
-            rows = candidates[start : start + len(columns)]
+        for start in range(0, len(candidates), z.size):
+            rows = candidates[start : start + z.size]
             cosine = z.double(rows) @ columns.T
             inside = (rows >= block.start) & (rows < block.stop)
             cosine[inside, rows[inside] - block.start] = -np.inf

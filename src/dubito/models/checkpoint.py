@@ -1,6 +1,7 @@
 """Weights from a file, safely: safetensors, or a PyTorch checkpoint of tensors only. No pickle is ever executed."""
 
 import pickle
+import warnings
 from pathlib import Path
 
 import torch
@@ -81,7 +82,9 @@ def _read_torch(path: Path) -> object:
                 f"ending .safetensors."
             )
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's doubts about the pickle: whether it can be read is told below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing was executed. "

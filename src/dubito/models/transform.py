@@ -90,14 +90,15 @@ class FunctionTransform:
         return out
 
     def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
-        """The batch as floats; the callable has done the rest."""
-        return batch.float()
+        """The batch as it is; the callable has done the rest."""
+        return _ready(batch, "a callable")
 
     def describe(self) -> Json:
         """Its name and settings, as far as its repr tells them, and a hash of what it does to a fixed image."""
-        first = self.prepare(_test_card())
+        card = _test_card()
+        first = self.prepare(card.copy())
         # Many times, because a random flip does nothing half of the time.
-        if not all(torch.equal(first, self.prepare(_test_card())) for _ in range(_REPEATS)):
+        if not all(torch.equal(first, self.prepare(card.copy())) for _ in range(_REPEATS)):
             raise ModelError(
                 "transform gives two different tensors for one image, so nothing computed from it could be reproduced. "
                 "Leave random augmentation out of it."
@@ -119,12 +120,21 @@ class NoTransform:
         )
 
     def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
-        """The batch as floats."""
-        return batch.float()
+        """The batch as it is."""
+        return _ready(batch, "no transform")
 
     def describe(self) -> Json:
         """Nothing to tell."""
         return {"kind": "none"}
+
+
+def _ready(batch: Tensor, transform: str) -> Float[Tensor, "n ..."]:
+    if not batch.is_floating_point():
+        raise ModelError(
+            f"inputs must be floats for a model with {transform}; {batch.dtype} of shape {tuple(batch.shape)} came. "
+            f"Only dubito.Preprocess knows how to scale and normalise pixels: use it, or give finished inputs."
+        )
+    return batch
 
 
 def _test_card() -> Image.Image:

@@ -1,0 +1,117 @@
+"""`dubito extract`: its summary, notes and errors."""
+
+import shutil
+from pathlib import Path
+
+import dubito
+
+from .conftest import COUNT, MODEL, Run, write_images
+
+
+def test_summary_as_text(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    answer = run(*command)
+    assert (answer.code, answer.err) == (0, "")
+    assert f"images   {COUNT}\n" in _plain(answer.out)
+    assert f"logit ({COUNT} x 1000)" in answer.out
+    assert f"{COUNT} images at" in answer.out
+    again = run(*command)
+    assert again.code == 0
+    assert "all was there already" in again.out
+
+
+def test_summary_as_json(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
+    found = run(*command).json
+    assert (found["model"], found["cache"]) == (MODEL, str(tmp_path / "cache"))
+    assert (found["images"], found["rows"], found["new_rows"], found["skipped"]) == (COUNT, COUNT, COUNT, [])
+    assert found["columns"]["logit"] == [COUNT, 1000]
+    assert (found["label_space"], found["accuracy"], found["notes"]) == (None, None, [])
+    assert found["seconds"] > 0
+    assert found["images_per_second"] > 0
+    assert found["bytes"] == sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
+    again = run(*command).json
+    assert (again["rows"], again["new_rows"], again["images_per_second"]) == (COUNT, 0, None)
+
+
+def test_skipped_images_are_noted(run: Run, weights: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 3)
+    (tmp_path / "images" / "01.png").write_bytes(b"no image")
+    command = ("extract", MODEL, tmp_path / "images", "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    answer = run(*command)
+    assert answer.code == 0
+    assert answer.err.startswith("note: 1 of 3 images could not be decoded and were skipped:")
+    assert "Warning" not in answer.err
+    assert ".py" not in answer.err
+    assert "3, 1 skipped" in answer.out
+    assert "skipped 01.png" in answer.out
+    found = run(*command, "--json").json
+    assert (found["images"], found["rows"]) == (3, 2)
+    assert found["skipped"][0]["id"] == "01.png"
+    assert len(found["notes"]) == 1
+    assert found["notes"][0].startswith("1 of 3 images")
+    assert run(*command, "--quiet").err == ""
+
+
+def test_a_damaged_shard_is_noted_and_repaired(
+    run: Run, images: Path, weights: Path, cache: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(cache, tmp_path / "cache")
+    shard = next((tmp_path / "cache").glob("forward-*"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    answer = run(*command)
+    assert answer.code == 0
+    assert f"note: cache '{tmp_path / 'cache'}': shard {shard.name} has checksum" in answer.err
+    assert f"{COUNT} images at" in answer.out
+
+
+def test_accuracy_of_the_models_own_labels(run: Run, images: Path, weights: Path, labelled: Path) -> None:
+    options = ("--labels", labelled.parent / "labels.csv", "--weights", weights, "--workers", 0)
+    found = run("extract", MODEL, images, "--to", labelled, *options, "--json").json
+    assert found["label_space"] == "model"
+    assert found["accuracy"] == 8 / 12  # every third of the twelve labels is wrong
+
+
+def test_labels_of_another_set(run: Run, weights: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "images" / "kittens", 2)
+    write_images(tmp_path / "images" / "puppies", 2, seed=1)
+    command = ("extract", MODEL, tmp_path / "images", "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    answer = run(*command)
+    assert "classes of their own, not the model's: no accuracy" in answer.out
+    assert run(*command, "--label-space", "own", "--json").json["label_space"] == "own"
+
+
+def test_options_reach_the_extraction(run: Run, images: Path, tmp_path: Path) -> None:
+    options = ("--weights", "none", "--workers", 0, "--batch-size", 5, "--no-logit", "--device", "cpu")
+    answer = run("extract", MODEL, images, "--to", tmp_path / "cache", *options, "--json")
+    assert answer.code == 0, answer.err
+    assert list(tmp_path.glob("cache/head-*")), "without stored logits the head is kept"
+    assert dubito.open(tmp_path / "cache").shape("logit") == (COUNT, 1000)
+
+
+def test_errors(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:
+    def sentence(*arguments: object, kind: str) -> str:
+        answer = run("extract", *arguments, "--to", tmp_path / "cache", "--workers", 0, "--json")
+        assert answer.code == 1
+        assert answer.json["kind"] == kind
+        assert "Traceback" not in answer.err
+        assert len(answer.err.splitlines()) == 1
+        return answer.err
+
+    none = ("--weights", "none")
+    assert "'no/such/folder' is not" in sentence(MODEL, "no/such/folder", *none, kind="ImagesError")
+    assert "timm has no model 'test_resnat'. Nearest: test_resnet" in sentence(
+        "timm:test_resnat", images, kind="ModelError"
+    )
+    assert "Try 'timm:resnet50'" in sentence("resnet50", images, kind="ModelError")
+    assert "weights: no file 'w.pth'" in sentence(MODEL, images, "--weights", "w.pth", kind="CheckpointError")
+    assert "labels file 'l.csv'" in sentence(MODEL, images, *none, "--labels", "l.csv", kind="ImagesError")
+    assert "device" in sentence(MODEL, images, *none, "--device", "abacus", kind="ModelError")
+    stale = run("extract", MODEL, images, "--to", cache, *none, "--workers", 0, "--json")
+    assert (stale.code, stale.json["kind"]) == (1, "StaleCacheError")
+    assert "was made from something else: the model's weights" in stale.err
+
+
+def _plain(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines())
