@@ -23,9 +23,8 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
     assert list(answer.json["scores"]) == PLAIN
     assert answer.json["scores"]["energy"] == {"kind": "epistemic", "needs": ["logit"]}
     assert answer.json["notes"] == [
-        "temperature is left out: temperature learns from logit, label. "
-        "Give it images that the model knows: --fit CACHE.",
-        "neighbours is left out: neighbours learns from feature. Give it images that the model knows: --fit CACHE.",
+        "left out: temperature learns from logit, label. Give it images that the model knows: --fit CACHE.",
+        "left out: neighbours learns from feature. Give it images that the model knows: --fit CACHE.",
     ]
     assert [f"note: {note}" for note in answer.json["notes"]] == answer.err.splitlines()
 
@@ -124,11 +123,11 @@ def test_a_small_fit_leaves_scores_out_with_a_note(run: Run, weights: Path, cach
     command = ("extract", MODEL, tmp_path / "few", "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     assert run(*command).code == 0
     notes = run("score", cache, "--fit", tmp_path / "cache", "--json").json["notes"]
-    assert notes[0].startswith("temperature is left out: temperature.fit needs column 'label'")
-    assert notes[1].startswith("neighbours is left out: neighbours.fit: k must be between 1 and the bank's 3 rows")
+    assert notes[0].startswith("left out: temperature.fit needs column 'label'")
+    assert notes[1].startswith("left out: neighbours.fit: k must be between 1 and the bank's 3 rows")
 
 
 def test_a_table_that_allows_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DubitoError, match="nothing can be computed from table in memory"):
         choose_scores([], {}, dubito.Table(label=[0, 1]), None, None, Screen())
-    assert "entropy is left out: entropy.score needs column 'logit'" in capsys.readouterr().err
+    assert "left out: entropy.score needs column 'logit'" in capsys.readouterr().err

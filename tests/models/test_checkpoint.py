@@ -83,7 +83,7 @@ def test_a_file_cut_short_anywhere(tmp_path, ending, zipped):
     content = path.read_bytes()
     for length in (0, 1, 7, 60, 300, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match="weights: '.*' (is not a|holds Python objects)"):
+        with pytest.raises(CheckpointError, match=r"weights: '.*' (is not a|holds Python objects)"):
             read_weights(path)
 
 
@@ -152,7 +152,7 @@ def test_a_pickle_bomb_is_refused_and_not_executed(tmp_path):
 def test_load_refuses_a_bomb_too(tmp_path, name):
     marker = tmp_path / "boom"
     torch.save({"extra": Bomb(marker)}, tmp_path / "bomb.pth")
-    with pytest.raises(CheckpointError, match="holds Python objects besides tensors, .* nothing was executed"):
+    with pytest.raises(CheckpointError, match=r"holds Python objects besides tensors, .* nothing was executed"):
         dubito.load(name, weights=tmp_path / "bomb.pth")
     assert not marker.exists()
 

@@ -90,9 +90,7 @@ def test_bgr_turns_the_pixels_before_mean_and_std():
     image = photo(40, 30)
     blue_first = Image.merge("RGB", image.split()[::-1])
     plain = Preprocess((20, 20), 24, **settings)
-    assert torch.equal(
-        whole(Preprocess((20, 20), 24, channels="BGR", **settings), image), whole(plain, blue_first)
-    )
+    assert torch.equal(whole(Preprocess((20, 20), 24, channels="BGR", **settings), image), whole(plain, blue_first))
 
 
 def test_a_resize_to_both_sides_ignores_the_shape_and_none_keeps_the_size():
@@ -134,9 +132,9 @@ def compose(size: int = 16) -> T.Compose:
 def test_a_callable_is_known_by_what_it_does():
     assert FunctionTransform(compose()).describe() == FunctionTransform(compose()).describe()
     assert FunctionTransform(compose()).describe() != FunctionTransform(compose(17)).describe()
-    first = FunctionTransform(lambda image: T.functional.to_tensor(image)).describe()
-    second = FunctionTransform(lambda picture: T.functional.to_tensor(picture)).describe()
-    darker = FunctionTransform(lambda image: T.functional.to_tensor(image) * 0.9).describe()
+    first = FunctionTransform(lambda image: T.functional.to_tensor(image) * 0.5).describe()
+    second = FunctionTransform(lambda picture: T.functional.to_tensor(picture) / 2).describe()
+    darker = FunctionTransform(lambda image: T.functional.to_tensor(image) * 0.4).describe()
     assert first == second
     assert first["acts"] != darker["acts"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from dubito.errors import ValueRangeError
 from dubito.report.page import Card, Cell, Summary, write_page
 
 VOID = {"meta", "img", "input", "br", "link"}
@@ -149,3 +150,18 @@ def test_pictures_from_files_are_small(tmp_path: Path) -> None:
 def test_the_same_cards_give_the_same_bytes(tmp_path: Path) -> None:
     one, two = (write_page(tmp_path / name, "Same", [card(1.0), card(2.0)], lead="").read_bytes() for name in "ab")
     assert one == two
+
+
+@pytest.mark.parametrize(
+    ("cards", "text"),
+    [
+        ([], "at least one card; none came"),
+        ([card(1.0), card(float("nan"))], "the same finite scores, entropy, max_logit; 'a cat, blur 2' has"),
+        ([card(1.0), Card(Image.new("RGB", (9, 9)), "", "", "c", "", {"entropy": 1.0})], "'c' has {'entropy': 1.0}"),
+        ([Card(Image.new("RGB", (9, 9)), "", "", "c", "", {})], "at least one; 'c' has {}"),
+    ],
+)
+def test_cards_must_be_comparable(tmp_path: Path, cards: list[Card], text: str) -> None:
+    with pytest.raises(ValueRangeError, match=re.escape(text)):
+        write_page(tmp_path / "page.html", "Odd", cards, lead="")
+    assert not (tmp_path / "page.html").exists()

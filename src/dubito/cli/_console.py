@@ -17,6 +17,8 @@ from rich.text import Text
 from dubito.errors import DubitoWarning
 
 _ENDLESS = 10_000
+_LEGIBLE = 10
+"""Letters of a name that stay on one line, however narrow the terminal."""
 
 
 @final
@@ -117,10 +119,16 @@ _CURRENT: ContextVar[Screen] = ContextVar("screen")
 
 def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> RenderableType:
     """A plain table below its title; the last `numbers` columns stand to the right."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, name in enumerate(header):
         right = place >= len(header) - numbers
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right,
+            min_width=None if right else min(_LEGIBLE, max((len(row[place]) for row in rows), default=0)),
+        )
     for row in rows:
         table.add_row(*map(Text, row))
     return Group(Text(title, style="bold"), table) if title else table

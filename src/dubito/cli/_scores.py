@@ -71,7 +71,7 @@ def choose_scores(
         except DubitoError as error:  # noqa: PERF203 (a handful of scores)
             if names or name in settings:
                 raise
-            screen.note(f"{name} is left out: {error}")
+            screen.note(f"left out: {error}")
         else:
             chosen[name] = score
     if not chosen:

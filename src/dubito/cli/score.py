@@ -127,19 +127,19 @@ def _write_npz(to: Path, columns: dict[str, Any]) -> None:
 
 
 def _shown(result: dict[str, Any]) -> list[Any]:
-    names = list(result["scores"])
+    # Minus the probability is not shown beside the probability.
+    names = [name for name in result["scores"] if name != "max_probability"]
     rows = [
         [
             entry["id"],
             short(entry["class"] or str(entry["prediction"])),
             f"{entry['probability']:.3f}",
-            *(f"{entry['scores'][name]:.4g}" for name in names),
+            *(f"{entry['scores'][name]:.3f}" for name in names),
         ]
         for entry in result["top"]
     ]
     title = f"{result['cache']}: the {len(rows)} most uncertain of {result['rows']} images, by {result['order_by']}"
-    shown: list[Any] = (
-        [grid(title, ["image", "prediction", "probability", *names], rows, numbers=len(names) + 1)] if rows else []
-    )
+    header = ["image", "prediction", "probability", *(name.replace("_", "\n") for name in names)]
+    shown: list[Any] = [grid(title, header, rows, numbers=len(names) + 1)] if rows else []
     shown += [f"scores of all {result['rows']} images: {result['to']}"] if result["to"] else []
     return shown + ([f"fitted scores: {result['saved']}"] if result["saved"] else [])

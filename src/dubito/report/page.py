@@ -7,6 +7,7 @@ Bars and colours compare the pictures of one page with each other: (u - min) / (
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import final
 
 from PIL import Image
+
+from dubito.errors import ValueRangeError
 
 _THUMBNAIL = 320
 _QUALITY = 76
@@ -87,8 +90,7 @@ def write_page(
         about: By score, one sentence on what it measures.
         summary: Above the pictures.
     """
-    names = list(cards[0].scores)
-    assert all(list(card.scores) == names for card in cards), "cards of one page have the same scores"  # noqa: S101
+    names = _names(cards)
     ordered = sorted(cards, key=lambda card: -card.scores[names[0]])
     spans = {name: _span([card.scores[name] for card in cards]) for name in names}
     body = [
@@ -104,6 +106,20 @@ def write_page(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_document(title, "\n".join(filter(None, body))), encoding="utf-8")
     return path
+
+
+def _names(cards: Sequence[Card]) -> list[str]:
+    """The scores that all cards have, each of them finite."""
+    if not cards:
+        raise ValueRangeError("write_page needs at least one card; none came. Give it some pictures.")
+    names = list(cards[0].scores)
+    for card in cards:
+        if not names or list(card.scores) != names or not all(map(math.isfinite, card.scores.values())):
+            raise ValueRangeError(
+                f"write_page: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
+                f"'{card.caption}' has {dict(card.scores)}. Score all pictures alike."
+            )
+    return names
 
 
 def _document(title: str, body: str) -> str:
@@ -186,7 +202,7 @@ def _card(card: Card, spans: Mapping[str, tuple[float, float]]) -> str:
     shares = {name: _share(value, spans[name]) for name, value in card.scores.items()}
     bars = "".join(
         f"<div{'' if i else ' class=chosen'}><dt>{escape(_spoken(name))}</dt>"
-        f'<dd><i style="--f:{shares[name]:.3f}"></i>{_number(value)}</dd></div>'
+        f'<dd><i style="--f:{shares[name]:.3f}"></i><span>{_number(value)}</span></dd></div>'
         for i, (name, value) in enumerate(card.scores.items())
     )
     data = escape(json.dumps([[value, round(shares[name], 3)] for name, value in card.scores.items()]))

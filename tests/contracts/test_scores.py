@@ -1,0 +1,229 @@
+"""One suite over every registered score."""
+
+import copy
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dubito.errors import MissingColumnError, NotFittedError, ValueRangeError
+from dubito.scores import SCORES, load_score, make_score, save_score
+from dubito.table import WRITERS, Table
+from dubito.types import Score
+
+C, D = 6, 8
+OTHER_SETTINGS = {
+    "cool": {"scale": 0.3},
+    "energy": {"temperature": 2.0},
+    "neighbours": {"k": 3, "bank_size": 50, "seed": 7},
+    "temperature": {"score_of": make_score("cool", scale=0.4)},
+}
+"""Away from the defaults, for scores that have settings."""
+
+
+def data(n: int, seed: int = 0) -> Table:
+    """Rows of six classes: features around their class's direction, logits from them, some labels wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.randint(C, (n,), generator=generator)
+    feature = torch.eye(C, D)[label] * 3 + torch.randn(n, D, generator=generator)
+    logit = 2 * feature[:, :C] + 0.3 * torch.randn(n, C, generator=generator)
+    return Table(feature=feature, logit=logit, label=label)
+
+
+LINE_UP = [(name, {}) for name in SCORES] + list(OTHER_SETTINGS.items())
+
+
+@pytest.fixture(params=LINE_UP, ids=lambda pair: f"{pair[0]}{'*' if pair[1] else ''}")
+def fitted(request) -> Score:
+    name, settings = request.param
+    return make_score(name, **settings).fit(data(400))
+
+
+def without(table: Table, column: str) -> Table:
+    return table.select(*(name for name in table.columns if name != column))
+
+
+def replaced(table: Table, column: str, value: float) -> Table:
+    changed = table.whole(column).clone()
+    changed[:, 1] = value
+    return table.extended(**{column: changed})
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_says_what_it_is(name):
+    score = SCORES[name]
+    assert score.name == name
+    assert score.kind in ("aleatoric", "epistemic", "total")
+    assert score.needs
+    assert all(column in WRITERS for column in (*score.needs, *score.learns_from))
+    assert all(attribute.endswith("_") for attribute in score.learned)
+    assert bool(score.learned) == bool(score.learns_from)
+    assert score.__doc__
+    assert dataclasses.is_dataclass(score)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_settings_are_attributes_and_fit_leaves_them_alone(name):
+    settings = OTHER_SETTINGS.get(name, {})
+    score = make_score(name, **settings)
+    before = repr(score)
+    assert {field.name for field in dataclasses.fields(score)} == set(settings)
+    assert score.fit(data(300)) is score
+    assert repr(score) == before
+    assert score == make_score(name, **settings)  # equal by settings
+    if settings:
+        assert score != make_score(name)
+    assert all(hasattr(score, attribute) for attribute in score.learned)
+
+
+def test_gives_one_finite_float64_a_row(fitted):
+    u = fitted.score(data(57, seed=1))
+    assert u.shape == (57,)
+    assert u.dtype == torch.float64
+    assert bool(u.isfinite().all())
+    assert len(u.unique()) > 50
+    assert not u.requires_grad
+
+
+def test_fit_and_score_leave_the_table_alone(fitted):
+    table = data(40, seed=1)
+    before = {column: table.whole(column).clone() for column in table.columns}
+    copy.deepcopy(fitted).fit(data(400))
+    fitted.score(table)
+    assert table.columns == tuple(before)
+    assert all(torch.equal(table.whole(column), before[column]) for column in before)
+
+
+def test_asks_only_for_the_columns_it_names(fitted):
+    table = data(30, seed=1)
+    assert torch.equal(fitted.score(table.select(*fitted.needs)), fitted.score(table))
+    again = copy.deepcopy(fitted)
+    again.fit(data(400).select(*fitted.learns_from))
+    assert torch.equal(again.score(table), fitted.score(table))
+
+
+def test_one_row_and_none(fitted):
+    table = data(20, seed=1)
+    alone = fitted.score(table.rows(slice(3, 4)))
+    assert alone.shape == (1,)
+    assert alone.item() == pytest.approx(fitted.score(table)[3].item(), rel=1e-6)
+    none = fitted.score(table.rows(slice(0, 0)))
+    assert (none.shape, none.dtype) == ((0,), torch.float64)
+
+
+def test_rows_do_not_know_of_each_other(fitted):
+    table = data(200, seed=1)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(3))
+    assert torch.allclose(fitted.score(table.rows(order)), fitted.score(table)[order], rtol=1e-6, atol=0)
+
+
+def test_batches_do_not_matter(fitted, monkeypatch):
+    table, train = data(200, seed=1), data(80)
+    whole = fitted.fit(train).score(table)
+    batches = Table.batches
+    sizes = []
+
+    def in_sevens(self, *columns):
+        for batch in batches(self, *columns, size=7):
+            sizes.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(Table, "batches", in_sevens)
+    assert torch.allclose(fitted.score(table), whole, rtol=1e-6, atol=0)
+    assert sizes == [7] * 28 + [4]
+    assert torch.allclose(fitted.fit(train).score(table), whole, rtol=1e-6, atol=0)
+
+
+def test_arrays_and_lists_are_as_good_as_tensors(fitted):
+    table = data(30, seed=1)
+    arrays = Table(**{column: table.whole(column).numpy() for column in table.columns})
+    lists = Table(**{column: table.whole(column).tolist() for column in table.columns})
+    expected = fitted.score(table)
+    assert torch.equal(fitted.score(arrays), expected)
+    # Python's floats arrive as float64: the same numbers, computed more exactly.
+    assert torch.allclose(fitted.score(lists), expected, rtol=1e-6, atol=0)
+    halves = Table(**{name: np.asarray(table.whole(name), dtype=np.float16) for name in fitted.needs})
+    assert torch.allclose(fitted.score(halves), expected, rtol=0.02, atol=0.02)
+
+
+def test_a_confident_row_scores_lower_than_an_ambiguous_one(fitted):
+    # One class far ahead, in the middle of its cluster, against two that tie, between the clusters.
+    feature = torch.zeros(2, D)
+    feature[0, 0] = 3.0
+    feature[1, 6:] = 3.0
+    logit = torch.zeros(2, C)
+    logit[0, 0] = 9.0
+    logit[1, :2] = 1.0
+    sure, unsure = fitted.score(Table(feature=feature, logit=logit)).tolist()
+    assert sure < unsure
+
+
+def test_a_missing_column_is_named_with_its_writer(fitted):
+    table = data(10)
+    for column in fitted.needs:
+        with pytest.raises(MissingColumnError) as error:
+            fitted.score(without(table, column))
+        assert f"{fitted.name}.score needs column '{column}'; table in memory has " in str(error.value)
+        assert str(error.value).endswith(f". It is written by {WRITERS[column]}.")
+    for column in fitted.learns_from:
+        with pytest.raises(MissingColumnError, match=rf"^{fitted.name}\.fit needs column '{column}'; table in memory"):
+            fitted.fit(without(table, column))
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].learned])
+def test_before_fit_it_says_so(name):
+    score = make_score(name)
+    with pytest.raises(NotFittedError) as error:
+        score.score(data(10))
+    assert str(error.value) == (
+        f"{name}.score was called before fit (no {', '.join(score.learned)}). "
+        f"Call fit(table) first, with a table that has {', '.join(score.learns_from)}."
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if not SCORES[name].learned])
+def test_what_learns_nothing_needs_no_fit(name):
+    assert torch.equal(make_score(name).score(data(10)), make_score(name).fit(data(400)).score(data(10)))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_values_without_meaning_are_errors(fitted, bad):
+    table = data(10, seed=1)
+    for column in fitted.needs:
+        with pytest.raises(ValueRangeError, match=rf"{fitted.name}\.score.* (finite|infinite)"):
+            fitted.score(replaced(table, column, bad))
+    for column in fitted.learns_from:
+        if table.whole(column).is_floating_point():
+            with pytest.raises(ValueRangeError, match=rf"{fitted.name}\.fit: .* (finite|infinite)"):
+                fitted.fit(replaced(data(400), column, bad))
+
+
+def test_saved_and_loaded_it_is_the_same(fitted, tmp_path):
+    folder = save_score(fitted, tmp_path / "deep" / "score")
+    assert sorted(path.name for path in folder.iterdir()) == ["score.json", "state.safetensors"]
+    json.loads((folder / "score.json").read_text())
+    loaded = load_score(folder)
+    assert type(loaded) is type(fitted)
+    assert loaded == fitted
+    assert repr(loaded) == repr(fitted)
+    table = data(50, seed=1)
+    assert torch.equal(loaded.score(table), fitted.score(table))
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].learned])
+def test_saved_before_fit_it_is_loaded_before_fit(name, tmp_path):
+    loaded = load_score(save_score(make_score(name), tmp_path))
+    with pytest.raises(NotFittedError, match=f"{name}.score was called before fit"):
+        loaded.score(data(10))
+
+
+def test_fitted_again_it_forgets(fitted):
+    table, other = data(50, seed=1), data(300, seed=9)
+    expected = make_score(fitted.name, **settings_of(fitted)).fit(other).score(table)
+    assert torch.equal(fitted.fit(other).score(table), expected)
+
+
+def settings_of(score: Score) -> dict[str, object]:
+    return {field.name: getattr(score, field.name) for field in dataclasses.fields(score)}

@@ -1,0 +1,413 @@
+import copy
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dubito
+from dubito.errors import ModelError
+from dubito.models import wrap
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(4, 3, 8, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+class Mlp(nn.Module):
+    """A hidden layer, a head, and whatever should happen to its output."""
+
+    def __init__(self, classes: int = 3, then=lambda logits: logits, hidden: int = 5) -> None:
+        super().__init__()
+        self.hidden, self.fc, self.then = nn.Linear(6, hidden), nn.Linear(hidden, classes), then
+
+    def forward(self, x: Tensor):
+        return self.then(self.fc(self.hidden(x).relu()))
+
+
+def check(model: dubito.models.WrappedClassifier, module: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        expected = module.eval()(x)
+    assert torch.allclose(model.logits(model.features(x)), expected, atol=1e-6)
+
+
+def test_the_head_is_found_or_named():
+    module = Mlp()
+    for model in (wrap(module), wrap(module, head="fc")):
+        check(model, module, X)
+        weight, bias = model.head()
+        assert torch.equal(weight, module.fc.weight)
+        assert torch.equal(bias, module.fc.bias)
+        assert not weight.requires_grad
+
+
+def test_a_named_head_overrules_the_output():
+    module = Mlp(then=lambda logits: 3 * logits + 1)
+    with pytest.raises(ModelError, match=r"Mlp: its logits differ from those of its last linear layer \(by up to"):
+        wrap(module).features(X)
+    model = wrap(module, head="fc")
+    with torch.no_grad():
+        assert torch.allclose(model.logits(model.features(X)), module.fc(module.hidden(X).relu()), atol=1e-6)
+
+
+def test_a_head_that_is_not_there():
+    with pytest.raises(ModelError, match=r"head: Mlp has no layer 'hiden'\. Nearest: hidden\."):
+        wrap(Mlp(), head="hiden")
+    with pytest.raises(ModelError, match=r"head: Sequential has no layer 'classifier'\. Nearest: none\."):
+        wrap(nn.Sequential(nn.Linear(6, 2)), head="classifier")
+    with pytest.raises(ModelError, match=r"head: layer '1' has no weight \(ReLU\)\. Name a linear layer"):
+        wrap(nn.Sequential(nn.Linear(6, 3), nn.ReLU()), head="1")
+
+
+@pytest.mark.parametrize("layer", ["hidden", "unused"])
+def test_a_named_layer_that_gives_no_logits(layer):
+    module = Mlp()
+    module.unused = nn.Linear(5, 3)
+    with pytest.raises(
+        ModelError, match=r"head: the layer you named in Mlp does not give its 3 outputs.*Name the layer that gives"
+    ):
+        wrap(module, head=layer).features(X)
+
+
+def test_softmax_outputs_are_told_and_undone():
+    module = Mlp(then=lambda logits: logits.softmax(-1))
+    with pytest.raises(
+        ModelError, match=r'Its rows sum to one: if it ends in a softmax, pass output="probabilities"\. Otherwise name'
+    ):
+        wrap(module).features(X)
+    model = wrap(module, output="probabilities")
+    with torch.no_grad():
+        assert torch.allclose(model.logits(model.features(X)), module.fc(module.hidden(X).relu()), atol=1e-6)
+        assert torch.allclose(model.logits(model.features(X)).softmax(-1), module(X), atol=1e-6)
+
+
+def test_log_softmax_outputs_are_told_and_undone():
+    module = Mlp(then=lambda logits: logits.log_softmax(-1))
+    with pytest.raises(ModelError, match=r'It looks like log_softmax: pass output="log_probabilities"\.'):
+        wrap(module).features(X)
+    model = wrap(module, output="log_probabilities")
+    with torch.no_grad():
+        assert torch.allclose(model.logits(model.features(X)), module.fc(module.hidden(X).relu()), atol=1e-6)
+
+
+@pytest.mark.parametrize("output", ["probabilities", "log_probabilities"])
+def test_logits_that_are_announced_as_something_else(output):
+    with pytest.raises(ModelError, match=rf'Mlp: its {output} differ from .*It returns logits: pass output="logits"\.'):
+        wrap(Mlp(), output=output).features(X)
+
+
+def test_an_output_of_another_kind_has_no_hint():
+    with pytest.raises(ModelError) as error:
+        wrap(Mlp(then=torch.sigmoid)).features(X)
+    assert str(error.value).startswith("Mlp: its logits differ from those of its last linear layer (by up to ")
+    assert str(error.value).endswith(
+        "). Otherwise name the classifying layer with head='...' to take that layer's output as logits."
+    )
+
+
+def test_a_module_without_a_head():
+    with pytest.raises(
+        ModelError,
+        match=r"Tanh: no linear layer or 1x1 convolution before a pool gives its 6 outputs\. Name the classifying",
+    ):
+        wrap(nn.Tanh()).features(X)
+
+
+def test_nan_at_first_sight_is_told():
+    with pytest.raises(
+        ModelError, match=r"Mlp: its output for the first images is NaN\. Look at its weights and at the scale"
+    ):
+        wrap(Mlp(then=lambda logits: logits * float("nan"))).features(X)
+
+
+def test_a_masked_class_does_not_hide_the_wrong_head():
+    # With a class at -inf, a tolerance taken from the largest output would accept any layer.
+    def masked(logits):
+        return (2 * logits).index_fill(1, torch.tensor([0]), -torch.inf)
+
+    with pytest.raises(ModelError, match="its logits differ from those of its last linear layer"):
+        wrap(Mlp(then=masked)).features(X)
+
+
+@pytest.mark.parametrize(
+    ("then", "came"),
+    [(lambda logits: (logits, logits), "tuple"), (lambda logits: {"out": logits}, "dict"), (lambda logits: 3, "int")],
+)
+def test_an_output_that_is_no_tensor(then, came):
+    with pytest.raises(ModelError) as error:
+        wrap(Mlp(then=then), name="mine").features(X)
+    assert str(error.value) == (
+        f"mine must return one tensor (or an output with .logits); {came} came. "
+        "Wrap a module that returns the logits alone."
+    )
+
+
+@pytest.mark.parametrize(
+    ("then", "came"),
+    [
+        (lambda logits: logits[:, None], r"\(2, 1, 3\) came for 2 images"),
+        (lambda logits: logits.sum(1), r"\(2,\) came for 2 images"),
+        (lambda logits: torch.cat([logits, logits]), r"\(4, 3\) came for 2 images"),
+    ],
+)
+def test_an_output_of_another_shape(then, came):
+    with pytest.raises(ModelError, match=rf"Mlp must return \(n, classes\); {came}"):
+        wrap(Mlp(then=then)).features(X)
+
+
+def test_classes_are_counted():
+    assert wrap(Mlp(), classes=["a", "b", "c"]).classes == ["a", "b", "c"]
+    assert wrap(Mlp(), classes=3).classes is None
+    for classes in (4, ["a", "b", "c", "d"]):
+        with pytest.raises(
+            ModelError, match=r"Mlp: classes says 4, the module gives 3 outputs\. Give one name an output, in order\."
+        ):
+            wrap(Mlp(), classes=classes).features(X)
+
+
+def test_features_of_another_width():
+    model = wrap(Mlp())
+    model.features(X)
+    with pytest.raises(
+        ModelError, match=r"Mlp\.logits: features must be 5 wide; 7 came\. Features of another model, or of another"
+    ):
+        model.logits(torch.zeros(2, 7))
+
+
+def test_a_head_is_not_known_before_a_batch():
+    with pytest.raises(ModelError, match=r"Mlp has not seen a batch yet, .*Call features\(x\) once before"):
+        wrap(Mlp()).logits(torch.zeros(2, 5))
+    with pytest.raises(ModelError, match=r"Mlp: its first batch has no images\. Give at least one"):
+        wrap(Mlp()).features(X[:0])
+
+
+def test_after_a_first_batch_an_empty_one_is_fine():
+    model = wrap(Mlp())
+    model.features(X)
+    assert model.logits(model.features(X[:0])).shape == (0, 3)
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_one_and_two_classes(classes):
+    module = Mlp(classes)
+    model = wrap(module)
+    check(model, module, X)
+    assert model.head()[0].shape == (classes, 5)
+
+
+@pytest.mark.parametrize("head", [None, "fc"])
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_head_whose_weight_is_made_anew_every_pass(norm, head):
+    module = Mlp()
+    module.fc = norm(module.fc)
+    module.eval()
+    check(wrap(module, head=head), module, X)
+
+
+def test_a_hidden_layer_as_wide_as_the_output_is_not_the_head():
+    module = Mlp(classes=3, hidden=3)
+    model = wrap(module)
+    check(model, module, X)
+    assert torch.equal(model.head()[0], module.fc.weight)
+
+
+def test_twins_are_told_apart_by_their_place():
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].load_state_dict(module[0].state_dict())
+    x = X[:, :3]
+    model = wrap(module, head="0")
+    with torch.no_grad():
+        assert torch.allclose(model.logits(model.features(x)), module[0](x), atol=1e-6)
+        assert torch.equal(model.features(x), x)
+
+
+class Shared(nn.Module):
+    """One head, used for two views of the image and averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.fc(self.one(x).relu()) + self.fc(self.two(x).tanh())) / 2
+
+
+def test_a_head_that_is_used_twice():
+    module = Shared()
+    model = wrap(module)
+    assert model.features(X).shape == (4, 8)
+    check(model, module, X)
+    weight, bias = model.head()
+    assert torch.allclose(weight, torch.cat([module.fc.weight, module.fc.weight], dim=1) / 2)
+    assert torch.allclose(bias, module.fc.bias)
+
+
+class Excited(nn.Module):
+    """A squeeze-and-excitation block, whose pool is inside the network, before a head on flattened pixels."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self.conv, self.gate, self.end = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), end
+        self.fc = nn.Linear(4 * 24 if end == "flatten" else 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        x = x * self.gate(x.mean((2, 3), keepdim=True)).sigmoid()
+        if self.end == "flatten":
+            return self.fc(x.flatten(1))
+        return self.fc(x.amax((2, 3)) if self.end == "max" else x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("end", ["flatten", "max"])
+def test_a_pool_inside_a_block_is_no_feature_map(end, n):
+    module = Excited(end)
+    model = wrap(module)
+    check(model, module, IMAGES[:n])
+    with pytest.raises(ModelError, match="Excited has no feature map: nothing pools tiles or tokens"):
+        model.feature_map(IMAGES[:n])
+
+
+def test_a_pool_at_the_end_is_found_behind_one_inside():
+    module = Excited("mean")
+    model = wrap(module)
+    check(model, module, IMAGES)
+    assert torch.allclose(model.feature_map(IMAGES).mean(1), model.features(IMAGES), atol=1e-6)
+
+
+class Strict(nn.Module):
+    """Checks behind the pool that there is one row an image."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.fc, self.error = nn.Linear(3, 2), error
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.mean((2, 3))
+        if len(z) != len(x):
+            raise self.error("rows were added")
+        return self.fc(z)
+
+
+@pytest.mark.parametrize("error", [AssertionError, TypeError, RuntimeError, KeyError])
+def test_a_module_that_refuses_tiles_has_no_map_but_works(error):
+    module = Strict(error)
+    model = wrap(module)
+    check(model, module, IMAGES)
+    with pytest.raises(ModelError, match="has no feature map"):
+        model.feature_map(IMAGES)
+
+
+class Convolutional(nn.Module):
+    """The head is a 1x1 convolution on the map; the pool comes last."""
+
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.stem, self.conv, self.between = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 2, 1), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(self.between(self.conv(self.stem(x))), 1).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("between", "width"), [(lambda y: y, 5), (F.relu, 7), (lambda y: y.relu_(), 7), (torch.tanh, 7)]
+)
+def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
+    module = Convolutional(between)
+    model = wrap(module)
+    assert model.features(IMAGES).shape == (4, width)
+    check(model, module, IMAGES)
+    tiles = model.feature_map(IMAGES)
+    with torch.no_grad():
+        said = between(module.conv(module.stem(IMAGES))).flatten(2).transpose(1, 2)
+    assert torch.allclose(model.logits(tiles), said, atol=1e-6)
+    assert torch.allclose(model.logits(tiles).mean(1), model.logits(model.features(IMAGES)), atol=1e-6)
+    assert model.feature_grid(IMAGES).shape == (4, 6, 4, width)
+
+
+def test_a_module_may_write_into_its_input():
+    class Normalising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x.sub_(0.5).mul_(2))
+
+    module, x = Normalising(), X.clone()
+    model = wrap(module)
+    with torch.no_grad():
+        expected = module.fc((X - 0.5) * 2)
+    for _ in range(2):
+        assert torch.allclose(model.logits(model.features(x)), expected, atol=1e-6)
+    assert torch.equal(x, X)
+
+
+def test_features_are_not_the_input_s_memory():
+    module = nn.Linear(6, 2)
+    x = X.clone()
+    z = wrap(module).features(x)
+    z.zero_()
+    assert torch.equal(x, X)
+
+
+def must_not_compile(graph, inputs):
+    raise AssertionError("compiled")
+
+
+def test_a_compiled_module_is_watched_without_compiling():
+    module = Mlp()
+    compiled = torch.compile(module, backend=must_not_compile)
+    for model in (wrap(compiled), wrap(compiled, head="fc")):
+        with torch.no_grad():
+            assert torch.allclose(model.logits(model.features(X)), module(X), atol=1e-6)
+        assert model.module is compiled
+        assert model.fingerprint()["weights"] == wrap(module).fingerprint()["weights"]
+
+
+def test_a_parallel_module_is_the_module_inside():
+    module = Mlp()
+    parallel = nn.DataParallel(module)
+    model = wrap(parallel)
+    check(model, module, X)
+    assert model.module is parallel
+    assert model.fingerprint()["weights"] == wrap(module).fingerprint()["weights"]
+
+
+def test_without_a_device_or_with_its_own_the_module_is_the_user_s():
+    module = Mlp()
+    for device in (None, "cpu", torch.device("cpu")):
+        assert wrap(module, device=device).module is module
+
+
+def test_another_device_gets_a_copy():
+    module = Mlp()
+    before = copy.deepcopy(module.state_dict())
+    model = wrap(module, device="meta")
+    assert model.module is not module
+    assert model.device == torch.device("meta")
+    assert all(parameter.device.type == "meta" for parameter in model.module.parameters())
+    assert all(parameter.device.type == "cpu" for parameter in module.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def test_a_device_that_does_not_exist():
+    with pytest.raises(ModelError, match=r"device: 'gpu' cannot be used here \(.*\)\. Try device='cpu'\."):
+        wrap(Mlp(), device="gpu")
+
+
+def test_what_is_no_module():
+    with pytest.raises(
+        ModelError, match=r"wrap: module must be a torch\.nn\.Module; str came\. For a name, use dubito\.load\."
+    ):
+        inspect.unwrap(wrap)("timm:test_vit")  # the type check of the tests would come first
+
+
+def test_names():
+    assert wrap(Mlp()).name == "Mlp"
+    assert repr(wrap(Mlp(), name="mine")) == "WrappedClassifier('mine' on cpu)"

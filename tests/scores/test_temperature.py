@@ -1,0 +1,150 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.scores import Energy, Entropy, Margin, MaxProbability, Neighbours, Temperature
+from dubito.scores.temperature import fit_temperature
+from dubito.table import Table
+
+
+def calibrated(n: int, c: int = 5, scale: float = 2.0, seed: int = 0) -> Table:
+    """Labels drawn from the softmax of the logits: their temperature is one."""
+    generator = torch.Generator().manual_seed(seed)
+    logit = scale * torch.randn(n, c, generator=generator, dtype=torch.float64)
+    label = torch.multinomial(logit.softmax(1), 1, generator=generator)[:, 0]
+    return Table(logit=logit, label=label)
+
+
+def times(table: Table, factor: float) -> Table:
+    return table.extended(logit=table.logit * factor)
+
+
+def loss(table: Table, temperature: float) -> float:
+    return float(F.cross_entropy(table.logit.double() / temperature, table.label))
+
+
+def reference(table: Table) -> float:
+    found = minimize_scalar(
+        lambda b: loss(table, math.exp(-b)), bounds=(-6, 6), method="bounded", options={"xatol": 1e-10}
+    )
+    return math.exp(-found.x)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        calibrated(300),
+        times(calibrated(300, c=2), 7.0),
+        times(calibrated(200, c=30), 0.05),
+        calibrated(100, c=3, scale=15.0),
+        Table(logit=[[4.0, 0.0], [0.0, 3.0], [1.0, 0.0]], label=[0, 1, 1]),
+    ],
+    ids=["calibrated", "over-confident", "under-confident", "saturated", "three rows"],
+)
+def test_against_scipy(table):
+    found = fit_temperature(table)
+    assert found == pytest.approx(reference(table), rel=1e-4)
+    assert loss(table, found) <= loss(table, reference(table)) + 1e-12
+
+
+def test_by_hand():
+    # Gap 1 in every row, right three times of four: p = 3/4 = 1 / (1 + exp(-1/T)), so 1/T = log 3
+    table = Table(logit=[[1.0, 0.0]] * 4, label=[0, 0, 0, 1])
+    assert fit_temperature(table) == pytest.approx(1 / math.log(3), rel=1e-8)
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
+def test_a_known_temperature_is_found(factor):
+    # 8,000 labels tell T to about one per cent
+    assert fit_temperature(times(calibrated(8000), factor)) == pytest.approx(factor, rel=0.05)
+
+
+def test_scaling_the_logits_scales_the_temperature():
+    table = calibrated(300)
+    assert fit_temperature(times(table, 3.0)) == pytest.approx(3 * fit_temperature(table), rel=1e-8)
+
+
+def test_a_tiny_error_among_many_sure_answers_is_found():
+    # Newton's steps from T = 1 are 1/20 each, and the minimum lies far away: with T = 1/b, p(right) of the last two rows
+    # is 1 / (1 + exp(-0.01 b)) and must be nearly even, 99 and 1: b = log(99) / 0.01 is where the slope changes sign.
+    logits = [[20.0, 0.0]] * 50 + [[0.01, 0.0]] * 100
+    table = Table(logit=torch.tensor(logits, dtype=torch.float64), label=[0] * 149 + [1])
+    assert 1 / fit_temperature(table) == pytest.approx(math.log(99) / 0.01, rel=1e-6)
+
+
+@pytest.mark.parametrize("gap", [0.5, 5.0, 20.0, 200.0])
+def test_labels_that_are_all_predicted_right(gap):
+    table = Table(logit=torch.eye(4).repeat(5, 1) * gap, label=[0, 1, 2, 3] * 5, name="cache/train")
+    with pytest.raises(ValueRangeError) as error:
+        Temperature().fit(table)
+    assert str(error.value) == (
+        "temperature.fit: the likelihood of 20 labels in cache/train grows without end towards T = 0, as when every "
+        "label is predicted right (or none better than chance). Fit on held-out data with a few errors."
+    )
+
+
+def test_labels_worse_than_chance():
+    table = Table(logit=[[2.0, 0.0], [0.0, 2.0], [3.0, 0.0]], label=[1, 0, 1])
+    with pytest.raises(ValueRangeError, match="grows without end towards T = infinity"):
+        Temperature().fit(table)
+
+
+def test_labels_of_another_set():
+    table = Table(logit=[[1.0, 0.0]], label=[0], label_space="own", name="photos/birds")
+    with pytest.raises(
+        TableError,
+        match=r"temperature\.fit needs labels of the model's own classes; those of photos/birds are another set's\.",
+    ):
+        Temperature().fit(table)
+
+
+def test_labels_beyond_the_logits():
+    for label, came in (([0, 2], "0 to 2"), ([-1, 0], "-1 to 0")):
+        with pytest.raises(
+            ValueRangeError, match=rf"temperature\.fit: labels must be classes of the logits, 0 to 1; {came} came in"
+        ):
+            Temperature().fit(Table(logit=[[1.0, 0.0], [0.0, 1.0]], label=label))
+
+
+def test_no_rows():
+    with pytest.raises(TableError, match=r"temperature\.fit needs labelled rows; table in memory has none\."):
+        Temperature().fit(calibrated(5).rows(slice(0, 0)))
+
+
+def test_nan_is_named_as_such():
+    table = Table(logit=[[1.0, float("nan")], [0.0, 1.0]], label=[0, 0])
+    with pytest.raises(
+        ValueRangeError, match=r"temperature\.fit: logits of table in memory: 1 of 4 values are NaN or infinite"
+    ):
+        Temperature().fit(table)
+
+
+@pytest.mark.parametrize("inner", [MaxProbability(), Entropy(), Margin(), Energy(2.0)])
+def test_any_softmax_score_on_top(inner):
+    table = times(calibrated(200), 4.0)
+    score = Temperature(inner).fit(table)
+    expected = inner.score(times(table, 1 / score.temperature_))
+    assert torch.allclose(score.score(table), expected, rtol=1e-12)
+    assert score.kind == inner.kind
+    assert not torch.allclose(score.score(table), inner.score(table), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"), [(Neighbours(), "neighbours needs feature"), (Temperature(), "temperature needs logit")]
+)
+def test_only_softmax_scores_on_top(inner, said):
+    with pytest.raises(
+        TableError, match=rf"temperature: score_of must be a score of logits alone; {said}\. Use one of the softmax"
+    ):
+        Temperature(inner)
+
+
+def test_calibration_makes_the_loss_no_worse():
+    table = times(calibrated(2000), 6.0)
+    found = fit_temperature(table)
+    assert loss(table, found) < loss(table, 1.0)
+    assert found > 1  # over-confident
