@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dubito import metrics as metrics
     from dubito.apps.evaluate import evaluate as evaluate
     from dubito.cache import extract as extract
-    from dubito.cache import open_cache as open  # noqa: A004, F401 (read as dubito.open)
+    from dubito.cache import open_cache
     from dubito.data import open_images as open_images
     from dubito.errors import DubitoError as DubitoError
     from dubito.models import load as load
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dubito.scores import load_score as load_score
     from dubito.scores import save_score as save_score
     from dubito.table import Table as Table
+
+    open = open_cache  # noqa: A001 (read as dubito.open)
 
 __version__ = "0.1.0"
 

@@ -67,7 +67,11 @@ class Classifier(Protocol):
     module: nn.Module
     transform: Transform
     classes: Sequence[str] | None
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        ...
 
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""

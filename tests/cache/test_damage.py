@@ -49,7 +49,9 @@ def test_a_damaged_shard_is_named_and_repaired(model, folder, tmp_path, harm, to
     others = {path: path.stat().st_mtime_ns for path in cache.glob("forward-*") if path != victim}
     harm(victim)
     forget_shards()
-    with pytest.raises(DamagedShardError, match=rf"shard {victim.name} in .* {told}.*redoes this shard and nothing else"):
+    with pytest.raises(
+        DamagedShardError, match=rf"shard {victim.name} in .* {told}.*redoes this shard and nothing else"
+    ):
         dubito.open(cache).whole("logit")
     with pytest.warns(RepairedShardWarning, match=rf"shard {victim.name} .*; it is extracted again"):
         table = extract(model, folder, cache)

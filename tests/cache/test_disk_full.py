@@ -26,7 +26,9 @@ def test_no_space_left(model, folder, tmp_path, monkeypatch):
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(DiskFullError, match=r"no space left for forward-00002-.*\.safetensors \(.* MB\).*free some space"):
+    with pytest.raises(
+        DiskFullError, match=r"no space left for forward-00002-.*\.safetensors \(.* MB\).*free some space"
+    ):
         extract(model, folder, tmp_path / "cache")
     monkeypatch.undo()
     assert len(list((tmp_path / "cache").glob("forward-*.safetensors"))) == 2

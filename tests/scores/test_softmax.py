@@ -53,7 +53,10 @@ def test_against_scipy_with_a_thousand_classes():
         (max_logit(logits), -logits.numpy().max(axis=1)),
         (energy(logits), -scipy.special.logsumexp(logits.numpy(), axis=1)),
         (energy(logits, 3.0), -3 * scipy.special.logsumexp(logits.numpy() / 3, axis=1)),
-        (Cool(0.1).score(Table(logit=logits)), scipy.stats.entropy(scipy.special.softmax(logits.numpy() / 10, 1), axis=1)),
+        (
+            Cool(0.1).score(Table(logit=logits)),
+            scipy.stats.entropy(scipy.special.softmax(logits.numpy() / 10, 1), axis=1),
+        ),
     ):
         assert ours.numpy() == pytest.approx(theirs, rel=1e-10, abs=1e-13)
 
@@ -128,9 +131,7 @@ def test_classes_are_their_functions():
 
 
 def test_one_class_has_no_margin():
-    with pytest.raises(
-        ValueRangeError, match=r"margin needs at least two classes; logits of shape \(3, 1\) came"
-    ):
+    with pytest.raises(ValueRangeError, match=r"margin needs at least two classes; logits of shape \(3, 1\) came"):
         margin(torch.zeros(3, 1))
 
 

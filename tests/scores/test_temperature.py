@@ -68,9 +68,18 @@ def test_scaling_the_logits_scales_the_temperature():
     assert fit_temperature(times(table, 3.0)) == pytest.approx(3 * fit_temperature(table), rel=1e-8)
 
 
+@pytest.mark.parametrize("c", [2, 10, 100])
+@pytest.mark.parametrize("factor", [0.01, 0.3, 1.0, 3.0, 30.0])
+def test_the_table_is_read_a_few_times_only(monkeypatch, c, factor):
+    passes = []
+    batches = Table.batches
+    monkeypatch.setattr(Table, "batches", lambda self, *columns: passes.append(1) or batches(self, *columns))
+    fit_temperature(times(calibrated(500, c=c), factor))
+    assert len(passes) <= 16
+
+
 def test_a_tiny_error_among_many_sure_answers_is_found():
-    # Newton's steps from T = 1 are 1/20 each, and the minimum lies far away: with T = 1/b, p(right) of the last two rows
-    # is 1 / (1 + exp(-0.01 b)) and must be nearly even, 99 and 1: b = log(99) / 0.01 is where the slope changes sign.
+    # The 50 sure rows say nothing. Of the others 99 of 100 are right: 1 / (1 + exp(-0.01 / T)) = 99/100
     logits = [[20.0, 0.0]] * 50 + [[0.01, 0.0]] * 100
     table = Table(logit=torch.tensor(logits, dtype=torch.float64), label=[0] * 149 + [1])
     assert 1 / fit_temperature(table) == pytest.approx(math.log(99) / 0.01, rel=1e-6)

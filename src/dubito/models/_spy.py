@@ -20,6 +20,7 @@ _CONV = {F.conv2d, torch.conv2d}
 _POOL = {F.adaptive_avg_pool2d, F.avg_pool2d}
 _MEAN = {torch.mean, Tensor.mean}
 _INDEX = {Tensor.__getitem__}
+_WATCHED = frozenset(_LINEAR | _CONV | _POOL | _MEAN | _INDEX)
 
 
 @dataclass
@@ -66,6 +67,8 @@ class Spy(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the function, and note it if it is one of those we watch."""
+        if func not in _WATCHED:
+            return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         call = self._watch(func, args, kwargs, output)

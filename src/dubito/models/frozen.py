@@ -13,11 +13,12 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
 
     Eval mode keeps BatchNorm statistics and dropout still; parameters, requires_grad and hooks are never touched.
     """
-    modes = [(part, part.training) for part in module.modules()]
+    training = [part for part in module.modules() if part.training]
     try:
-        module.eval()
+        for part in training:
+            part.training = False
         with torch.inference_mode(False), torch.no_grad():
             yield module
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for part in training:
+            part.training = True

@@ -85,7 +85,7 @@ class WrappedClassifier:
         name: str,
     ) -> None:
         self.name, self.module, self.transform = name, module, transform
-        self.classes = None if isinstance(classes, int) or classes is None else list(classes)
+        self.classes: Sequence[str] | None = None if isinstance(classes, int) or classes is None else list(classes)
         self._count = len(self.classes) if self.classes is not None else classes
         self._output: Output = output
         self._head = head
@@ -93,11 +93,15 @@ class WrappedClassifier:
             named_weight(_eager(module), head)
         self._plan: Plan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
-        first = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        self.device, self._dtype = first.device, first.dtype if first.is_floating_point() else torch.float32
+        self._writes = True
 
     def __repr__(self) -> str:
         return f"WrappedClassifier({self.name!r} on {self.device})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return _sample(self.module).device
 
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""
@@ -203,12 +207,14 @@ class WrappedClassifier:
         return spy
 
     def _run(self, x: Tensor, spy: Spy) -> Float[Tensor, "n c"]:
-        module = _eager(self.module)
-        dtype = self._dtype if x.is_floating_point() else x.dtype
+        module, like = _eager(self.module), _sample(self.module)
         with frozen(module):
-            x = x.to(self.device, dtype, copy=True)  # a module may write into its input
+            # A module may write into its input: the user's is copied, until the first pass shows that it does not.
+            x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
             with spy:
                 out = module(x)
+        if self._plan is None:
+            self._writes = x._version > 0
         return _answer(out, len(x), self.name)
 
 
@@ -240,6 +246,12 @@ def _grid(call: Call, patches: tuple[int, int] | None) -> tuple[int, int]:
     if patches is None or patches[0] * patches[1] > count:
         raise ValueError(f"{count} tokens do not stand on a grid of patches")
     return patches
+
+
+def _sample(module: nn.Module) -> Tensor:
+    """Some tensor of the module: where it is, and in which precision it computes."""
+    tensors = (tensor for kind in (module.parameters(), module.buffers()) for tensor in kind)
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
 
 
 def _weight(call: Call) -> Tensor:

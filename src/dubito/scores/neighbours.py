@@ -29,7 +29,7 @@ def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: i
         metric=faiss.METRIC_INNER_PRODUCT,
     )
     # From the two vectors, not from their product: near zero, sqrt(2 - 2 cos) would be nothing but rounding.
-    return (queries.double() - bank[torch.from_numpy(index[:, -1])].double()).norm(dim=-1)
+    return torch.linalg.vector_norm(queries.double() - bank[torch.from_numpy(index[:, -1])].double(), dim=-1)
 
 
 @final
@@ -81,7 +81,7 @@ class Neighbours(Score):
 
 
 def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"]:
-    norm = feature.norm(dim=-1)
+    norm = torch.linalg.vector_norm(feature, dim=-1)
     bad = ~torch.isfinite(norm) | (norm == 0)
     if bool(bad.any()):
         raise ValueRangeError(

@@ -7,7 +7,7 @@ Newton step kept inside a shrinking bracket finds the minimum; the table is stre
 """
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import cast, final
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
-from dubito.types import Score, finite
+from dubito.types import Kind, Score, finite
 
 _SMALLEST, _LARGEST = 1e-3, 1e3
 
@@ -23,16 +23,16 @@ _SMALLEST, _LARGEST = 1e-3, 1e3
 def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -> float:
     """The T that minimises the mean negative log-likelihood of the labels."""
     _check(table)
-    low, high, b, step = 1 / _LARGEST, 1 / _SMALLEST, 1.0, float("inf")
+    low, high, b = 1 / _LARGEST, 1 / _SMALLEST, 1.0
     for _ in range(steps):
         slope, curvature = _derivatives(table, b)
         low, high = (low, b) if slope > 0 else (b, high)
         newton = b - slope / curvature if curvature > 0 else low
-        # Far from the minimum Newton creeps in equal steps: trust it while they halve, else halve the bracket.
-        creeps = abs(newton - b) > step / 2
-        following = newton if low < newton < high and not creeps else (low * high) ** 0.5
-        step = abs(following - b)
-        if step <= tolerance * b:
+        # A slope of exactly zero is no minimum but saturation: there the bracket decides.
+        if 0 < abs(newton - b) <= tolerance * b:
+            break
+        following = newton if low < newton < high else (low * high) ** 0.5
+        if abs(following - b) <= tolerance * b:
             break
         b = following
     if not 2 / _LARGEST < b < 0.5 / _SMALLEST:
@@ -57,7 +57,7 @@ class Temperature(Score):
     score_of: Score = field(default_factory=MaxProbability)
 
     name = "temperature"
-    kind = "total"
+    kind = cast(Kind, "total")
     needs = ("logit",)
     learns_from = ("logit", "label")
     learned = ("temperature_",)
