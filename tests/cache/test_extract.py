@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
+from PIL import Image
 from torch.utils.data import TensorDataset
+from torchvision.transforms import ToTensor
 
 import dubito
 from dubito.errors import (
@@ -119,7 +122,7 @@ def test_a_whole_block_of_broken_images_leaves_no_gap(model, folder, tmp_path):
 def test_nothing_but_broken_images(model, folder, tmp_path):
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"")
-    with pytest.raises(ImagesError, match="none of the 23 images in .* could be decoded; the first: .*0 bytes"):
+    with pytest.raises(ImagesError, match=r"none of the 23 images in .* could be decoded; the first: .*0 bytes"):
         extract(model, folder, tmp_path / "cache")
 
 
@@ -203,8 +206,6 @@ def test_features_beyond_half_precision_are_refused_and_repaired(network, folder
 
 
 def test_a_second_extraction_into_one_folder_is_refused(model, folder, tmp_path):
-    from filelock import FileLock
-
     (tmp_path / "cache").mkdir()
     lock = FileLock(tmp_path / "cache" / ".lock", thread_local=False)
     with lock, pytest.raises(CacheBusyError, match="another extraction is writing into"):
@@ -213,10 +214,6 @@ def test_a_second_extraction_into_one_folder_is_refused(model, folder, tmp_path)
 
 
 def test_inputs_of_different_shapes_are_named(network, folder, tmp_path):
-    from torchvision.transforms import ToTensor
-
-    from PIL import Image
-
     Image.new("RGB", (9, 30)).save(folder / "a" / "000.png")
     model = dubito.wrap(network, transform=ToTensor())
     with pytest.raises(ImagesError, match=r"one shape; \(3, 30, 9\) came for 'a/000\.png' and \(3, 20, 20\) for"):
@@ -243,10 +240,8 @@ def test_an_error_in_the_transform_is_told_in_one_sentence(network, folder, tmp_
 
 
 def test_an_unfinished_cache_is_not_opened(model, folder, tmp_path, monkeypatch):
-    import dubito.cache._run as run
-
-    monkeypatch.setattr(run.Run, "_finish", lambda self, blocks: None)
-    with pytest.raises(CacheError, match="is not finished. Run the same extract again"):
+    monkeypatch.setattr("dubito.cache._run.Run._finish", lambda self, blocks: None)
+    with pytest.raises(CacheError, match=r"is not finished\. Run the same extract again"):
         extract(model, folder, tmp_path / "cache")
     monkeypatch.undo()
     assert len(extract(model, folder, tmp_path / "cache")) == 23

@@ -1,11 +1,11 @@
 """Killed at any instant, an extraction goes on from there and ends with the same bytes."""
 
 import multiprocessing
-import random
 import runpy
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cache.conftest import contents, image_folder
@@ -46,7 +46,7 @@ def test_twenty_kills_at_random_instants_lose_nothing(server, tmp_path):
     expected = contents(tmp_path / "undisturbed")
     assert len(expected) == 12 + 2  # shards, the manifest and the lock
 
-    chance, kills, unfinished, number = random.Random(0), 0, 0, 0
+    chance, kills, unfinished, number = np.random.default_rng(0), 0, 0, 0
     while kills < 20:
         number += 1
         cache = tmp_path / f"cache-{number}"

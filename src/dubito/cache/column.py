@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any, final
+from typing import final
 
 import numpy as np
 import torch

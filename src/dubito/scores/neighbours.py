@@ -29,7 +29,9 @@ def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: i
         metric=faiss.METRIC_INNER_PRODUCT,
     )
     # From the two vectors, not from their product: near zero, sqrt(2 - 2 cos) would be nothing but rounding.
-    return torch.linalg.vector_norm(queries.double() - bank[torch.from_numpy(index[:, -1])].double(), dim=-1)
+    kth = bank[torch.from_numpy(index[:, -1])]
+    distance: Tensor = torch.linalg.vector_norm(queries.double() - kth.double(), dim=-1)
+    return distance
 
 
 @final
@@ -88,4 +90,5 @@ def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"
             f"neighbours.{verb}: features must be finite and not all zero; row {int(bad.nonzero()[0, 0])} of the batch "
             f"is not. Look at that image's feature."
         )
-    return (feature / norm[:, None]).float()
+    normalised: Tensor = (feature / norm[:, None]).float()
+    return normalised

@@ -7,7 +7,7 @@ Newton step kept inside a shrinking bracket finds the minimum; the table is stre
 """
 
 from dataclasses import dataclass, field
-from typing import cast, final
+from typing import final
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -57,7 +57,7 @@ class Temperature(Score):
     score_of: Score = field(default_factory=MaxProbability)
 
     name = "temperature"
-    kind = cast(Kind, "total")
+    kind: Kind = field(default="total", init=False, repr=False)
     needs = ("logit",)
     learns_from = ("logit", "label")
     learned = ("temperature_",)
