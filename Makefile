@@ -4,6 +4,8 @@ DATA ?=
 BIN := .venv/bin
 READY := .venv/.ready
 export PYTHONWARNINGS ?= default
+# Material for MkDocs announces its successor at every build; this is its own switch for that.
+export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format docs bench clean

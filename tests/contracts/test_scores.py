@@ -226,4 +226,4 @@ def test_fitted_again_it_forgets(fitted):
 
 
 def settings_of(score: Score) -> dict[str, object]:
-    return {field.name: getattr(score, field.name) for field in dataclasses.fields(score)}
+    return {field.name: getattr(score, field.name) for field in dataclasses.fields(score) if field.init}

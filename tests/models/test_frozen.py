@@ -33,6 +33,22 @@ def test_modes_come_back_after_an_exception():
     assert modes(module) == before
 
 
+def test_a_module_s_own_train_and_eval_are_not_called():
+    class Merging(nn.Linear):
+        """Like an adapter that folds its weights into the layer when it is put into eval mode."""
+
+        def train(self, mode=True):
+            self.weight.data += 1
+            return super().train(mode)
+
+    module = nn.Sequential(Merging(2, 2))
+    before = module[0].weight.clone()
+    with frozen(module):
+        assert torch.equal(module[0].weight, before)
+    assert torch.equal(module[0].weight, before)
+    assert modes(module) == [True, True]
+
+
 def test_statistics_and_random_numbers_stand_still():
     module, x = network(), torch.randn(8, 4)
     mean, random = module[1][0].running_mean.clone(), torch.get_rng_state()

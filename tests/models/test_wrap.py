@@ -348,6 +348,14 @@ def test_a_module_may_write_into_its_input():
     assert torch.equal(x, X)
 
 
+def test_a_second_try_in_inference_mode_says_the_same():
+    model = wrap(Mlp(then=torch.sigmoid))
+    with torch.inference_mode():
+        for _ in range(2):
+            with pytest.raises(ModelError, match="Mlp: its logits differ from those of its last linear layer"):
+                model.features(X + 0)
+
+
 def test_features_are_not_the_input_s_memory():
     module = nn.Linear(6, 2)
     x = X.clone()

@@ -74,7 +74,7 @@ def test_the_table_is_read_a_few_times_only(monkeypatch, c, factor):
     passes = []
     batches = Table.batches
     monkeypatch.setattr(Table, "batches", lambda self, *columns: passes.append(1) or batches(self, *columns))
-    fit_temperature(times(calibrated(500, c=c), factor))
+    fit_temperature(times(calibrated(2000, c=c), factor))
     assert len(passes) <= 16
 
 

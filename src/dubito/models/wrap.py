@@ -213,7 +213,7 @@ class WrappedClassifier:
             x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
             with spy:
                 out = module(x)
-        if self._plan is None:
+        if self._plan is None and self._writes:
             self._writes = x._version > 0
         return _answer(out, len(x), self.name)
 

@@ -29,7 +29,7 @@ def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -
         low, high = (low, b) if slope > 0 else (b, high)
         newton = b - slope / curvature if curvature > 0 else low
         # A slope of exactly zero is no minimum but saturation: there the bracket decides.
-        if 0 < abs(newton - b) <= tolerance * b:
+        if slope != 0 and abs(newton - b) <= tolerance * b:
             break
         following = newton if low < newton < high else (low * high) ** 0.5
         if abs(following - b) <= tolerance * b:
