@@ -257,3 +257,52 @@ def test_class_folders_are_found_among_the_models_names(network, folder, tmp_pat
     some = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 16), classes=["a", "b", "z"])
     with pytest.raises(ImagesError, match="2 of 3 class folders are classes of the model, but not c"):
         extract(some, folder, tmp_path / "some")
+
+
+def test_class_names_of_an_unnamed_model_must_be_as_many_as_its_outputs(folder, tmp_path):
+    model = dubito.wrap(small_network(10), transform=dubito.Preprocess((16, 16), 16))
+    with pytest.raises(ImagesError, match=r"3 class names came for a model of 10 classes whose names are not known"):
+        extract(model, folder, tmp_path / "cache")
+    assert extract(model, folder, tmp_path / "first", label_space="model").label_space == "model"
+    assert extract(model, folder, tmp_path / "other", label_space="own").label_space == "own"
+
+
+class Constant:
+    """A probe that writes its setting."""
+
+    name, price = "constant", "nothing"
+
+    def __init__(self, value, fails_at=None):
+        self.value, self.fails_at, self.seen = value, fails_at, 0
+
+    def run(self, model, x, label):
+        self.seen += 1
+        if self.seen == self.fails_at:
+            raise KeyboardInterrupt
+        return {"constant": torch.full((len(x),), float(self.value))}
+
+    def settings(self):
+        return {"value": self.value}
+
+
+def test_a_further_probe_that_was_interrupted_keeps_its_settings(model, folder, tmp_path):
+    extract(model, folder, tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        extract(model, folder, tmp_path / "cache", probes=[Constant(1, fails_at=5)])
+    refused(model, folder, tmp_path / "cache", "constant probe with other settings: value=1 there, 2 here",
+            probes=[Constant(2)])  # fmt: skip
+    table = extract(model, folder, tmp_path / "cache", probes=[Constant(1)])
+    assert table.whole("constant").tolist() == [1.0] * 23
+
+
+def test_a_probe_s_name_must_fit_into_a_file_s(model, folder, tmp_path):
+    probe = Constant(1)
+    probe.name = "flip2"
+    with pytest.raises(CacheError, match="must be small letters and underscores; 'flip2' came"):
+        extract(model, folder, tmp_path / "cache", probes=[probe])
+
+
+def test_the_same_images_elsewhere_give_the_same_bytes(model, folder, tmp_path):
+    extract(model, folder, tmp_path / "here")
+    extract(model, folder.rename(tmp_path / "moved"), tmp_path / "there")
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")

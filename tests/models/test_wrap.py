@@ -77,7 +77,7 @@ def test_a_named_layer_that_gives_no_logits(layer):
 def test_softmax_outputs_are_told_and_undone():
     module = Mlp(then=lambda logits: logits.softmax(-1))
     with pytest.raises(
-        ModelError, match=r'Its rows sum to one: if it ends in a softmax, pass output="probabilities"\. Otherwise name'
+        ModelError, match=r'Its rows sum to one: if it ends in a softmax, pass output="probabilities"\. To take one'
     ):
         wrap(module).features(X)
     model = wrap(module, output="probabilities")
@@ -106,7 +106,7 @@ def test_an_output_of_another_kind_has_no_hint():
         wrap(Mlp(then=torch.sigmoid)).features(X)
     assert str(error.value).startswith("Mlp: its logits differ from those of its last linear layer (by up to ")
     assert str(error.value).endswith(
-        "). Otherwise name the classifying layer with head='...' to take that layer's output as logits."
+        "). To take one layer's output as logits, name that layer with head='...'."
     )
 
 

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dubito.cache.labels import check_range
+from dubito.cache.labels import check_count, check_range
 from dubito.cache.loader import Batch, batches
 from dubito.cache.manifest import Manifest
+from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
 from dubito.cache.shard import Shard, list_shards, pack_strings, write_shard
 from dubito.errors import ImagesError, RepairedShardWarning, ValueRangeError
@@ -28,6 +29,7 @@ class Run:
 
     Attributes:
         labels: One an image, or None.
+        stated: The user said whose classes the labels are.
         have: The shards that are whole, by probe and block.
     """
 
@@ -37,6 +39,7 @@ class Run:
     folder: Path
     manifest: Manifest
     probes: dict[str, Probe]
+    stated: bool
     have: dict[tuple[str, int], Shard] = field(default_factory=dict)
     _in_range: bool = False
 
@@ -50,7 +53,8 @@ class Run:
             order = [group for block in todo for group in groups[block]]
             stream = batches(self.images, self.model.transform, order, workers)
             done = len(self.images) - sum(map(len, order))
-            with bar(f"extract {self.images.name}", len(self.images), done=done, show=progress) as advance:
+            title = f"extract {self.images.name}"
+            with kept_memory(), bar(title, len(self.images), done=done, show=progress) as advance:
                 for block in todo:
                     self._do(block, islice(stream, len(groups[block])), advance)
         if todo or not self.manifest.finished:
@@ -116,8 +120,11 @@ class Run:
 
     def _check_labels(self, x: Tensor) -> None:
         """All labels at once, before the first batch is paid for: one image tells how many classes there are."""
+        count = self.model.logits(self.model.features(x[:1])).shape[1]
         if self.labels is not None:
-            check_range(self.labels, self.model.logits(self.model.features(x[:1])).shape[1], self.images.ids)
+            check_range(self.labels, count, self.images.ids)
+        if self.images.classes is not None and self.model.classes is None and not self.stated:
+            check_count(self.images.classes, count)
         self._in_range = True
 
     def _check(self, columns: Columns, indices: list[int]) -> None:

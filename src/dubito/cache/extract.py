@@ -20,7 +20,7 @@ from dubito.cache.fingerprint import identity
 from dubito.cache.labels import resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import open_cache
-from dubito.cache.shard import sweep
+from dubito.cache.shard import check_name, sweep
 from dubito.data import open_images
 from dubito.data.image_set import ImageSet
 from dubito.errors import CacheBusyError, CacheError, SkippedImagesWarning
@@ -63,20 +63,19 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     """
     opened = open_images(images, labels)
     stored, space = resolve_labels(opened, model, label_space)
-    chosen: dict[str, Probe] = {probe.name: probe for probe in (Forward(), *probes)}
+    chosen: dict[str, Probe] = {check_name(probe.name): probe for probe in (Forward(), *probes)}
     folder = Path(to)
     with _alone(folder):
         sweep(folder)
         manifest = Manifest(
             identity=identity(model, opened, stored, space),
             model=model.name,
-            source=opened.name,
             classes=None if model.classes is None else list(model.classes),
             label_space=space,
             batch_size=batch_size or _BATCH.get(model.device.type, 16),
             shard_size=shard_size,
         )
-        run = Run(model, opened, stored, folder, _begin(folder, manifest, chosen), chosen)
+        run = Run(model, opened, stored, folder, _begin(folder, manifest, chosen), chosen, label_space is not None)
         run.go(_workers(workers, opened), progress)
     forget_shards()
     table = open_cache(folder)
@@ -101,9 +100,10 @@ def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> Manife
             if name in before.probes:
                 check_probe(folder, name, before.probes[name]["settings"], probe.settings())
         manifest = before
-    for name, probe in probes.items():
-        manifest.probes.setdefault(name, {"settings": probe.settings(), "price": probe.price})
-    if before is None or before.probes.keys() != probes.keys():
+    new = [probe for name, probe in probes.items() if name not in manifest.probes]
+    for probe in new:
+        manifest.probes[probe.name] = {"settings": probe.settings(), "price": probe.price}
+    if new:
         manifest.write(folder)
     return manifest
 

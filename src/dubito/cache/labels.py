@@ -16,8 +16,8 @@ def resolve_labels(
     """The labels to store and their space.
 
     Integers are indices into the model's classes unless `space` is "own". Class names (folders) are looked up among
-    the model's class names; where none of them is one, they are the folder's own classes, unless the counts agree
-    and the model's names are not known.
+    the model's class names; where none of them is one, they are the folder's own classes. A model whose names are not
+    known is taken at its count: as many names as outputs, in order (`check_count`).
     """
     labels = images.labels
     if labels is None or space == "own":
@@ -40,6 +40,16 @@ def check_range(labels: Int[Tensor, "n"], classes: int, ids: Sequence[str]) -> N
         raise ImagesError(
             f"labels must be 0..{classes - 1}, the model's classes; {int(labels[row])} came for image '{ids[row]}'. "
             f"Give the model's class indices, or label_space='own' if these are classes of another set."
+        )
+
+
+def check_count(names: Sequence[str], classes: int) -> None:
+    """Raise ImagesError when names cannot be the classes of a model that has none."""
+    if len(names) != classes:
+        raise ImagesError(
+            f"labels: {len(names)} class names came for a model of {classes} classes whose names are not known, so "
+            f"nobody can tell which is which. Wrap it with classes=[...], or say label_space='model' if they are its "
+            f"first classes in order, or 'own' if they are classes of another set."
         )
 
 

@@ -34,7 +34,6 @@ class Manifest:
     Attributes:
         identity: Hashes and settings that must agree: weights, transform, count, images, labels.
         model: The model's name, for people.
-        source: The image set's name, for people.
         classes: Names of the logits' classes, if known.
         label_space: "model" or "own"; None without labels.
         batch_size: Rows that went through the model at once: kept on resuming, as it changes the last bits.
@@ -45,7 +44,6 @@ class Manifest:
 
     identity: Json
     model: str
-    source: str
     classes: list[str] | None
     label_space: str | None
     batch_size: int

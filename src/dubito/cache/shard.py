@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dubito.errors import DamagedShardError, DiskFullError
+from dubito.errors import CacheError, DamagedShardError, DiskFullError
 
 _NAME = re.compile(r"(?P<probe>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
 _UNFINISHED = ".part"
@@ -86,6 +86,13 @@ def write_shard(folder: Path, probe: str, index: int, columns: Mapping[str, Tens
     path = folder / f"{probe}-{index:05d}-{crc:08x}.safetensors"
     write_file(path, data)
     return Shard(path, probe, index, crc)
+
+
+def check_name(probe: str) -> str:
+    """A probe's name, which begins its shards' names and must be told apart from the rest."""
+    if not re.fullmatch(r"[a-z_]+", probe):
+        raise CacheError(f"a probe's name must be small letters and underscores; '{probe}' came. Rename the probe.")
+    return probe
 
 
 def list_shards(folder: Path) -> list[Shard]:

@@ -5,7 +5,8 @@
 What a row means is fixed before rows are drawn: `r_auroc` and `recall_at_1` resample queries, whose
 neighbours stay those of the full set (in a resample, a row drawn twice would find itself), and the metrics
 of logits resample one value a row. A resample in which the metric is undefined, such as one with a single
-class, is drawn again.
+class, is drawn again. The resamples of calibration errors, which noise pushes up, are moved so that their
+mean is the value, and end at 0.
 """
 
 import math
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array, same_length
+from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import accuracy, brier, brier_per_row, correct, nll, nll_per_row
 from dubito.metrics.ranking import auroc
 from dubito.metrics.retrieval import neighbour_matches, r_auroc, recall_at_1
@@ -76,7 +78,9 @@ def interval(
             f"Call it alone on the same arrays to see why."
         )
     rng = np.random.default_rng(_number(seed))
-    draws = [_draw(summary, columns, rng) for _ in range(resamples)]
+    draws = np.array([_draw(summary, columns, rng) for _ in range(resamples)])
+    if metric in _CENTRED or getattr(metric, "func", None) in _CENTRED:
+        draws = np.maximum(draws - (draws.mean() - value), 0)
     low, high = np.quantile(draws, ((1 - confidence) / 2, (1 + confidence) / 2))
     return Interval(value, float(low), float(high), confidence)
 
@@ -97,6 +101,10 @@ _ONCE: Mapping[Metric, tuple[Callable[..., tuple[Array, ...]], Metric]] = {
     r_auroc: (lambda features, labels, scores: (scores, ~neighbour_matches(features, labels)), auroc),
 }
 """Metrics in two steps: the columns to resample, computed once on all rows, and the metric of a resample."""
+
+
+_CENTRED: frozenset[Metric] = frozenset({ece, bucket_calibration_error})
+"""Absolute gaps grow with noise, and a resample adds noise of its own: its mean is moved back onto the value."""
 
 
 def _draw(summary: Metric, columns: list[Tensor], rng: np.random.Generator) -> float:

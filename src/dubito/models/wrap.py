@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dubito.errors import ModelError
 from dubito.models._plan import Output, Plan, make_plan, named_weight
 from dubito.models._spy import Call, Reached, Spy
+from dubito.models._tap import plain_layer, read_input
 from dubito.models.fingerprint import weights_digest
 from dubito.models.frozen import frozen
 from dubito.models.transform import FunctionTransform, NoTransform
@@ -93,6 +94,7 @@ class WrappedClassifier:
             named_weight(_eager(module), head)
         self._plan: Plan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
+        self._layer: nn.Linear | None = None
         self._writes = True
 
     def __repr__(self) -> str:
@@ -106,14 +108,12 @@ class WrappedClassifier:
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""
         plan = self._understand(x)
-        calls = self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
-        if plan.convolutional:
-            return _tile_features(calls, plan).mean(1)
-        return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
+        tapped = None if self._layer is None else read_input(self._layer, lambda: self._run(x))
+        return self._watched_features(x, plan) if tapped is None else tapped.clone()  # it may be the input's own memory
 
     def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
         """The last layer on features, for rows (n, d) and tiles (n, t, d)."""
-        weight, bias = self.head()
+        weight, bias = self._joined_heads()
         if z.shape[-1] != weight.shape[1]:
             raise ModelError(
                 f"{self.name}.logits: features must be {weight.shape[1]} wide; {z.shape[-1]} came. "
@@ -142,16 +142,8 @@ class WrappedClassifier:
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """Weight and bias of the last layer: several heads side by side, the identity of a lifted feature behind."""
-        if self._plan is None:
-            raise ModelError(
-                f"{self.name} has not seen a batch yet, so its head is not known. Call features(x) once before."
-            )
-        weight = torch.cat([w.flatten(1) for w, _ in self._heads], dim=1) / len(self._heads)
-        biases = [b for _, b in self._heads if b is not None]
-        bias = torch.stack(biases).sum(0) / len(self._heads) if biases else None
-        if self._plan.lift:
-            weight = torch.cat([weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)], dim=1)
-        return weight.detach(), None if bias is None else bias.detach()
+        weight, bias = self._joined_heads()
+        return weight.clone(), None if bias is None else bias.clone()
 
     def fingerprint(self) -> Json:
         """Hashes of the weights and the settings of the transform."""
@@ -160,6 +152,22 @@ class WrappedClassifier:
             "weights": weights_digest(_eager(self.module)),
             "transform": self.transform.describe(),
         }
+
+    def _joined_heads(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
+        """One weight and bias for all heads; a single plain one is the module's own tensor, not a copy."""
+        if self._plan is None:
+            raise ModelError(
+                f"{self.name} has not seen a batch yet, so its head is not known. Call features(x) once before."
+            )
+        parts = [(weight.detach().flatten(1), bias) for weight, bias in self._heads]
+        weight, bias = parts[0]
+        if len(parts) > 1:
+            weight = torch.cat([w for w, _ in parts], dim=1) / len(parts)
+            biases = [b for _, b in parts if b is not None]
+            bias = torch.stack(biases).sum(0) / len(parts) if biases else None
+        if self._plan.lift:
+            weight = torch.cat([weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)], dim=1)
+        return weight, None if bias is None else bias.detach()
 
     def _understand(self, x: Tensor) -> Plan:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
@@ -179,7 +187,22 @@ class WrappedClassifier:
             )
         self._heads = [(_weight(spy.calls[number]), spy.calls[number].bias) for number in plan.heads]
         self._plan = self._checked(pair, plan)
+        self._layer = self._tappable(pair, plan, spy)
         return self._plan
+
+    def _tappable(self, pair: Tensor, plan: Plan, spy: Spy) -> nn.Linear | None:
+        """The head's layer, if a hook on it reads just what the spy saw."""
+        layer = plain_layer(_eager(self.module), spy.calls[plan.heads[0]]) if len(plan.heads) == 1 else None
+        if layer is None:
+            return None
+        tapped = read_input(layer, lambda: self._run(pair))
+        return layer if tapped is not None and torch.equal(tapped, self._watched_features(pair, plan)) else None
+
+    def _watched_features(self, x: Tensor, plan: Plan) -> Float[Tensor, "n d"]:
+        calls = self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
+        if plan.convolutional:
+            return _tile_features(calls, plan).mean(1)
+        return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
 
     def _checked(self, pair: Tensor, plan: Plan) -> Plan:
         """The plan without its pool, if tiles cannot be passed through what follows it."""
@@ -206,12 +229,12 @@ class WrappedClassifier:
             self._run(x, spy)
         return spy
 
-    def _run(self, x: Tensor, spy: Spy) -> Float[Tensor, "n c"]:
+    def _run(self, x: Tensor, spy: Spy | None = None) -> Float[Tensor, "n c"]:
         module, like = _eager(self.module), _sample(self.module)
         with frozen(module):
             # A module may write into its input: the user's is copied, until the first pass shows that it does not.
             x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
-            with spy:
+            with spy or contextlib.nullcontext():
                 out = module(x)
         if self._plan is None and self._writes:
             self._writes = x._version > 0
