@@ -127,8 +127,7 @@ def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Out
         gap = float((_as_output(last[-1].output, output) - answer).abs().max())
         return (
             f"{name}: its {output} differ from those of its last linear layer (by up to {gap:.3g})."
-            f"{_hint(last[-1].output, answer)} Or name the classifying layer with head='...' to take that "
-            f"layer's output as logits."
+            f"{_hint(last[-1].output, answer)} To take one layer's output as logits, name that layer with head='...'."
         )
     return (
         f"{name}: no linear layer or 1x1 convolution before a pool gives its {answer.shape[1]} outputs. "
