@@ -61,7 +61,7 @@ _HOMES = {
 }
 """Where each public name lives. They are imported on first use, so that `dubito --help` does not wait for torch."""
 
-__all__ = [*_HOMES]  # noqa: PLE0604 (strings, all of them)
+__all__ = [name for name in _HOMES if name != "open"]
 
 
 def __getattr__(name: str) -> Any:

@@ -75,3 +75,7 @@ class SkippedImagesWarning(DubitoWarning):
 
 class RepairedShardWarning(DubitoWarning):
     """A damaged or missing shard of a cache is being extracted again."""
+
+
+class OwnLabelsWarning(DubitoWarning):
+    """None of the class names is a class of the model: labels are stored, but no loss and no accuracy."""

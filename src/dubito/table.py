@@ -25,8 +25,11 @@ WRITERS = {
 
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
 
-Rows = slice | Tensor
-"""Which rows: a slice, a boolean mask (n) or indices."""
+Rows = slice | Tensor | Shaped[np.ndarray, "..."] | Sequence[int]
+"""Which rows: a slice, a boolean mask (n) or indices, negative ones counting from the end."""
+
+Exact = slice | Tensor
+"""What columns are asked for: a slice of step 1 within bounds, or indices from 0 to n - 1."""
 
 
 @runtime_checkable
@@ -35,7 +38,7 @@ class Column(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
-    def __getitem__(self, rows: Rows, /) -> Any: ...
+    def __getitem__(self, rows: Exact, /) -> Any: ...
 
 
 @final
@@ -47,6 +50,7 @@ class Table:
         classes: Class names of the logits, if known.
         label_space: "model" when labels are indices into the logits, "own" when they are another set of classes.
         skipped: Images that could not be decoded and have no row: (id, reason).
+        source: Which model, by its hash, made the columns; None for arrays from elsewhere.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()
@@ -60,8 +64,12 @@ class Table:
         classes: Sequence[str] | None = None,
         label_space: str = "model",
         skipped: Sequence[tuple[str, str]] = (),
+        source: str | None = None,
         **columns: Any,
     ) -> None:
+        if label_space not in ("model", "own"):
+            raise TableError(f"label_space must be 'model' or 'own'; '{label_space}' came. Choose one of the two.")
+        self.source = source
         self.name = name
         self.skipped = skipped
         self.classes = classes
@@ -121,6 +129,11 @@ class Table:
         self.require(column, by=f"table.{column}")
         return self._columns[column][:]
 
+    def column(self, column: str) -> Column:
+        """One column without reading it: has a shape, and gives rows for a slice."""
+        self.require(column, by=f"table.column({column!r})")
+        return self._columns[column]
+
     def shape(self, column: str) -> tuple[int, ...]:
         """The shape of a column, without reading it."""
         self.require(column, by=f"table.shape({column!r})")
@@ -143,7 +156,8 @@ class Table:
 
     def rows(self, rows: Rows) -> "Table":
         """Some rows, in memory."""
-        return self._with({key: _chosen(column, rows) for key, column in self._columns.items()})
+        exact = _exact(rows, len(self), self.name)
+        return self._with({key: _chosen(column, exact) for key, column in self._columns.items()})
 
     def batches(self, *columns: str, size: int = 8192) -> Iterator["Table"]:
         """Consecutive rows in memory, at most `size` at a time."""
@@ -161,6 +175,7 @@ class Table:
             classes=self.classes,
             label_space=self.label_space,
             skipped=self.skipped,
+            source=self.source,
             **columns,
         )
 
@@ -181,7 +196,24 @@ def to_tensor(values: Any, what: str) -> Tensor:
         ) from error
 
 
-def _chosen(column: Column, rows: Rows) -> Any:
+def _exact(rows: Rows, n: int, name: str) -> Exact:
+    """Rows as columns take them, whatever the user gave."""
+    if isinstance(rows, slice):
+        start, stop, step = rows.indices(n)
+        return slice(start, max(start, stop)) if step == 1 else torch.tensor(range(start, stop, step), dtype=torch.long)
+    index = to_tensor(rows, f"rows of {name}")
+    if index.dtype == torch.bool and index.shape == (n,):
+        return index.nonzero()[:, 0]
+    whole = index.dim() == 1 and not index.is_floating_point() and index.dtype != torch.bool
+    if len(index) == 0 or (whole and bool(((index >= -n) & (index < n)).all())):
+        return index.long() % max(n, 1)
+    raise TableError(
+        f"rows of {name} must be a slice, a mask of {n} booleans or indices below {n}; {index.dtype} of shape "
+        f"{tuple(index.shape)} came" + (f", up to {int(index.max())}" if whole else "") + ". Choose among its rows."
+    )
+
+
+def _chosen(column: Column, rows: Exact) -> Any:
     return column[rows.numpy() if isinstance(column, np.ndarray) and isinstance(rows, Tensor) else rows]  # type: ignore[index]
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
-from dubito.errors import NotFittedError, ValueRangeError
+from dubito.errors import NotFittedError, TableError, ValueRangeError
 from dubito.table import Table
 
 Kind = Literal["aleatoric", "epistemic", "total"]
@@ -122,23 +122,35 @@ class Score(ABC):
     needs: tuple[str, ...]
     learns_from: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
+    fitted_on_: str | None = None
 
     def fit(self: AnyScore, table: Table) -> AnyScore:
         """Learn from a table, if there is anything to learn; returns the score itself."""
         table.require(*self.learns_from, by=f"{self.name}.fit")
         self.learn(table)
+        self.fitted_on_ = table.source
         return self
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The uncertainty of every row, float64, higher = more uncertain; the table is read in batches."""
         table.require(*self.needs, by=f"{self.name}.score")
         self.check_fitted()
+        self.check_source(table)
         parts = [self.rows(batch).double() for batch in table.batches(*self.needs)]
         u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
         return finite(u, f"{self.name}.score of {table.name}")
 
     def learn(self, table: Table) -> None:  # noqa: B027 (nothing to learn is a fine default)
         """Set the learned attributes from a table that has the columns `learns_from`."""
+
+    def check_source(self, table: Table) -> None:
+        """Raise TableError for a table of another model than the score was fitted on."""
+        known = self.learned and self.fitted_on_ is not None and table.source is not None
+        if known and self.fitted_on_ != table.source:
+            raise TableError(
+                f"{self.name}.score: {table.name} was made by another model ({table.source}) than the table that "
+                f"{self.name} was fitted on ({self.fitted_on_}). Fit it on a table of the same model and transform."
+            )
 
     @abstractmethod
     def rows(self, batch: Table) -> Float[Tensor, "n"]:

@@ -10,7 +10,9 @@ from torch.utils.data import TensorDataset, random_split
 from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import ToTensor
 
+from dubito.data.arrays import ArrayImages
 from dubito.data.dataset import DatasetImages
+from dubito.data.labels import with_labels
 from dubito.data.views import Subset
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.types import Images
@@ -192,25 +194,127 @@ def test_torchvision_fake_data():
     assert isinstance(DatasetImages(FakeData(size=4, image_size=(3, 8, 8), transform=ToTensor())).read(0), Tensor)
 
 
-def test_digest_reads_a_sample_of_64():
-    dataset = Pictures([np.full((2, 2), i % 256, np.uint8) for i in range(1000)])
+def changed_at(index: int, kind: str) -> tuple[DatasetImages, DatasetImages]:
+    """300 items before and after one of them changed."""
+    x = torch.randn(300, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    other = x.clone()
+    other[index] += 100
+    makers = {
+        "items": lambda rows: Pictures(list(rows)),
+        "list": list,
+        "tensors": TensorDataset,
+        "subset of items": lambda rows: TorchSubset(Pictures(list(rows)), range(300)),
+        "subset of tensors": lambda rows: TorchSubset(TensorDataset(rows), range(300)),
+    }
+    return DatasetImages(makers[kind](x)), DatasetImages(makers[kind](other))
+
+
+@pytest.mark.parametrize("kind", ["items", "list", "tensors", "subset of items", "subset of tensors"])
+@pytest.mark.parametrize("index", [0, 1, 150, 298, 299])
+def test_digest_sees_every_item(kind, index):
+    before, after = changed_at(index, kind)
+    same, _ = changed_at(299 - index, kind)
+    assert before.digest() == same.digest() != after.digest()
+
+
+def test_digest_sees_a_change_of_items_that_were_hashed_before():
+    dataset = Pictures(list(PIXELS))
     images = DatasetImages(dataset)
     digest = images.digest()
-    assert dataset.reads == 64
-    dataset.items[999] = np.zeros((2, 2), np.uint8)
+    dataset.items[4] = PIXELS[3]
     assert images.digest() != digest
 
 
-def test_digest_knows_labels_length_and_class_but_not_whether_labels_were_asked_for():
+def test_digest_is_of_ids_and_contents_alone():
     items = list(PIXELS)
-    digest = DatasetImages(Pictures(items, targets=[0, 0, 0, 0, 0, 0])).digest()
-    assert DatasetImages(Pictures(items, targets=[0, 0, 0, 0, 0, 1])).digest() != digest
-    assert DatasetImages(Pictures(items[:5], targets=[0] * 5)).digest() != digest
-    assert DatasetImages(items).digest() != DatasetImages(Pictures(items)).digest()
-    pairs = DatasetImages([(pixels, 1) for pixels in items])
-    before = pairs.digest()
-    assert labels(pairs) == [1] * 6
-    assert pairs.digest() == before
+    digest = ArrayImages(images=PIXELS).digest()
+    for source in (items, Pictures(items), Pictures(items, targets=[0, 0, 0, 0, 0, 1]), [(item, 1) for item in items]):
+        assert DatasetImages(source).digest() == digest
+    assert DatasetImages(items[:5]).digest() != digest
+    assert DatasetImages(items[::-1]).digest() != digest
+
+
+def test_tensors_are_hashed_where_they_lie():
+    x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    plain = x.detach()
+    digest = DatasetImages(TensorDataset(x)).digest()
+    assert digest == DatasetImages(list(plain)).digest() == ArrayImages(inputs=plain).digest()
+    part = TorchSubset(TorchSubset(TensorDataset(plain), [5, 3, 1]), [2, 0])
+    assert DatasetImages(part).digest() == DatasetImages([plain[1], plain[5]]).digest()
+    assert DatasetImages(TensorDataset(plain.bfloat16())).digest() == DatasetImages(list(plain.bfloat16())).digest()
+
+
+def test_a_class_of_tensors_that_changes_its_items_is_hashed_by_items():
+    class Doubled(TensorDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[0] * 2
+
+    x = torch.randn(3, 2)
+    assert DatasetImages(Doubled(x)).digest() == DatasetImages(TensorDataset(x * 2)).digest()
+
+
+@pytest.mark.parametrize("items", [[(pixels, 1) for pixels in PIXELS], list(PIXELS), [(p, "a text") for p in PIXELS]])
+@pytest.mark.parametrize("labels_first", [True, False])
+def test_one_reading_gives_labels_and_digest(items, labels_first):
+    dataset = Pictures(items)
+    images = DatasetImages(dataset)
+    if labels_first:
+        labels(images)
+    assert images.digest() == DatasetImages(items).digest()
+    assert dataset.reads == 6
+
+
+@pytest.mark.parametrize("attributes", [{}, {"classes": ["x", "y"]}])
+def test_given_labels_cost_no_further_reading(attributes):
+    dataset = Pictures([(pixels, 1) for pixels in PIXELS], **attributes)
+    labelled = with_labels(DatasetImages(dataset), [0, 1, 0, 1, 0, 1])
+    assert (labelled.labels.tolist(), labelled.classes) == ([0, 1, 0, 1, 0, 1], None)
+    labelled.digest()
+    assert dataset.reads == 6
+
+
+class Flaky(Pictures):
+    """Gives (image, label); item 1 cannot be read the first time."""
+
+    def __getitem__(self, index: int):
+        item = super().__getitem__(index)
+        if index == 1 and self.reads <= 2:
+            raise OSError("the line is down")
+        return item
+
+
+def test_an_item_that_breaks_while_labels_are_read_stays_broken():
+    items = [(pixels, 2) for pixels in PIXELS]
+    images = DatasetImages(Flaky(items))
+    assert labels(images) == [2, 0, 2, 2, 2, 2]
+    broken = images.digest()
+    with pytest.raises(BrokenImageError, match=r"image '000001' of data set Flaky .* gave: the line is down\. Repair"):
+        images.read(1)  # readable by now, but nobody knows its label
+    assert images.digest() == broken != DatasetImages(items).digest()
+    images.labels = torch.tensor([2] * 6)
+    assert isinstance(images.read(1), Image.Image)
+
+
+def test_nothing_but_broken_items_and_broken_items_without_labels():
+    class Down(Pictures):
+        def __getitem__(self, index: int):
+            raise OSError("the line is down")
+
+    assert labels(DatasetImages(Down(list(PIXELS)))) is None
+    without = DatasetImages(Flaky([(PIXELS[0], 2), (PIXELS[1], 2), (PIXELS[2], "a text")]))
+    assert labels(without) is None
+    without.dataset.reads = 9
+    assert isinstance(without.read(1), Image.Image)
+
+
+def test_a_data_set_that_raises_something_else():
+    class Wrong(Pictures):
+        def __getitem__(self, index: int):
+            raise KeyError("oops")
+
+    for ask in (DatasetImages.digest, labels):
+        with pytest.raises(ImagesError, match=r"item 0 of data set Wrong must be readable; it raised KeyError: 'oops'"):
+            ask(DatasetImages(Wrong([0])))
 
 
 def test_subset_reads_chosen_items_only():

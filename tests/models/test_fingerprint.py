@@ -111,6 +111,7 @@ def test_a_classifier_s_fingerprint_names_weights_and_transform():
     model = wrap(network(), name="mine")
     assert model.fingerprint() == {
         "model": "mine",
+        "head": {"layer": None, "output": "logits"},
         "weights": weights_digest(network()),
         "transform": {"kind": "none"},
     }

@@ -311,3 +311,15 @@ class Bomb:
 
     def __reduce__(self):
         return Path.touch, (self.marker,)
+
+
+def test_torchvision_weights_by_their_tag():
+    first = dubito.load("torchvision:resnet50.IMAGENET1K_V1", weights=None)
+    assert (first.transform.resize, dubito.load("torchvision:resnet50", weights=None).transform.resize) == (256, 232)
+    with pytest.raises(ModelError, match=r"has no model 'resnet50\.IMAGENET1K_V9'\. Nearest: resnet50\.IMAGENET1K_V"):
+        dubito.load("torchvision:resnet50.IMAGENET1K_V9", weights=None)
+
+
+def test_what_is_not_fetched_cannot_fail_to_be_fetched():
+    with pytest.raises(ModelError, match=r"'timm:resnet18\.foo_in1k' cannot be built"):
+        dubito.load("timm:resnet18.foo_in1k", weights=None)

@@ -184,3 +184,8 @@ def test_without_a_transform_images_are_refused():
 def test_all_kinds_keep_the_contract():
     for transform in (Preprocess((4, 4)), FunctionTransform(compose()), NoTransform()):
         assert isinstance(transform, Transform)
+
+
+def test_pixels_of_another_size_are_refused():
+    with pytest.raises(ModelError, match=r"pixels must come as 32x32, the model's input size; 8x16 came"):
+        Preprocess((32, 32)).finish(torch.zeros(2, 8, 16, 3, dtype=torch.uint8))

@@ -105,9 +105,7 @@ def test_an_output_of_another_kind_has_no_hint():
     with pytest.raises(ModelError) as error:
         wrap(Mlp(then=torch.sigmoid)).features(X)
     assert str(error.value).startswith("Mlp: its logits differ from those of its last linear layer (by up to ")
-    assert str(error.value).endswith(
-        "). To take one layer's output as logits, name that layer with head='...'."
-    )
+    assert str(error.value).endswith("). To take one layer's output as logits, name that layer with head='...'.")
 
 
 def test_a_module_without_a_head():
@@ -419,3 +417,34 @@ def test_what_is_no_module():
 def test_names():
     assert wrap(Mlp()).name == "Mlp"
     assert repr(wrap(Mlp(), name="mine")) == "WrappedClassifier('mine' on cpu)"
+
+
+def test_buffers_and_random_state_come_back_even_in_eval_mode():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+            self.register_buffer("calls", torch.zeros(1))
+            self.register_buffer("latest", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls += 1
+            self.latest = torch.rand(1)
+            return self.fc(x)
+
+    module = Counting()
+    model, random = wrap(module), torch.get_rng_state()
+    for _ in range(3):
+        model.features(torch.zeros(2, 4))
+    assert (module.calls.item(), module.latest.item()) == (0, 0)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_replaced_head_is_found_anew():
+    module, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(6, 4)
+    model = wrap(module)
+    before = model.features(x)
+    module[2] = nn.Linear(5, 7)
+    with pytest.raises(ModelError, match="has not seen a batch yet since its head was replaced"):
+        model.logits(before)
+    assert torch.equal(model.logits(model.features(x)), module(x))

@@ -30,6 +30,7 @@ def test_what_is_written(tmp_path):
         "score": "temperature",
         "settings": {"score_of": {"score": "cool", "settings": {"scale": 0.2}}},
         "learned": {"temperature_": 1.5},
+        "fitted_on": None,
     }
     assert load_file(folder / "state.safetensors") == {}
     loaded = load_score(folder)

@@ -151,3 +151,9 @@ def test_infinite_and_undefined_logits_are_errors():
         "entropy.score of table in memory: 2 of 3 values are NaN or infinite, the first at position 1. "
         "Uncertainties must be finite: look at the logits or features of that row."
     )
+
+
+@pytest.mark.parametrize("function", [max_probability, entropy, margin])
+def test_a_single_logit_says_nothing(function):
+    with pytest.raises(ValueRangeError, match=r"needs at least two classes; logits of shape \(3, 1\) came"):
+        function(torch.zeros(3, 1))

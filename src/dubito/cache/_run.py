@@ -16,7 +16,7 @@ from dubito.cache.manifest import Manifest
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
 from dubito.cache.shard import Shard, list_shards, pack_strings, write_shard
-from dubito.errors import ImagesError, RepairedShardWarning, ValueRangeError
+from dubito.errors import ImagesError, RepairedShardWarning, TableError, ValueRangeError
 from dubito.probes.forward import Forward
 from dubito.types import Classifier, Images, Json, Probe
 
@@ -111,12 +111,27 @@ class Run:
         label = self.labels[indices] if self.labels is not None and self.manifest.label_space == "model" else None
         if label is not None and not self._in_range:
             self._check_labels(x)
-        found = {}
+        found: dict[str, Columns] = {}
         for name in names:
             columns = self.probes[name].run(self.model, x, label)
+            self._check_owner(name, columns, found)
             found[name] = {key: value.detach().cpu() for key, value in columns.items()}
-            self._check(found[name], indices)
+            self._check(found[name], indices, name)
         return found
+
+    def _check_owner(self, name: str, columns: Iterable[str], found: dict[str, Columns]) -> None:
+        """A column has one writer: the probes of this pass, those that were run before, or the extraction itself."""
+        owners: dict[str, str] = {}
+        for other, probe in self.manifest.probes.items():
+            owners |= dict.fromkeys(probe.get("columns", ()) if other != name else (), other)
+        for other, theirs in found.items():
+            owners |= dict.fromkeys(theirs, other)
+        owners |= dict.fromkeys(("id", "label"), "extract")
+        for column in columns:
+            if column in owners:
+                raise TableError(
+                    f"probe {name} writes column '{column}', which {owners[column]} writes already. Name it otherwise."
+                )
 
     def _check_labels(self, x: Tensor) -> None:
         """All labels at once, before the first batch is paid for: one image tells how many classes there are."""
@@ -127,9 +142,14 @@ class Run:
             check_count(self.images.classes, count)
         self._in_range = True
 
-    def _check(self, columns: Columns, indices: list[int]) -> None:
+    def _check(self, columns: Columns, indices: list[int], name: str) -> None:
         ids = [self.images.ids[index] for index in indices]
         for key, column in columns.items():
+            if column.shape[:1] != (len(ids),):
+                raise TableError(
+                    f"probe {name} must write one row an image; column '{key}' of shape {tuple(column.shape)} came for "
+                    f"{len(ids)} images. Return (n, ...) tensors."
+                )
             bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)
             if bad.any():
                 raise ValueRangeError(

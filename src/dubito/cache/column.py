@@ -16,7 +16,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dubito.cache.shard import Shard, unpack_strings
-from dubito.table import Rows
+from dubito.table import Exact
 
 _OPEN_AT_ONCE = 32
 
@@ -37,19 +37,16 @@ class ShardedColumn:
         self._name = name
         self.shape = (self._ends[-1] if self._ends else 0, *tail)
 
-    def __getitem__(self, rows: Rows) -> Tensor:
+    def __getitem__(self, rows: Exact) -> Tensor:
         if isinstance(rows, slice):
-            start, stop, step = rows.indices(self.shape[0])
-            if step == 1:
-                return self._between(start, stop)
-            rows = torch.arange(start, stop, step)
-        index = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.long() % max(self.shape[0], 1)
-        return self._gather(index)
+            start, stop, _ = rows.indices(self.shape[0])
+            return self._between(start, stop)
+        return self._gather(rows)
 
     def _between(self, start: int, stop: int) -> Tensor:
         parts = [self._rows(which)[rows] for which, rows in _pieces(self._ends, start, stop)]
         if not parts:
-            return torch.empty(0, *self.shape[1:])
+            return _widened(self._rows(0)[:0]) if self._shards else torch.empty(0, *self.shape[1:])
         return _widened(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def _gather(self, index: Tensor) -> Tensor:
@@ -81,12 +78,12 @@ class IdColumn:
         self._ends = list(accumulate(rows for _, rows in shards))
         self.shape = (self._ends[-1] if self._ends else 0,)
 
-    def __getitem__(self, rows: Rows) -> Shaped[np.ndarray, "n"]:
+    def __getitem__(self, rows: Exact) -> Shaped[np.ndarray, "n"]:
         if isinstance(rows, slice):
-            start, stop, step = rows.indices(self.shape[0])
+            start, stop, _ = rows.indices(self.shape[0])
             pieces = _pieces(self._ends, start, stop)
             names = [name for which, part in pieces for name in _names(self._shards[which])[part]]
-            return np.asarray(names, dtype=str)[::step]
+            return np.asarray(names, dtype=str)
         chosen: Shaped[np.ndarray, "n"] = self[:][rows.numpy()]
         return chosen
 
@@ -99,7 +96,7 @@ class HeadColumn:
         self._feature, self._weight, self._bias = feature, weight, bias
         self.shape = (feature.shape[0], weight.shape[0])
 
-    def __getitem__(self, rows: Rows) -> Float[Tensor, "n c"]:
+    def __getitem__(self, rows: Exact) -> Float[Tensor, "n c"]:
         return F.linear(self._feature[rows], self._weight, self._bias)
 
 

@@ -20,10 +20,10 @@ from dubito.cache.fingerprint import identity
 from dubito.cache.labels import resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import open_cache
-from dubito.cache.shard import check_name, sweep
+from dubito.cache.shard import check_name, is_leftover, list_shards, sweep
 from dubito.data import open_images
 from dubito.data.image_set import ImageSet
-from dubito.errors import CacheBusyError, CacheError, SkippedImagesWarning
+from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.probes.forward import Forward
 from dubito.table import Table
 from dubito.types import Classifier, Images, LabelSpace, Probe
@@ -61,12 +61,12 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         workers: Processes that decode; by default one a core, and none for ready arrays.
         progress: Show a bar when a terminal is watching.
     """
+    _check_call(model, label_space, batch_size, shard_size, workers)
     opened = open_images(images, labels)
     stored, space = resolve_labels(opened, model, label_space)
     chosen: dict[str, Probe] = {check_name(probe.name): probe for probe in (Forward(), *probes)}
     folder = Path(to)
     with _alone(folder):
-        sweep(folder)
         manifest = Manifest(
             identity=identity(model, opened, stored, space),
             model=model.name,
@@ -87,8 +87,10 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
 def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> Manifest:
     """The manifest to go on with: the folder's own if it fits, otherwise the new one, written before any shard."""
     before = read_manifest(folder)
-    if before is None:
-        strangers = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
+    if before is not None and not before.begun and not list_shards(folder):
+        before = None  # nothing was extracted: what was asked for then does not bind
+    elif before is None:
+        strangers = sorted(path.name for path in folder.iterdir() if path.name != _LOCK and not is_leftover(path))
         if strangers:
             raise CacheError(
                 f"to: '{folder}' holds other things ({', '.join(strangers[:3])}) and no {FILE}. "
@@ -100,6 +102,7 @@ def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> Manife
             if name in before.probes:
                 check_probe(folder, name, before.probes[name]["settings"], probe.settings())
         manifest = before
+    sweep(folder)
     new = [probe for name, probe in probes.items() if name not in manifest.probes]
     for probe in new:
         manifest.probes[probe.name] = {"settings": probe.settings(), "price": probe.price}
@@ -115,13 +118,19 @@ def _alone(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CacheError(f"to: the folder '{folder}' cannot be made ({error.strerror}). Give another place.") from error
+    lock = FileLock(folder / _LOCK, timeout=0)
     try:
-        with FileLock(folder / _LOCK, timeout=0):
-            yield
+        lock.acquire()
     except Timeout as error:
         raise CacheBusyError(
             f"another extraction is writing into '{folder}'. Wait until it has ended, or give another folder."
         ) from error
+    except OSError as error:
+        raise CacheError(f"to: '{folder}' cannot be written ({error.strerror}). Give another place.") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _workers(asked: int | None, images: Images) -> int:
@@ -129,7 +138,28 @@ def _workers(asked: int | None, images: Images) -> int:
         return asked
     if isinstance(images, ImageSet) and images.ready:
         return 0
-    return min(os.cpu_count() or 1, _MOST_WORKERS)
+    return min(cores(), _MOST_WORKERS)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_call(
+    model: object, label_space: str | None, batch_size: int | None, shard_size: int, workers: int | None
+) -> None:
+    """Everything that can be told to be wrong before an image is looked at."""
+    if not isinstance(model, Classifier):
+        raise ModelError(
+            f"extract: model must come from dubito.load or dubito.wrap; {type(model).__name__} came. "
+            f"Wrap it: dubito.wrap(module, transform=...)."
+        )
+    if label_space not in (None, "model", "own"):
+        raise ImagesError(f"label_space must be 'model' or 'own'; '{label_space}' came. Choose one of the two.")
+    for name, value, least in (("batch_size", batch_size, 1), ("shard_size", shard_size, 1), ("workers", workers, 0)):
+        if value is not None and value < least:
+            raise CacheError(f"extract: {name} must be at least {least}; {value} came. Leave it out for the default.")
 
 
 def _tell_skipped(table: Table) -> None:

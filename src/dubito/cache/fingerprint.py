@@ -8,6 +8,8 @@ from torch import Tensor
 
 from dubito.types import Classifier, Images, Json
 
+MODEL_PARTS = ("weights", "head", "transform")
+
 
 def identity(model: Classifier, images: Images, labels: Int[Tensor, "n"] | None, space: str | None) -> Json:
     """weights, transform, count, images, labels: equal if and only if an extraction would give the same columns."""
@@ -22,8 +24,14 @@ def identity(model: Classifier, images: Images, labels: Int[Tensor, "n"] | None,
 def model_identity(model: Classifier) -> Json:
     """The model's part: weights and transform, as they look after a round through JSON."""
     who = model.fingerprint()
-    plain: Json = json.loads(json.dumps({"weights": who["weights"], "transform": who["transform"]}))
+    plain: Json = json.loads(json.dumps({part: who.get(part) for part in MODEL_PARTS}))
     return plain
+
+
+def model_digest(identity: Json) -> str:
+    """The model's part as one short hash: two tables with the same one can be scored by the same scores."""
+    parts = json.dumps({part: identity.get(part) for part in MODEL_PARTS}, sort_keys=True)
+    return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
 
 
 def _digest(labels: Int[Tensor, "n"] | None, space: str | None) -> str:

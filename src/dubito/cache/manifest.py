@@ -20,6 +20,7 @@ FORMAT = 1
 FILE = "manifest.json"
 _PARTS = {
     "weights": "the model's weights",
+    "head": "the layer taken as classifying",
     "transform": "the transform",
     "count": "the number of images",
     "images": "the images (their names, order or contents)",
@@ -57,6 +58,11 @@ class Manifest:
         write_file(folder / FILE, (json.dumps(asdict(self), sort_keys=True, indent=1) + "\n").encode())
 
     @property
+    def begun(self) -> bool:
+        """Some probe has had all its shards before."""
+        return any("shards" in probe for probe in self.probes.values())
+
+    @property
     def finished(self) -> bool:
         """All probes have all their shards."""
         return bool(self.probes) and all("shards" in probe for probe in self.probes.values())
@@ -78,13 +84,18 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise CacheError(
             f"cache '{folder}' has format {came}; this dubito reads {FORMAT}. Extract again into another folder."
         )
-    return Manifest(**found)
+    try:
+        return Manifest(**found)
+    except TypeError as error:
+        raise CacheError(
+            f"cache '{folder}': {FILE} has other entries than this dubito writes ({error}). Extract again elsewhere."
+        ) from error
 
 
 def check_identity(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise StaleCacheError that names every part in which a cache differs from what is asked for."""
     differing = [
-        f"{told} ({_short(was.get(part))} there, {_short(now.get(part))} here)"
+        f"{told} ({_short(was.get(part), now.get(part))} there, {_short(now.get(part), was.get(part))} here)"
         for part, told in _PARTS.items()
         if was.get(part) != now.get(part)
     ]
@@ -105,7 +116,9 @@ def check_probe(folder: Path, name: str, was: Json, now: Json) -> None:
         )
 
 
-def _short(part: Any) -> str:
+def _short(part: Any, other: Any) -> str:
+    """A part for people: of settings only those that differ, of a hash its beginning."""
     if isinstance(part, dict):
-        return ", ".join(f"{key}={value}" for key, value in part.items() if key != "kind")
+        known = other if isinstance(other, dict) else {}
+        return ", ".join(f"{key}={value}" for key, value in part.items() if known.get(key) != value) or "nothing"
     return part[:8] if isinstance(part, str) else str(part)

@@ -137,8 +137,15 @@ def write_file(path: Path, data: bytes) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove what killed writers left behind."""
-    for path in folder.glob(f"*{_UNFINISHED}"):
-        path.unlink()
+    for path in folder.iterdir():
+        if is_leftover(path):
+            path.unlink()
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file is one of ours that was never finished; nobody else's are touched."""
+    name = path.name.removesuffix(_UNFINISHED)
+    return name != path.name and (name == "manifest.json" or _NAME.fullmatch(name) is not None)
 
 
 def _flush_folder(folder: Path) -> None:

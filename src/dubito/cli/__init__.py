@@ -50,17 +50,21 @@ def _run(arguments: list[str], screen: Screen) -> int:
 
 
 def _answer(error: Exception, screen: Screen) -> int:
-    """A call that cannot be parsed, or a bug."""
+    """A call that cannot be parsed, a place that cannot be used, or a bug."""
     if isinstance(error, _ClickError):
         text: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         path = getattr(getattr(error, "ctx", None), "command_path", "dubito")
         screen.fail(f"{text}{'' if text.endswith('?') else '.'} See `{path} --help`.", "UsageError")
         return 2
-    screen.fail(
-        f"{type(error).__name__}: {error or 'no message'}. This is a bug in dubito or in a package that it uses: "
-        f"run again with --debug to see where, and report it.",
-        type(error).__name__,
-    )
+    if isinstance(error, OSError):
+        where = f" '{error.filename}'" if error.filename else ""
+        text = f"{error.strerror or error}{where}. Give a place that can be read and written."
+    else:
+        text = (
+            f"{type(error).__name__}: {error or 'no message'}. This is a bug in dubito or in a package that it uses: "
+            f"run again with --debug to see where, and report it."
+        )
+    screen.fail(text, type(error).__name__)
     if screen.debug:
         raise error
     return 1

@@ -1,5 +1,6 @@
 """Which scores a command uses: those asked for, or all that the given tables allow; made, fitted or loaded."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -9,9 +10,10 @@ import typer
 
 import dubito
 from dubito.cache import open_cache
+from dubito.cache.fingerprint import model_digest
 from dubito.cache.manifest import Manifest, read_manifest
 from dubito.cli._console import Screen
-from dubito.errors import ArtefactError, DubitoError, MissingColumnError, TableError
+from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, TableError
 from dubito.scores.registry import SCORES, make_score
 from dubito.table import Table
 from dubito.types import Score
@@ -41,13 +43,20 @@ def open_fit(fit: Path | None, cache: Path) -> Table | None:
         return None
     table = open_cache(fit)
     check_same_model(cache, fit, "--fit")
+    if _manifest(fit).identity["images"] == _manifest(cache).identity["images"]:
+        warnings.warn(
+            f"--fit: '{fit}' holds the very images of '{cache}', so every image is judged by itself, and its nearest "
+            f"neighbour is itself. Fit on other images of the same kind.",
+            DubitoWarning,
+            stacklevel=2,
+        )
     return table
 
 
 def check_same_model(cache: Path, other: Path, option: str) -> None:
     """Raise TableError when two caches come from different weights or transforms."""
     here, there = _manifest(cache), _manifest(other)
-    if any(here.identity[part] != there.identity[part] for part in ("weights", "transform")):
+    if model_digest(here.identity) != model_digest(there.identity):
         raise TableError(
             f"{option}: '{other}' and '{cache}' must come from one model with one transform; {there.model} and "
             f"{here.model} came, with different weights or transforms. Extract both with the same model."
@@ -62,7 +71,7 @@ def choose_scores(
     wanted = list(dict.fromkeys(names)) or list(loaded) or list(SCORES)
     stray = [name for name in settings if name not in wanted or name in loaded]
     if stray:
-        raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here; {', '.join(wanted)} are.")
+        raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here, only {', '.join(wanted)}.")
     chosen: dict[str, Score] = {}
     for name in wanted:
         try:

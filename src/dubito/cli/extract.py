@@ -72,7 +72,7 @@ def extract(  # noqa: PLR0913 (a command's options)
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
     with screen.waiting(f"loading {model}"):
-        classifier = dubito.load(model, weights=None if weights == "none" else weights, device=device)
+        classifier = dubito.load(model, weights=None if weights.lower() == "none" else weights, device=device)
     before, start = _files(to), time.perf_counter()
     table = dubito.extract(
         classifier,

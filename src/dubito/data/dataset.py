@@ -1,7 +1,8 @@
 """Any map-style torch Dataset as images: items are an image, or a tuple of an image, its label and more."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -14,11 +15,11 @@ from torch.utils.data import TensorDataset
 
 from dubito.data.arrays import position_ids
 from dubito.data.decode import to_rgb
-from dubito.data.digest import encode, hash_array, hash_parts
+from dubito.data.digest import hash_array, hash_images
 from dubito.data.image_set import ImageSet, check_labels, check_unique
-from dubito.errors import BrokenImageError, ImagesError
+from dubito.errors import BrokenImageError, DubitoError, ImagesError
 
-_SAMPLE = 64
+_UNREADABLE = b"unreadable"
 
 
 @runtime_checkable
@@ -38,11 +39,13 @@ class DatasetImages(ImageSet):
     `transform`, or all that the model needs. EXIF orientation is the data set's own business.
 
     Labels come from `targets` or `labels` (through `target_transform`), from the second tensor of a
-    TensorDataset, or through a torch Subset from the set below it. Otherwise all items are read once, when
-    labels are first asked for; items without an integer in second place mean a set without labels.
+    TensorDataset, or through a torch Subset from the set below it. Otherwise items are read, when labels are first
+    asked for; an item without an integer in second place means a set without labels. An item that breaks in this
+    reading has no label: it gets 0, and `read` calls it broken from then on, so that no table ever holds this 0.
 
-    The digest is of a sample: the class, the length, the labels that are known without reading items, and the
-    contents of at most 64 evenly spaced items.
+    The digest is of every item's image, so it reads every item, one after the other: a data set need not bear
+    threads. A hash that was made while reading labels serves the next digest, once. Tensors of a TensorDataset are
+    hashed as they lie in memory.
     """
 
     def __init__(self, dataset: MapStyle) -> None:
@@ -51,28 +54,70 @@ class DatasetImages(ImageSet):
         self.ids = position_ids(len(dataset))
         self.classes = _class_names(dataset)
         check_unique(self.ids, self.name)
-        self._known = _known_labels(dataset)
-        self._labels = self._known
-        self._asked = self._known is not None
-        check_labels(self._known, len(self), self.classes, self.name)
+        self._hashes: dict[int, bytes] = {}
+        self._lost: dict[int, str] = {}
+        self._labels = _known_labels(dataset)
+        self._asked = self._labels is not None
+        check_labels(self._labels, len(self), self.classes, self.name)
 
     @property
     def labels(self) -> Int[Tensor, "n"] | None:
         """One class index an image, or None."""
         if not self._asked:
-            found = _integers(_label(self._item(index)) for index in range(len(self)))
+            found, lost = self._read_labels()
             check_labels(found, len(self), self.classes, self.name)
             self.labels = found
+            self._lost = lost
         return self._labels
 
     @labels.setter
     def labels(self, labels: Int[Tensor, "n"] | None) -> None:
         self._labels = labels
         self._asked = True
+        self._lost = {}
 
     def read(self, index: int) -> Image.Image | Tensor:
         """The item's image as RGB, or its model input."""
-        image = _image(self._item(index))
+        if index in self._lost:
+            raise BrokenImageError(self._lost[index])
+        return self._open(index, self._item(index))
+
+    def digest_rows(self, rows: Sequence[int]) -> str:
+        """A hash of the ids and contents of some items, in this order; labels do not count."""
+        row_of = _tensor_rows(self.dataset)
+        if row_of is not None:
+            return hash_images(self.ids, rows, lambda row: _hash(row_of(row)))
+        hashes = {row: self._content(row) for row in rows}
+        return hash_images(self.ids, rows, hashes.__getitem__)
+
+    def _read_labels(self) -> tuple[Int[Tensor, "n"] | None, dict[int, str]]:
+        """Labels from the items, and why those that broke have none; hashes are kept, to read no item twice."""
+        found: dict[int, int] = {}
+        lost: dict[int, str] = {}
+        for index in range(len(self)):
+            try:
+                item = self._item(index)
+            except BrokenImageError as error:
+                lost[index], self._hashes[index] = str(error), _UNREADABLE
+                continue
+            self._hashes[index] = _hash_opened(partial(self._open, index, item))
+            try:
+                found[index] = operator.index(_label(item))
+            except TypeError:
+                return None, {}
+        known = _integers(found.values())
+        if known is None:
+            return None, {}
+        labels = torch.zeros(len(self), dtype=torch.long)
+        labels[list(found)] = known
+        return labels, lost
+
+    def _content(self, index: int) -> bytes:
+        # A kept hash is used up: whoever asks again learns what the item is by then.
+        return self._hashes.pop(index, b"") or _hash_opened(partial(self.read, index))
+
+    def _open(self, index: int, item: Any) -> Image.Image | Tensor:
+        image = _image(item)
         if isinstance(image, Tensor) and image.is_floating_point():
             return image
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] in ((), (3,)):
@@ -88,35 +133,49 @@ class DatasetImages(ImageSet):
             f"Change what the data set returns."
         )
 
-    def digest_rows(self, rows: Sequence[int]) -> str:
-        """A hash of some rows: their ids and known labels, and the contents of at most 64 of them."""
-        spaced = np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).round().astype(int)
-        labels = b"" if self._known is None else hash_array(self._known[torch.tensor(rows)].numpy())
-        return hash_parts(
-            encode(f"{type(self.dataset).__name__} {len(rows)}"),
-            labels,
-            *(encode(self.ids[row]) for row in rows),
-            *(self._content(rows[i]) for i in spaced),
-        ).hex()
-
-    def _content(self, index: int) -> bytes:
-        try:
-            image = self.read(index)
-        except BrokenImageError:
-            return b"unreadable"
-        return hash_array(image.numpy() if isinstance(image, Tensor) else np.asarray(image))
-
     def _item(self, index: int) -> Any:
         try:
             return self.dataset[index]
         except OSError as error:
             raise self._broken(index, error) from error
+        except DubitoError:
+            raise
+        except Exception as error:  # a user's data set may raise anything
+            raise ImagesError(
+                f"item {index} of {self.name} must be readable; it raised {type(error).__name__}: {error}. "
+                f"Mend the data set, or leave the item out with torch.utils.data.Subset."
+            ) from error
 
     def _broken(self, index: int, error: OSError) -> BrokenImageError:
         return BrokenImageError(
             f"image '{self.ids[index]}' of {self.name} must be readable; its data set gave: {error}. "
             f"Repair its file, or leave it out with torch.utils.data.Subset."
         )
+
+
+def _tensor_rows(dataset: Any) -> Callable[[int], Tensor] | None:
+    """The inputs of a TensorDataset by row, also below torch Subsets; a class of the user's own may change items."""
+    if type(dataset) is TorchSubset:
+        below, indices = _tensor_rows(dataset.dataset), dataset.indices
+        return None if below is None else lambda row: below(indices[row])
+    if type(dataset) is TensorDataset and dataset.tensors[0].is_floating_point():
+        return dataset.tensors[0].__getitem__
+    return None
+
+
+def _hash_opened(open_image: Callable[[], Image.Image | Tensor]) -> bytes:
+    try:
+        return _hash(open_image())
+    except BrokenImageError:
+        return _UNREADABLE
+
+
+def _hash(image: Image.Image | Tensor) -> bytes:
+    if isinstance(image, Image.Image):
+        return hash_array(np.asarray(image))
+    values = image.detach().cpu()
+    # numpy knows no bfloat16; int16 cannot be mistaken for an input of its own, which would be float.
+    return hash_array((values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy())
 
 
 def _image(item: Any) -> Any:

@@ -102,7 +102,9 @@ def _by_key(images: Images, labels: Mapping[str, Any], what: str) -> Labelled:
 
 
 def _labelled(images: Images, numbers: Int[Tensor, "n"], classes: tuple[str, ...] | None) -> Labelled:
-    return Labelled(images, numbers, classes or (images.classes if images.labels is None else None))
+    # Asked in this order because labels may cost a data set a reading of all its items; class names cost nothing.
+    nameless = classes is None and images.classes is not None and images.labels is None
+    return Labelled(images, numbers, images.classes if nameless else classes)
 
 
 def _read(path: Path, what: str) -> dict[str, str]:

@@ -7,6 +7,9 @@ neighbours stay those of the full set (in a resample, a row drawn twice would fi
 of logits resample one value a row. A resample in which the metric is undefined, such as one with a single
 class, is drawn again. The resamples of calibration errors, which noise pushes up, are moved so that their
 mean is the value, and end at 0.
+
+The metrics of `ranking` and `rejection` sort the rows once and count a block of resamples at a time
+(`_resampled`); any other metric is called once a resample. Both see the same draws.
 """
 
 import math
@@ -15,11 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float64, Int64, Shaped
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array, same_length
+from dubito.metrics._resampled import RESAMPLED, Resampled
 from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import accuracy, brier, brier_per_row, correct, nll, nll_per_row
 from dubito.metrics.ranking import auroc
@@ -29,6 +33,8 @@ from dubito.table import to_tensor
 Metric = Callable[..., float]
 
 _ATTEMPTS = 100
+_DRAWN_AT_ONCE = 2**15
+"""Rows of a block of resamples: columns of that length stay in the processor's cache."""
 
 
 class Interval(NamedTuple):
@@ -78,7 +84,7 @@ def interval(
             f"Call it alone on the same arrays to see why."
         )
     rng = np.random.default_rng(_number(seed))
-    draws = np.array([_draw(summary, columns, rng) for _ in range(resamples)])
+    draws = _draws(_of_rows(summary, columns), len(columns[0]), resamples, rng)
     if metric in _CENTRED or getattr(metric, "func", None) in _CENTRED:
         draws = np.maximum(draws - (draws.mean() - value), 0)
     low, high = np.quantile(draws, ((1 - confidence) / 2, (1 + confidence) / 2))
@@ -107,20 +113,41 @@ _CENTRED: frozenset[Metric] = frozenset({ece, bucket_calibration_error})
 """Absolute gaps grow with noise, and a resample adds noise of its own: its mean is moved back onto the value."""
 
 
-def _draw(summary: Metric, columns: list[Tensor], rng: np.random.Generator) -> float:
-    n = len(columns[0])
-    for _ in range(_ATTEMPTS):
-        rows = torch.from_numpy(rng.integers(n, size=n))
-        try:
-            value = summary(*(column.index_select(0, rows) for column in columns))
-        except TableError:
-            continue
-        if math.isfinite(value):
-            return value
-    raise TableError(
-        f"interval needs a metric that is defined on resamples; {_ATTEMPTS} resamples of the {n} rows in "
-        f"succession were not. Give it more rows, or more rows of the rarer class."
-    )
+def _of_rows(summary: Metric, columns: list[Tensor]) -> Resampled:
+    """The metric as a function of drawn rows: counted where it can be, else called once a resample."""
+    name, options = getattr(summary, "func", summary), getattr(summary, "keywords", {})
+    if name in RESAMPLED and not getattr(summary, "args", ()):
+        return RESAMPLED[name](*columns, **options)
+
+    def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
+        return np.array([_value(summary, columns, torch.from_numpy(drawn)) for drawn in rows])
+
+    return values
+
+
+def _value(summary: Metric, columns: list[Tensor], rows: Int64[Tensor, "n"]) -> float:
+    try:
+        return float(summary(*(column.index_select(0, rows) for column in columns)))
+    except TableError:
+        return math.nan
+
+
+def _draws(values: Resampled, n: int, resamples: int, rng: np.random.Generator) -> Float64[np.ndarray, "_"]:
+    """The metric of the first `resamples` resamples on which it is defined."""
+    found: list[float] = []
+    undefined = 0
+    while len(found) < resamples:
+        block = min(max(1, _DRAWN_AT_ONCE // n), resamples - len(found))
+        for value in values(rng.integers(n, size=(block, n))).tolist():
+            undefined = 0 if math.isfinite(value) else undefined + 1
+            if not undefined:
+                found.append(value)
+            elif undefined == _ATTEMPTS:
+                raise TableError(
+                    f"interval needs a metric that is defined on resamples; {_ATTEMPTS} resamples of the {n} rows in "
+                    f"succession were not. Give it more rows, or more rows of the rarer class."
+                )
+    return np.array(found)
 
 
 def _number(seed: int | torch.Generator) -> int:

@@ -7,8 +7,9 @@
 The search is exact in float64, whatever the machine: float32 products of blocks, each pair of blocks
 multiplied once and read both ways, find the blocks that can hold the nearest row within float32's rounding
 bound; float64 decides among them. Cosines that agree to 1e-12 are a tie, and ties go to the lowest index. It
-needs less than 1 KB a row beyond the features; only bfloat16, which numpy lacks, is copied. Rows with a norm
-outside [1e-30, 1e30], zero vectors among them, have no usable direction and are an error.
+needs less than 1 KB a row beyond the features, which are read block by block, again for every pair: a column
+of a cache stays on disk. Rows with a norm outside [1e-30, 1e30], zero vectors among them, have no usable
+direction and are an error.
 """
 
 import math
@@ -22,7 +23,7 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array, integers, same_length
 from dubito.metrics.ranking import auroc
-from dubito.table import to_tensor
+from dubito.table import Column, to_tensor
 
 _BLOCK = 1024
 """Rows of a block: small enough for its products to stay in the processor's cache."""
@@ -31,11 +32,12 @@ _MOST_BLOCKS = 128
 _TIE = 1e-12
 
 
-def nearest(features: Array) -> Int64[Tensor, "n"]:
+def nearest(features: Array | Column) -> Int64[Tensor, "n"]:
     """The index of every row's most similar other row by cosine, over the whole set.
 
     Args:
-        features: (n, d) of any float type, at least two rows; read block by block, never copied as a whole.
+        features: (n, d) of any float type, at least two rows, or a column such as `table.column("feature")`;
+            read block by block, never copied as a whole.
 
     >>> nearest([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [1.0, 0.0]]).tolist()  # rows 0 and 3 are the same
     [3, 0, 1, 0]
@@ -44,19 +46,19 @@ def nearest(features: Array) -> Int64[Tensor, "n"]:
     return torch.from_numpy(_decide(z, _block_maxima(z)))
 
 
-def neighbour_matches(features: Array, labels: Array) -> Bool[Tensor, "n"]:
+def neighbour_matches(features: Array | Column, labels: Array) -> Bool[Tensor, "n"]:
     """Has every row's nearest other row the same label?
 
     Args:
-        features: (n, d) of any float type, at least two rows.
+        features: (n, d) of any float type, at least two rows, or a column.
         labels: (n) integers.
     """
-    y = integers(labels, "neighbour_matches: labels")
-    same_length("neighbour_matches", features=len(features), labels=len(y))
-    return y[nearest(features)] == y
+    y, rows = integers(labels, "neighbour_matches: labels"), _readable(features)
+    same_length("neighbour_matches", features=rows.shape[0], labels=len(y))
+    return y[nearest(rows)] == y
 
 
-def recall_at_1(features: Array, labels: Array) -> float:
+def recall_at_1(features: Array | Column, labels: Array) -> float:
     """The share of rows whose nearest other row has the same label.
 
     >>> recall_at_1([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], [7, 7, 8])
@@ -65,7 +67,7 @@ def recall_at_1(features: Array, labels: Array) -> float:
     return float(neighbour_matches(features, labels).double().mean())
 
 
-def r_auroc(features: Array, labels: Array, scores: Array) -> float:
+def r_auroc(features: Array | Column, labels: Array, scores: Array) -> float:
     """The AUROC of the scores against "the nearest other row has another label".
 
     >>> r_auroc([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], [7, 7, 8], [0.1, 0.2, 0.9])
@@ -78,30 +80,36 @@ def r_auroc(features: Array, labels: Array, scores: Array) -> float:
 class _Directions:
     """The rows as unit vectors, made when asked for."""
 
-    def __init__(self, features: Array) -> None:
-        # An array stays what it is: to_tensor would copy a read-only memory map as a whole.
-        known = isinstance(features, np.ndarray)
-        self.rows = np.asarray(features) if known else _numpy(to_tensor(features, "nearest: features"))
-        if self.rows.ndim != 2 or len(self.rows) < 2:
+    def __init__(self, features: Array | Column) -> None:
+        self.rows = _readable(features)
+        shape = tuple(self.rows.shape)
+        if len(shape) != 2 or shape[0] < 2:
             raise TableError(
-                f"nearest: features must have the axes (n, d) and at least two rows; shape {self.rows.shape} "
+                f"nearest: features must have the axes (n, d) and at least two rows; shape {shape} "
                 f"came. Give one row an image: a row alone has no neighbour."
             )
-        self.n, self.d = self.rows.shape
+        self.n, self.d = shape
         self.size = max(_BLOCK, math.ceil(self.n / _MOST_BLOCKS))
         self.blocks = [slice(k, min(k + self.size, self.n)) for k in range(0, self.n, self.size)]
         self.inverse_norm = 1 / np.concatenate([self._norm(block) for block in self.blocks])
 
     def single(self, rows: slice) -> Float32[np.ndarray, "_ d"]:
         """Unit vectors to multiply fast."""
-        return self.rows[rows].astype(np.float32, copy=False) * self.inverse_norm[rows, None].astype(np.float32)
+        return self._read(rows).astype(np.float32, copy=False) * self.inverse_norm[rows, None].astype(np.float32)
 
     def double(self, rows: slice | Int64[np.ndarray, "r"]) -> Float64[np.ndarray, "_ d"]:
         """Unit vectors to multiply exactly."""
-        return self.rows[rows].astype(np.float64, copy=False) * self.inverse_norm[rows, None]
+        return self._read(rows).astype(np.float64, copy=False) * self.inverse_norm[rows, None]
+
+    def _read(self, rows: slice | Int64[np.ndarray, "r"]) -> Shaped[np.ndarray, "_ d"]:
+        if isinstance(self.rows, np.ndarray):
+            return self.rows[rows]
+        block = to_tensor(self.rows[rows if isinstance(rows, slice) else torch.from_numpy(rows)], "nearest: features")
+        array: np.ndarray = (block.float() if block.dtype == torch.bfloat16 else block).numpy()
+        return array
 
     def _norm(self, block: slice) -> Float64[np.ndarray, "_"]:
-        norm: np.ndarray = np.linalg.norm(self.rows[block].astype(np.float64, copy=False), axis=1)
+        norm: np.ndarray = np.linalg.norm(self._read(block).astype(np.float64, copy=False), axis=1)
         usable = (norm >= 1e-30) & (norm <= 1e30)
         if not usable.all():
             first = int(np.argmin(usable))
@@ -150,6 +158,7 @@ def _decide(z: _Directions, highest: Float32[np.ndarray, "b n"]) -> Int64[np.nda
     return index
 
 
-def _numpy(rows: Shaped[Tensor, "..."]) -> Shaped[np.ndarray, "..."]:
-    array: np.ndarray = rows.float().numpy() if rows.dtype == torch.bfloat16 else rows.numpy()
-    return array
+def _readable(features: Array | Column) -> Shaped[np.ndarray, "..."] | Column:
+    """Rows to read by slice or index; only what has no shape yet, a list, is converted."""
+    readable: np.ndarray | Column = features if isinstance(features, Column) else to_tensor(features, "nearest: features")
+    return readable

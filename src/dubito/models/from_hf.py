@@ -30,7 +30,8 @@ def load(
             f"load: no folder '{name}'. Give a folder with config.json and model.safetensors, or a hub id."
         )
     place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    with building(f"hf:{name}", options, repair="Give a local folder that save_pretrained wrote, as 'hf:FOLDER'."):
+    repair = "Give a local folder that save_pretrained wrote, as 'hf:FOLDER'."
+    with building(f"hf:{name}", options, fetches=True, repair=repair):
         processor = AutoImageProcessor.from_pretrained(place)
         module = _module(place, weights, options)
     if weights not in ("pretrained", None):

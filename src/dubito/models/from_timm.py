@@ -24,7 +24,7 @@ def load(
     if not hub and not (name in models() if tagged else timm.is_model(name)):
         tags = [model for model in models() if model.startswith(name.partition(".")[0] + ".")]
         raise unknown_model("timm", name, tags or models())
-    with building(f"timm:{name}", options, repair=LOCAL):
+    with building(f"timm:{name}", options, fetches=weights == "pretrained", repair=LOCAL):
         module = timm.create_model(name, pretrained=weights == "pretrained", **options)
     if weights not in ("pretrained", None):
         put_weights(module, read_weights(weights), str(weights))

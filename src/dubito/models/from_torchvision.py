@@ -15,14 +15,21 @@ from dubito.models.wrap import WrappedClassifier, wrap
 def load(
     name: str, *, weights: Weights = "pretrained", device: str | torch.device | None = None, **options: Any
 ) -> WrappedClassifier:
-    """torchvision.models.get_model(name, **options), wrapped."""
-    if name not in models():
-        raise unknown_model("torchvision", name, models())
-    best = zoo.get_model_weights(name).DEFAULT
-    if name in ("googlenet", "inception_v3"):
+    """torchvision.models.get_model(name, **options), wrapped; `resnet50.IMAGENET1K_V1` names one of its weights.
+
+    The weights decide the transform, also when a local file brings the numbers.
+    """
+    architecture, _, tag = name.partition(".")
+    if architecture not in models():
+        raise unknown_model("torchvision", architecture, models())
+    known = zoo.get_model_weights(architecture)
+    if tag and tag not in known.__members__:
+        raise unknown_model("torchvision", name, [f"{architecture}.{one}" for one in known.__members__])
+    best = known[tag] if tag else known.DEFAULT
+    if architecture in ("googlenet", "inception_v3"):
         options.setdefault("init_weights", False)
-    with building(f"torchvision:{name}", options, repair=LOCAL):
-        module = zoo.get_model(name, weights=best if weights == "pretrained" else None, **options)
+    with building(f"torchvision:{name}", options, fetches=weights == "pretrained", repair=LOCAL):
+        module = zoo.get_model(architecture, weights=best if weights == "pretrained" else None, **options)
     if weights not in ("pretrained", None):
         put_weights(module, read_weights(weights), str(weights))
     names: list[str] = best.meta["categories"]

@@ -76,8 +76,8 @@ def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
 
 
 @contextmanager
-def building(name: str, options: dict[str, Any], *, repair: str) -> Iterator[None]:
-    """Around the source's own calls: what it raises comes out as a ModelError."""
+def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str) -> Iterator[None]:
+    """Around the source's own calls: what it raises comes out as a ModelError; it may be asked to fetch weights."""
     try:
         with no_pickle():
             yield
@@ -86,11 +86,11 @@ def building(name: str, options: dict[str, Any], *, repair: str) -> Iterator[Non
             f"load: the pretrained weights of '{name}' hold Python objects besides tensors; nothing was executed. "
             f"{repair}"
         ) from error
-    except (OSError, RuntimeError) as error:
-        raise ModelError(
-            f"load: the pretrained weights of '{name}' could not be fetched ({_said(error)}). {repair}"
-        ) from error
-    except (AssertionError, TypeError, ValueError) as error:
+    except (AssertionError, OSError, RuntimeError, TypeError, ValueError) as error:
+        if fetches and isinstance(error, (OSError, RuntimeError)):
+            raise ModelError(
+                f"load: the pretrained weights of '{name}' could not be fetched ({_said(error)}). {repair}"
+            ) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         raise ModelError(
             f"load: '{name}' cannot be built with {given} ({_said(error)}). Give options that its source takes."

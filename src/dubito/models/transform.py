@@ -64,6 +64,11 @@ class Preprocess:
         if self.channels == "BGR":
             batch = batch.flip(-1)
         n, h, w, _ = batch.shape
+        if (h, w) != self.size:
+            raise ModelError(
+                f"pixels must come as {self.size[0]}x{self.size[1]}, the model's input size; {h}x{w} came. "
+                f"Give them as images, which are resized, and not as ready inputs."
+            )
         # Whole rows of pixels at once: three channels alone are too few for the processor's vector units.
         mean, std = (torch.tensor(value, device=batch.device).repeat(w) for value in (self.mean, self.std))
         rows = batch.reshape(n, h, 3 * w).float().div_(255).sub_(mean).div_(std)

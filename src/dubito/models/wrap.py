@@ -9,7 +9,7 @@ feature_map(x) (n, t, d) what the layer would read if the image were one tile: e
 import contextlib
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, final, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -22,7 +22,7 @@ from dubito.models._plan import Output, Plan, make_plan, named_weight
 from dubito.models._spy import Call, Reached, Spy
 from dubito.models._tap import plain_layer, read_input
 from dubito.models.fingerprint import weights_digest
-from dubito.models.frozen import frozen
+from dubito.models.frozen import KeptBuffers, frozen
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.types import Json, Transform
 
@@ -56,6 +56,10 @@ def wrap(
     if not isinstance(module, nn.Module):
         raise ModelError(
             f"wrap: module must be a torch.nn.Module; {type(module).__name__} came. For a name, use dubito.load."
+        )
+    if output not in get_args(Output):
+        raise ModelError(
+            f"output: one of {', '.join(get_args(Output))} is expected; '{output}' came. Choose one of them."
         )
     if transform is None:
         transform = NoTransform()
@@ -95,7 +99,8 @@ class WrappedClassifier:
         self._plan: Plan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
         self._layer: nn.Linear | None = None
-        self._writes = True
+        self._owned = False
+        self._writes = self._counts = True
 
     def __repr__(self) -> str:
         return f"WrappedClassifier({self.name!r} on {self.device})"
@@ -149,15 +154,17 @@ class WrappedClassifier:
         """Hashes of the weights and the settings of the transform."""
         return {
             "model": self.name,
+            "head": {"layer": self._head, "output": self._output},
             "weights": weights_digest(_eager(self.module)),
             "transform": self.transform.describe(),
         }
 
     def _joined_heads(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """One weight and bias for all heads; a single plain one is the module's own tensor, not a copy."""
-        if self._plan is None:
+        if self._plan is None or self._replaced():
             raise ModelError(
-                f"{self.name} has not seen a batch yet, so its head is not known. Call features(x) once before."
+                f"{self.name} has not seen a batch yet{' since its head was replaced' if self._plan else ''}, "
+                f"so its head is not known. Call features(x) once before."
             )
         parts = [(weight.detach().flatten(1), bias) for weight, bias in self._heads]
         weight, bias = parts[0]
@@ -171,8 +178,9 @@ class WrappedClassifier:
 
     def _understand(self, x: Tensor) -> Plan:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
-        if self._plan is not None:
+        if self._plan is not None and not self._replaced():
             return self._plan
+        self._plan = self._layer = None
         if len(x) == 0:
             raise ModelError(f"{self.name}: its first batch has no images. Give at least one, to find its head.")
         pair = x[:2] if len(x) > 1 else torch.cat([x, x])
@@ -186,9 +194,14 @@ class WrappedClassifier:
                 f"Give one name an output, in order."
             )
         self._heads = [(_weight(spy.calls[number]), spy.calls[number].bias) for number in plan.heads]
+        self._owned = any(parameter is self._heads[0][0] for parameter in self.module.parameters())
         self._plan = self._checked(pair, plan)
         self._layer = self._tappable(pair, plan, spy)
         return self._plan
+
+    def _replaced(self) -> bool:
+        """Whether the user has put another head into the module since it was understood."""
+        return self._owned and all(parameter is not self._heads[0][0] for parameter in self.module.parameters())
 
     def _tappable(self, pair: Tensor, plan: Plan, spy: Spy) -> nn.Linear | None:
         """The head's layer, if a hook on it reads just what the spy saw."""
@@ -234,8 +247,13 @@ class WrappedClassifier:
         with frozen(module):
             # A module may write into its input: the user's is copied, until the first pass shows that it does not.
             x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
-            with spy or contextlib.nullcontext():
-                out = module(x)
+            buffers = KeptBuffers(module) if self._counts else None
+            try:
+                with spy or contextlib.nullcontext():
+                    out = module(x)
+            finally:
+                if buffers is not None:
+                    self._counts = buffers.restore() or self._plan is None
         if self._plan is None and self._writes:
             self._writes = x._version > 0
         return _answer(out, len(x), self.name)

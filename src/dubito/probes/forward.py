@@ -30,6 +30,10 @@ class Forward:
     store_logit: bool = True
     feature_dtype: Literal["float16", "float32"] = "float16"
 
+    def __post_init__(self) -> None:
+        if self.feature_dtype not in ("float16", "float32"):
+            raise ValueRangeError(f"feature_dtype must be float16 or float32; '{self.feature_dtype}' came.")
+
     name = "forward"
     price = "1 forward pass"
 

@@ -24,12 +24,15 @@ _DESCRIPTION, _STATE = "score.json", "state.safetensors"
 def save_score(score: Score, to: str | Path) -> Path:
     """Write a score, fitted or not, into a folder."""
     folder = Path(to)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtefactError(f"'{folder}' cannot be made ({error.strerror}). Give another place.") from error
     learned = {name: getattr(score, name) for name in score.learned if hasattr(score, name)}
     tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in learned.items() if name not in tensors}
     write_file(folder / _STATE, save(tensors))
-    described = {"format": FORMAT, **_described(score), "learned": plain}
+    described = {"format": FORMAT, **_described(score), "learned": plain, "fitted_on": score.fitted_on_}
     write_file(folder / _DESCRIPTION, (json.dumps(described, sort_keys=True, indent=1) + "\n").encode())
     return folder
 
@@ -59,6 +62,7 @@ def load_score(path: str | Path) -> Score:
         if name not in score.learned:
             raise ArtefactError(f"saved score in '{folder}' holds '{name}', which {score.name} does not learn.")
         setattr(score, name, value)
+    score.fitted_on_ = described.get("fitted_on")
     return score
 
 

@@ -22,20 +22,18 @@ from dubito.types import Score
 
 def max_probability(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """-max p, in [-1, -1/c]."""
-    return -logits.double().softmax(-1).amax(-1)
+    return -_several(logits, "max_probability").softmax(-1).amax(-1)
 
 
 def entropy(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """H(p) in nats, in [0, log c]."""
-    log_p = logits.double().log_softmax(-1)
+    log_p = _several(logits, "entropy").log_softmax(-1)
     return -(log_p.exp() * log_p).sum(-1)
 
 
 def margin(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """Minus the gap between the two largest probabilities, in [-1, 0]."""
-    if logits.shape[-1] < 2:
-        raise ValueRangeError(f"margin needs at least two classes; logits of shape {tuple(logits.shape)} came.")
-    top = logits.double().softmax(-1).topk(2, dim=-1).values
+    top = _several(logits, "margin").softmax(-1).topk(2, dim=-1).values
     return top[..., 1] - top[..., 0]
 
 
@@ -153,3 +151,13 @@ class Energy(Score):
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """-T logsumexp(logits / T)."""
         return energy(batch.logit, self.temperature)
+
+
+def _several(logits: Float[Tensor, "n c"], by: str) -> Float[Tensor, "n c"]:
+    """The logits in float64; the softmax of a single one is always 1 and says nothing."""
+    if logits.shape[-1] < 2:
+        raise ValueRangeError(
+            f"{by} needs at least two classes; logits of shape {tuple(logits.shape)} came. "
+            f"Give a yes-or-no model a second logit of zero."
+        )
+    return logits.double()

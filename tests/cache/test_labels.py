@@ -1,0 +1,123 @@
+import pytest
+import torch
+from timm.data import ImageNetInfo
+from torch.utils.data import Dataset, TensorDataset
+from torchvision.models import ResNet18_Weights
+
+import dubito
+from dubito.cache.labels import _by_name, resolve_labels
+from dubito.data import ArrayImages
+from dubito.errors import ImagesError, OwnLabelsWarning, StaleCacheError
+from tests.cache.conftest import small_network
+
+INFO = ImageNetInfo("imagenet-1k")
+TIMM = [INFO.index_to_description(index) for index in range(1000)]
+TORCHVISION = ResNet18_Weights.DEFAULT.meta["categories"]
+
+
+def resolve(classes, ours, space=None):
+    """One image a class, in the order of the classes."""
+    images = ArrayImages(inputs=torch.zeros(len(classes), 2), labels=torch.arange(len(classes)), classes=classes)
+    network = small_network(2 if ours is None else len(ours))
+    model = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 16), classes=ours)
+    labels, found = resolve_labels(images, model, space)
+    return labels.tolist(), found
+
+
+@pytest.mark.parametrize("ours", [TIMM, TORCHVISION], ids=["timm", "torchvision"])
+def test_folders_named_by_wordnet_ids(ours):
+    # https://image-net.org: the tench is n01440764 and class 0, the goldfish n01443537 and 1, toilet tissue the last
+    assert resolve(["n01443537", "n01440764", "n15075141"], ours) == ([1, 0, 999], "model")
+    everything = [INFO.index_to_label_name(index) for index in range(1000)]
+    assert resolve(everything, ours) == (list(range(1000)), "model")
+
+
+def test_wordnet_ids_and_names_may_be_mixed():
+    assert resolve(["n02012849", "n03126707", "tench"], TIMM) == ([134, 517, 0], "model")
+
+
+def test_wordnet_ids_beyond_imagenet():
+    with pytest.raises(ImagesError, match="1 of 2 class folders are classes of the model, but not n00000001"):
+        resolve(["n00000001", "n01440764"], TIMM)
+
+
+@pytest.mark.parametrize("ours", [["tench", "cat"], ["cat", *TIMM[1:]]], ids=["few", "no tench"])
+def test_wordnet_ids_say_nothing_to_other_models(ours):
+    with pytest.warns(OwnLabelsWarning):
+        assert resolve(["n01440764", "n01443537"], ours) == ([0, 1], "own")
+
+
+def test_synonyms_case_and_underscores():
+    assert _by_name(["Tinca_tinca", "TENCH, tinca tinca", "Carassius auratus"], TIMM) == [0, 0, 1]
+
+
+def test_a_synonym_of_two_classes_is_refused():
+    with pytest.raises(
+        ImagesError,
+        match=r"class folder 'crane' stands for 2 classes of the model, 134 'crane' and 517 'crane'\. Rename it to the "
+        r"full name of one of them \(of an ImageNet class also to its WordNet id\), give labels= as class indices, or",
+    ):
+        resolve(["crane", "tench"], TIMM)
+    with pytest.raises(ImagesError, match="'b' stands for 2 classes of the model, 0 'a, b' and 1 'b, c'"):
+        _by_name(["b"], ["a, b", "b, c"])
+    assert resolve(["crane", "tench"], TIMM, "own") == ([0, 1], "own")
+
+
+def test_a_whole_name_wins_over_a_synonym():
+    assert _by_name(["b", "a, b"], ["a, b", "b"]) == [1, 0]
+    assert _by_name(["maillot"], TIMM) == [638]  # 639 is "maillot, tank suit"
+
+
+def test_every_full_name_but_the_cranes_is_its_own_class():
+    names = {name: index for index, name in enumerate(TIMM) if name != "crane"}
+    assert _by_name(list(names), TIMM) == list(names.values())
+
+
+def test_names_that_the_model_does_not_know_are_told():
+    told = (
+        r"the 2 class names of 'images in memory' \('p', 'q'\) are none of the model's 1000 classes: labels are kept as "
+        r"their own, without loss and accuracy\. Pass label_space='own' to say so, or name the classes as the model does"
+    )
+    with pytest.warns(OwnLabelsWarning, match=told):
+        assert resolve(["p", "q"], TIMM) == ([0, 1], "own")
+
+
+def test_no_warning_where_the_user_has_said_it():
+    assert resolve(["p", "q"], TIMM, "own") == ([0, 1], "own")
+    assert resolve(["p", "q"], TIMM, "model") == ([0, 1], "model")
+    assert resolve(["p", "q"], None) == ([0, 1], "model")
+
+
+class Counted(Dataset):
+    """300 inputs with labels in the items only."""
+
+    def __init__(self):
+        self.x = torch.randn(300, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        self.reads = 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return self.x[index], index % 3
+
+
+@pytest.mark.parametrize("labels", [None, [0] * 300], ids=["from items", "given"])
+def test_a_data_set_is_read_once_for_its_identity_and_once_for_the_model(model, tmp_path, labels):
+    dataset = Counted()
+    table = dubito.extract(model, dataset, tmp_path / "cache", labels=labels, workers=0)
+    assert table.label.tolist() == (labels or [index % 3 for index in range(300)])
+    assert dataset.reads == 600
+    dubito.extract(model, dataset, tmp_path / "cache", labels=labels, workers=0)
+    assert dataset.reads == 900
+
+
+@pytest.mark.parametrize("kind", ["items", "tensors"])
+def test_one_changed_item_makes_the_cache_stale(model, tmp_path, kind):
+    dataset = Counted()
+    source = dataset if kind == "items" else TensorDataset(dataset.x, torch.arange(300) % 3)
+    dubito.extract(model, source, tmp_path / "cache", workers=0)
+    dataset.x[1] += 100
+    with pytest.raises(StaleCacheError, match=r"something else: the images"):
+        dubito.extract(model, source, tmp_path / "cache", workers=0)
