@@ -6,6 +6,7 @@ extraction runs, freed blocks stay in the process; afterwards they are given bac
 """
 
 import ctypes
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ _USUAL = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Inside, freed blocks are used again; does nothing where the C library is not glibc."""
-    if platform.libc_ver()[0] != "glibc":
+    """Inside, freed blocks are used again; nothing is done without glibc, or where the user has tuned it already."""
+    tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if tuned or platform.libc_ver()[0] != "glibc":
         yield
         return
     libc = ctypes.CDLL(None)
