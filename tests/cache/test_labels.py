@@ -75,8 +75,8 @@ def test_every_full_name_but_the_cranes_is_its_own_class():
 
 def test_names_that_the_model_does_not_know_are_told():
     told = (
-        r"the 2 class names of 'images in memory' \('p', 'q'\) are none of the model's 1000 classes: labels are kept as "
-        r"their own, without loss and accuracy\. Pass label_space='own' to say so, or name the classes as the model does"
+        r"the 2 class names of 'images in memory' \('p', 'q'\) are none of the model's 1000 classes: labels are kept "
+        r"as their own, without loss and accuracy\. Pass label_space='own' to say so, or name the classes as the model"
     )
     with pytest.warns(OwnLabelsWarning, match=told):
         assert resolve(["p", "q"], TIMM) == ([0, 1], "own")

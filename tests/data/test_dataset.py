@@ -218,10 +218,11 @@ def test_digest_sees_every_item(kind, index):
 
 
 def test_digest_sees_a_change_of_items_that_were_hashed_before():
-    dataset = Pictures(list(PIXELS))
+    dataset = Pictures([(pixels, 1) for pixels in PIXELS])
     images = DatasetImages(dataset)
+    assert labels(images) == [1] * 6  # keeps hashes, but for one digest only
     digest = images.digest()
-    dataset.items[4] = PIXELS[3]
+    dataset.items[4] = (PIXELS[3], 1)
     assert images.digest() != digest
 
 

@@ -98,7 +98,9 @@ class ArrayImages(ImageSet):
 
     def digest_rows(self, rows: Sequence[int]) -> str:
         """A hash of the ids, types, shapes and values of some rows, in this order."""
-        return hash_images(self.ids, rows, lambda row: hash_array(self._rows[row]))
+        # The same bytes as pixels and as inputs go two ways through the transform; floats are inputs anyway.
+        mark = b"input" if self.ready and self._rows.dtype == np.uint8 else b""
+        return hash_images(self.ids, rows, lambda row: mark + hash_array(self._rows[row]))
 
 
 def position_ids(n: int) -> tuple[str, ...]:
