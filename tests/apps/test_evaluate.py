@@ -142,6 +142,61 @@ def test_one_row():
     assert set(found.model) == {"accuracy", "nll", "brier", "ece"}
 
 
+def test_only_the_chosen_metrics(table, found):
+    few = evaluate({"array": torch.linspace(0, 1, N)}, table, metrics=["aurc", "r_auroc", "nll", "ood_auroc"], **QUICK)
+    assert few["array"] == {key: found["array"][key] for key in ("aurc", "r_auroc")}
+    assert few.model == {"nll": found.model["nll"]}
+    foreign = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), metrics=("ood_fpr95",), **QUICK)
+    assert set(foreign["u"]) == {"ood_fpr95"}
+    assert foreign.model == {}
+    assert evaluate({"u": Entropy()}, table, metrics=[], **QUICK)["u"] == {}
+
+
+def test_every_metric_can_be_chosen_alone(table):
+    whole = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), **QUICK)
+    for key in TITLES:
+        alone = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), metrics=[key], **QUICK)
+        assert alone["u"] | alone.model == {key: (whole["u"] | whole.model)[key]}
+
+
+def test_what_is_not_chosen_costs_nothing(table, monkeypatch):
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(metrics, "neighbour_matches", never)
+    monkeypatch.setattr(metrics, "correct", never)
+    others = [key for key in TITLES if key.startswith("ood")]
+    assert set(evaluate({"u": Entropy()}, table, ood=table, metrics=others, **QUICK)["u"]) == set(others)
+    # an array cannot score the foreign images, and need not
+    assert evaluate({"u": np.arange(N)}, table, ood=table, metrics=[], **QUICK)["u"] == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["aurc", "r_aurok"], r"'r_aurok' came\. Nearest: r_auroc, "),
+        ("aurc", r"'aurc' came\. Nearest: aurc, "),
+        (["???"], r"'\?\?\?' came\. Known: error_auroc, aurc, .*, recall_at_1\."),
+    ],
+)
+def test_unknown_metrics_are_errors(table, names, text):
+    with pytest.raises(ValueRangeError, match=r"evaluate: metrics must be a list of names; " + text):
+        evaluate({"u": Entropy()}, table, metrics=names, **QUICK)
+
+
+def test_features_are_never_read_as_a_whole(table, found, monkeypatch):
+    whole = Table.whole
+
+    def labels_only(self, column):
+        assert column == "label"
+        return whole(self, column)
+
+    monkeypatch.setattr(Table, "whole", labels_only)
+    again = evaluate({"array": torch.linspace(0, 1, N)}, table, metrics=["r_auroc", "recall_at_1"], **QUICK)
+    assert again["array"]["r_auroc"] == found["array"]["r_auroc"]
+    assert again.model["recall_at_1"] == found.model["recall_at_1"]
+
+
 def test_foreign_images():
     table, foreign = data(), data(80, seed=3, shift=-2.0)
     score = Neighbours(k=3).fit(data(100, seed=5))

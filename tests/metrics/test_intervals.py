@@ -3,6 +3,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dubito.errors import TableError, ValueRangeError
@@ -26,6 +28,10 @@ from dubito.metrics import (
     r_auroc,
     recall_at_1,
 )
+
+COUNTED = [auroc, average_precision, fpr_at_tpr, partial(fpr_at_tpr, tpr=0.3), aurc, excess_aurc, augrc]
+
+rows_with_ties = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=2, max_size=12)
 
 
 def mean(values):
@@ -188,6 +194,83 @@ def test_logits_are_read_once_and_not_once_a_resample(monkeypatch):
     monkeypatch.setitem(intervals._ONCE, nll, (lambda *arrays: calls.append(1) or once[0](*arrays), once[1]))
     interval(nll, torch.zeros(10, 3), [0] * 10, resamples=20)
     assert len(calls) == 1
+
+
+def one_by_one(metric, *arrays, draws):
+    """The metric called on every resample, NaN where it is undefined."""
+    return np.array([called(metric, *(array[rows] for array in arrays)) for rows in draws])
+
+
+def called(metric, *arrays):
+    try:
+        return metric(*arrays)
+    except TableError:
+        return np.nan
+
+
+def counted(metric, *arrays, draws):
+    return intervals._of_rows(metric, [torch.from_numpy(array) for array in arrays])(draws)
+
+
+@pytest.mark.parametrize("metric", COUNTED)
+@pytest.mark.parametrize("levels", [1, 2, 5, 40, 10**9])
+@pytest.mark.parametrize("n", [1, 3, 300])
+def test_counted_resamples_are_the_metric_of_each(metric, levels, n):
+    rng = np.random.default_rng(levels + n)
+    scores, positives = rng.integers(-levels, levels, size=n).astype(float), rng.random(n) < 0.3
+    draws = rng.integers(n, size=(60, n))
+    expected = one_by_one(metric, scores, positives, draws=draws)
+    assert counted(metric, scores, positives, draws=draws) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("metric", COUNTED)
+@given(rows_with_ties, st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_counted_resamples_of_few_rows_with_many_ties(metric, rows, seed):
+    scores, positives = (np.array(column) for column in zip(*rows, strict=True))
+    draws = np.random.default_rng(seed).integers(len(rows), size=(20, len(rows)))
+    expected = one_by_one(metric, scores, positives, draws=draws)
+    assert counted(metric, scores, positives, draws=draws) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("metric", [aurc, excess_aurc, augrc])
+@pytest.mark.parametrize("levels", [3, 10**9])
+def test_counted_resamples_of_losses(metric, levels):
+    rng = np.random.default_rng(levels)
+    scores, losses = rng.integers(levels, size=2000).astype(float), rng.normal(size=2000)
+    losses[:500] = np.round(losses[:500])
+    draws = rng.integers(2000, size=(20, 2000))
+    expected = one_by_one(metric, scores, losses, draws=draws)
+    assert counted(metric, scores, losses, draws=draws) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", COUNTED)
+@pytest.mark.parametrize("size", [1, 40, 2**15])
+def test_blocks_and_counting_leave_the_draws_as_they_are(metric, size, monkeypatch):
+    # One positive in nine: every third resample is undefined for a ranking and drawn again.
+    scores, positives = np.arange(9.0) % 4, np.arange(9) == 6
+    rng = np.random.default_rng(3)
+    values = one_by_one(metric, scores, positives, draws=[rng.integers(9, size=9) for _ in range(400)])
+    low, high = np.quantile(values[~np.isnan(values)][:150], [0.025, 0.975])
+    monkeypatch.setattr(intervals, "_DRAWN_AT_ONCE", size)
+    found = interval(metric, scores, positives, resamples=150, seed=3)
+    assert found == pytest.approx((metric(scores, positives), low, high, 0.95), abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", COUNTED)
+def test_counted_metrics_are_not_called_once_a_resample(metric, monkeypatch):
+    calls = []
+    monkeypatch.setattr(intervals, "_value", lambda *given: calls.append(given) or 0.5)
+    interval(mean, [0.0, 1.0], resamples=20)
+    assert len(calls) == 20
+    interval(metric, *ranked(50), resamples=20)
+    assert len(calls) == 20
+
+
+def test_a_positional_option_is_left_to_the_metric():
+    scores, positives = ranked(50)
+    bound = interval(partial(auroc, scores), positives, resamples=1)
+    assert bound.value == auroc(scores, positives)
 
 
 def test_it_reads_well():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.metrics import auroc, nearest, neighbour_matches, r_auroc, recall_at_1, retrieval
+from dubito.metrics import auroc, interval, nearest, neighbour_matches, r_auroc, recall_at_1, retrieval
 
 
 @pytest.fixture
@@ -129,6 +129,40 @@ def test_lists_graphs_and_read_only_maps(tmp_path):
     assert recall_at_1(features.tolist(), labels.tolist()) == expected
     assert recall_at_1(torch.tensor(features, requires_grad=True), torch.tensor(labels)) == expected
     assert recall_at_1(mapped, labels) == expected
+
+
+class Shards:
+    """Rows on disk, as far as anyone can tell: a shape, and tensors for slices and indices."""
+
+    def __init__(self, values):
+        self.shape, self.most, self._values = values.shape, 0, torch.from_numpy(values)
+
+    def __getitem__(self, rows):
+        chosen = self._values[rows]
+        self.most = max(self.most, len(chosen))
+        return chosen
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_column_is_read_block_by_block(dtype):
+    features, labels = clustered()
+    column = Shards(features.astype(dtype))
+    assert nearest(column).tolist() == brute_force(features.astype(dtype))
+    assert column.most == 4
+    scores = np.random.default_rng(1).normal(size=150)
+    assert recall_at_1(column, labels) == recall_at_1(features.astype(dtype), labels)
+    assert r_auroc(column, labels, scores) == r_auroc(features.astype(dtype), labels, scores)
+    assert interval(recall_at_1, column, labels, resamples=9) == interval(
+        recall_at_1, features.astype(dtype), labels, resamples=9
+    )
+
+
+def test_a_column_that_does_not_fit_is_an_error():
+    with pytest.raises(TableError, match=r"at least two rows; shape \(1, 2\) came"):
+        nearest(Shards(np.ones((1, 2))))
+    with pytest.raises(TableError, match="neighbour_matches needs columns of one length; features has 3, labels has 2"):
+        neighbour_matches(Shards(np.ones((3, 2))), [0, 1])
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -9,8 +9,9 @@ Beside them stand the model's own accuracy, NLL, Brier score, ECE and Recall@1.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, final
 
@@ -18,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dubito import metrics
-from dubito.errors import TableError
+from dubito import metrics as measures
+from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array, Interval
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score, finite
@@ -39,6 +40,10 @@ TITLES = {
     "ece": "ECE",
     "recall_at_1": "Recall@1",
 }
+"""Every metric by name, and how it is shown."""
+
+Task = tuple[Any, ...]
+"""A metric and its arrays."""
 
 
 def evaluate(
@@ -46,6 +51,7 @@ def evaluate(
     table: Table,
     *,
     ood: Table | None = None,
+    metrics: Sequence[str] | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -56,6 +62,8 @@ def evaluate(
         scores: By name: uncertainties (n,) of the table's rows, or fitted scores, whose cost is then measured.
         table: Images of the classes that the model knows.
         ood: Images that it does not know: needs scores, not arrays.
+        metrics: Names in TITLES, of which those that the columns allow are computed; all of them by default.
+            Without r_auroc and recall_at_1 there is no search for neighbours, whose time grows with n².
         confidence: Of the bootstrap intervals.
         resamples: Of the bootstrap.
         seed: Of the bootstrap.
@@ -67,14 +75,19 @@ def evaluate(
     """
     if len(table) == 0:
         raise TableError(f"evaluate needs at least one row; {table.name} has none. Look at how its rows were chosen.")
-    bootstrap = partial(metrics.interval, confidence=confidence, resamples=resamples, seed=seed)
-    truth = _Truth.of(table)
-    found = Evaluation(name=table.name, rows=len(table), model=truth.of_model(bootstrap))
+    bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)
+    chosen = _chosen(metrics)
+    truth = _Truth.of(table, chosen)
+
+    def measured(tasks: dict[str, Task]) -> dict[str, Interval]:
+        return {key: bootstrap(*task) for key, task in tasks.items() if key in chosen}
+
+    found = Evaluation(name=table.name, rows=len(table), model=measured(truth.of_model()))
     for name, score in scores.items():
         u, seconds = _uncertainty(name, score, table)
-        found.scores[name] = truth.of_score(u, bootstrap)
-        if ood is not None:
-            found.scores[name] |= _foreign(name, score, u, ood, bootstrap)
+        found.scores[name] = measured(truth.of_score(u))
+        if ood is not None and chosen & _OF_FOREIGN:
+            found.scores[name] |= measured(_foreign(name, score, u, ood))
         found.microseconds[name] = None if seconds is None else 1e6 * seconds / len(table)
     return found
 
@@ -87,7 +100,7 @@ class Evaluation:
     Attributes:
         name: The evaluated table.
         rows: How many images it has.
-        model: The model's own metrics.
+        model: The model's own measures.
         scores: By score and metric, the value and its interval.
         microseconds: What each score costs an image; None for arrays, whose making was not seen.
     """
@@ -148,49 +161,67 @@ class _Truth:
     brier: Float[Tensor, "n"] | None = None
 
     @classmethod
-    def of(cls, table: Table) -> "_Truth":
+    def of(cls, table: Table, chosen: frozenset[str]) -> "_Truth":
         truth = cls()
         if "label" not in table:
             return truth
-        if "logit" in table and table.label_space == "model":
+        if "logit" in table and table.label_space == "model" and chosen & _OF_LOGITS:
             parts = [_row_values(batch) for batch in table.batches("logit", "label")]
             truth.wrong, truth.confidence, truth.nll, truth.brier = map(torch.cat, zip(*parts, strict=True))
-        if "feature" in table and len(table) > 1:
-            truth.strange = ~metrics.neighbour_matches(table.feature, table.label)
+        if "feature" in table and len(table) > 1 and chosen & _OF_NEIGHBOURS:
+            truth.strange = ~measures.neighbour_matches(table.column("feature"), table.label)
         return truth
 
-    def of_model(self, bootstrap: Any) -> dict[str, Interval]:
-        found = {}
+    def of_model(self) -> dict[str, Task]:
+        tasks: dict[str, Task] = {}
         if self.wrong is not None:
-            found["accuracy"] = bootstrap(_mean, (~self.wrong).double())
-            found["nll"] = bootstrap(_mean, self.nll)
-            found["brier"] = bootstrap(_mean, self.brier)
-            found["ece"] = bootstrap(metrics.ece, self.confidence, ~self.wrong)
+            tasks["accuracy"] = (_mean, (~self.wrong).double())
+            tasks["nll"] = (_mean, self.nll)
+            tasks["brier"] = (_mean, self.brier)
+            tasks["ece"] = (measures.ece, self.confidence, ~self.wrong)
         if self.strange is not None:
-            found["recall_at_1"] = bootstrap(_mean, (~self.strange).double())
-        return found
+            tasks["recall_at_1"] = (_mean, (~self.strange).double())
+        return tasks
 
-    def of_score(self, u: Float[Tensor, "n"], bootstrap: Any) -> dict[str, Interval]:
-        found = {}
+    def of_score(self, u: Float[Tensor, "n"]) -> dict[str, Task]:
+        tasks: dict[str, Task] = {}
         if self.wrong is not None:
             if _both(self.wrong):
-                found["error_auroc"] = bootstrap(metrics.auroc, u, self.wrong)
-            errors = self.wrong.double()
-            found["aurc"] = bootstrap(metrics.aurc, u, errors)
-            found["excess_aurc"] = bootstrap(metrics.excess_aurc, u, errors)
-            found["augrc"] = bootstrap(metrics.augrc, u, errors)
+                tasks["error_auroc"] = (measures.auroc, u, self.wrong)
+            tasks["aurc"] = (measures.aurc, u, self.wrong)
+            tasks["excess_aurc"] = (measures.excess_aurc, u, self.wrong)
+            tasks["augrc"] = (measures.augrc, u, self.wrong)
         if self.strange is not None and _both(self.strange):
-            found["r_auroc"] = bootstrap(metrics.auroc, u, self.strange)
-        return found
+            tasks["r_auroc"] = (measures.auroc, u, self.strange)
+        return tasks
+
+
+_OF_FOREIGN = frozenset({"ood_auroc", "ood_average_precision", "ood_fpr95"})
+_OF_NEIGHBOURS = frozenset({"r_auroc", "recall_at_1"})
+_OF_LOGITS = frozenset(TITLES) - _OF_FOREIGN - _OF_NEIGHBOURS
+
+
+def _chosen(names: Sequence[str] | None) -> frozenset[str]:
+    if names is None:
+        return frozenset(TITLES)
+    # A text is a sequence of letters: said as one name that came without its list.
+    unknown = [names] if isinstance(names, str) else [name for name in names if name not in TITLES]
+    if unknown:
+        near = get_close_matches(unknown[0], TITLES, n=3, cutoff=0.4)
+        raise ValueRangeError(
+            f"evaluate: metrics must be a list of names; {unknown[0]!r} came. "
+            + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(TITLES)}.")
+        )
+    return frozenset(names)
 
 
 def _row_values(batch: Table) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     logit, label = batch.logit, batch.label
     return (
-        ~metrics.correct(logit, label),
-        metrics.confidence(logit),
-        metrics.nll_per_row(logit, label),
-        metrics.brier_per_row(logit, label),
+        ~measures.correct(logit, label),
+        measures.confidence(logit),
+        measures.nll_per_row(logit, label),
+        measures.brier_per_row(logit, label),
     )
 
 
@@ -207,7 +238,7 @@ def _uncertainty(name: str, score: Array | Score, table: Table) -> tuple[Float[T
     return u, None
 
 
-def _foreign(name: str, score: Array | Score, u: Tensor, ood: Table, bootstrap: Any) -> dict[str, Interval]:
+def _foreign(name: str, score: Array | Score, u: Tensor, ood: Table) -> dict[str, Task]:
     if not isinstance(score, Score):
         raise TableError(
             f"evaluate: with ood=..., '{name}' must be a fitted score, so that the foreign table can be scored too; "
@@ -216,9 +247,9 @@ def _foreign(name: str, score: Array | Score, u: Tensor, ood: Table, bootstrap: 
     both = torch.cat([u, score.score(ood)])
     foreign = torch.arange(len(both)) >= len(u)
     return {
-        "ood_auroc": bootstrap(metrics.auroc, both, foreign),
-        "ood_average_precision": bootstrap(metrics.average_precision, both, foreign),
-        "ood_fpr95": bootstrap(metrics.fpr_at_tpr, both, foreign),
+        "ood_auroc": (measures.auroc, both, foreign),
+        "ood_average_precision": (measures.average_precision, both, foreign),
+        "ood_fpr95": (measures.fpr_at_tpr, both, foreign),
     }
 
 

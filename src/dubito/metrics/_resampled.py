@@ -1,10 +1,10 @@
-"""Metrics of many bootstrap resamples at once: sorted once, then counted, with the definitions of `ranking` and `rejection`.
+"""`ranking` and `rejection` of many bootstrap resamples at once: rows are sorted once, then only counted.
 
 A resample leaves the order of the distinct scores as it is and changes only how many rows w_g, and which
 sum of values e_g, each of them holds. The ranking metrics are functions of the running sums of both. An area
 under a curve of running sums E_k gives every rank a fixed weight, whatever the rows:
 
-    Σ_k E_k / k           = Σ_i t_i e_i,   t_i = Σ_{k >= i} 1 / k            AURC
+    Σ_k E_k / k              = Σ_i t_i e_i,   t_i = Σ_{k >= i} 1 / k         AURC
     Σ_k (E_{k-1} + E_k) / 2n = Σ_i t_i e_i,   t_i = (n - i + 1/2) / n        AUGRC
 
 Tied rows expect the mean e_g / w_g at each of their ranks, so a distinct score adds that mean times the sum

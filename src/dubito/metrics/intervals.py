@@ -28,7 +28,7 @@ from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import accuracy, brier, brier_per_row, correct, nll, nll_per_row
 from dubito.metrics.ranking import auroc
 from dubito.metrics.retrieval import neighbour_matches, r_auroc, recall_at_1
-from dubito.table import to_tensor
+from dubito.table import Column, to_tensor
 
 Metric = Callable[..., float]
 
@@ -51,7 +51,7 @@ class Interval(NamedTuple):
 
 def interval(
     metric: Metric,
-    *arrays: Array,
+    *arrays: Array | Column,
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int | torch.Generator = 0,
@@ -61,7 +61,7 @@ def interval(
     Args:
         metric: A metric of this package, or any function of tensors that returns a float; with options, as a
             functools.partial. It says "undefined" with a TableError or NaN.
-        arrays: What the metric takes, one row an image in each.
+        arrays: What the metric takes, one row an image in each; features may be a column that stays on disk.
         confidence: The share of repetitions whose interval should hold the true value, in (0, 1).
         resamples: How many.
         seed: A number, or a generator of which one number is drawn.
@@ -91,7 +91,7 @@ def interval(
     return Interval(value, float(low), float(high), confidence)
 
 
-def _as_given(*arrays: Array) -> tuple[Array, ...]:
+def _as_given(*arrays: Array | Column) -> tuple[Array | Column, ...]:
     return arrays
 
 
@@ -99,7 +99,7 @@ def _mean(values: Shaped[Tensor, "n"]) -> float:
     return float(values.double().mean())
 
 
-_ONCE: Mapping[Metric, tuple[Callable[..., tuple[Array, ...]], Metric]] = {
+_ONCE: Mapping[Metric, tuple[Callable[..., tuple[Array | Column, ...]], Metric]] = {
     accuracy: (lambda logits, labels: (correct(logits, labels),), _mean),
     nll: (lambda logits, labels: (nll_per_row(logits, labels),), _mean),
     brier: (lambda logits, labels: (brier_per_row(logits, labels),), _mean),

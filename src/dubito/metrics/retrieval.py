@@ -159,6 +159,10 @@ def _decide(z: _Directions, highest: Float32[np.ndarray, "b n"]) -> Int64[np.nda
 
 
 def _readable(features: Array | Column) -> Shaped[np.ndarray, "..."] | Column:
-    """Rows to read by slice or index; only what has no shape yet, a list, is converted."""
-    readable: np.ndarray | Column = features if isinstance(features, Column) else to_tensor(features, "nearest: features")
-    return readable
+    """Rows to read by slice or index: tensors, arrays and columns are, the rest (lists, frames) becomes a tensor."""
+    if isinstance(features, np.ndarray):
+        return features
+    if isinstance(features, Column) and not hasattr(features, "__array__"):
+        column: Column = features
+        return column
+    return to_tensor(features, "nearest: features")
