@@ -51,3 +51,11 @@ def test_foreign_images_must_be_of_the_same_model(run: Run, images: Path, labell
     answer = run("evaluate", labelled, "--ood", tmp_path / "other")
     assert answer.code == 1
     assert answer.err.startswith("error: --ood: ")
+
+
+def test_metrics_by_choice(run: Run, labelled: Path) -> None:
+    found = run("evaluate", labelled, "-s", "entropy", "--metric", "aurc", "--resamples", 5, "--json").json
+    assert set(found["scores"]["entropy"]) == {"aurc", "microseconds"}
+    answer = run("evaluate", labelled, "-s", "entropy", "--metric", "arc", "--resamples", 5)
+    assert answer.code == 1
+    assert "aurc" in answer.err

@@ -26,6 +26,9 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     score: options.Scores = [],  # noqa: B006 (typer copies it)
     settings: options.Settings = [],  # noqa: B006
     load: options.Load = None,
+    metric: Annotated[
+        list[str], typer.Option("--metric", metavar="NAME", help="Only these, such as error_auroc or r_auroc.")
+    ] = [],  # noqa: B006
     resamples: Annotated[
         int, typer.Option("--resamples", min=1, metavar="N", help="Of the bootstrap intervals.")
     ] = 1000,
@@ -55,7 +58,7 @@ def evaluate(  # noqa: PLR0913 (a command's options)
         )
     with screen.waiting("scoring, with bootstrap intervals"):
         chosen = choose_scores(score, wanted, table, learn_from, load, screen)
-        found = dubito.evaluate(chosen, table, ood=foreign, resamples=resamples, seed=seed)
+        found = dubito.evaluate(chosen, table, ood=foreign, metrics=metric or None, resamples=resamples, seed=seed)
     screen.result(found.to_json(), *_shown(found))
 
 
