@@ -159,7 +159,7 @@ class Table:
         exact = _exact(rows, len(self), self.name)
         return self._with({key: _chosen(column, exact) for key, column in self._columns.items()})
 
-    def batches(self, *columns: str, size: int = 8192) -> Iterator["Table"]:
+    def batches(self, *columns: str, size: int = 2048) -> Iterator["Table"]:
         """Consecutive rows in memory, at most `size` at a time."""
         chosen = self.select(*columns) if columns else self
         for start in range(0, len(self), size):

@@ -27,4 +27,5 @@ class SlowPreprocess:
 multiprocessing.set_start_method("fork", force=True)  # the workers of this process start as they do for users
 torch.set_num_threads(1)
 model = dubito.wrap(small_network(), transform=SlowPreprocess(), name="small")
-dubito.extract(model, photos, cache, batch_size=4, shard_size=8, workers=1, progress=False)
+given = globals()  # by test_kill
+dubito.extract(model, given["photos"], given["cache"], batch_size=4, shard_size=8, workers=1, progress=False)

@@ -118,6 +118,8 @@ def squeezenet_tiles(m: nn.Module, x: Tensor) -> Tensor:
     return rows(torch.cat([z, said.relu() - said], dim=1))
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ZOO = {
     "timm_vit_token": Case(timm("test_vit", img_size=64), (64, 64), 64, timm_tokens),
     "timm_vit_pooled": Case(timm("test_vit2", img_size=(64, 32)), (64, 32), 64, timm_tokens),
@@ -204,15 +206,6 @@ class Built:
     def fresh(self, module: nn.Module | None = None) -> WrappedClassifier:
         """A classifier of the module (or of another like it) that has not seen a batch."""
         return dubito.wrap(module or self.model.module, name="fresh")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    # The models are tiny: on shared cores, waiting for threads would take most of the time.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=ZOO)

@@ -1,39 +1,14 @@
-import copy
-import inspect
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import dubito
 from dubito.errors import ModelError
 from dubito.models import wrap
 
-X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+from .conftest import Mlp, X, check
+
 IMAGES = torch.randn(4, 3, 8, 6, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-class Mlp(nn.Module):
-    """A hidden layer, a head, and whatever should happen to its output."""
-
-    def __init__(self, classes: int = 3, then=lambda logits: logits, hidden: int = 5) -> None:
-        super().__init__()
-        self.hidden, self.fc, self.then = nn.Linear(6, hidden), nn.Linear(hidden, classes), then
-
-    def forward(self, x: Tensor):
-        return self.then(self.fc(self.hidden(x).relu()))
-
-
-def check(model: dubito.models.WrappedClassifier, module: nn.Module, x: Tensor) -> None:
-    with torch.no_grad():
-        expected = module.eval()(x)
-    assert torch.allclose(model.logits(model.features(x)), expected, atol=1e-6)
 
 
 def test_the_head_is_found_or_named():
@@ -326,125 +301,3 @@ def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
     assert torch.allclose(model.logits(tiles), said, atol=1e-6)
     assert torch.allclose(model.logits(tiles).mean(1), model.logits(model.features(IMAGES)), atol=1e-6)
     assert model.feature_grid(IMAGES).shape == (4, 6, 4, width)
-
-
-def test_a_module_may_write_into_its_input():
-    class Normalising(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(6, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(x.sub_(0.5).mul_(2))
-
-    module, x = Normalising(), X.clone()
-    model = wrap(module)
-    with torch.no_grad():
-        expected = module.fc((X - 0.5) * 2)
-    for _ in range(2):
-        assert torch.allclose(model.logits(model.features(x)), expected, atol=1e-6)
-    assert torch.equal(x, X)
-
-
-def test_a_second_try_in_inference_mode_says_the_same():
-    model = wrap(Mlp(then=torch.sigmoid))
-    with torch.inference_mode():
-        for _ in range(2):
-            with pytest.raises(ModelError, match="Mlp: its logits differ from those of its last linear layer"):
-                model.features(X + 0)
-
-
-def test_features_are_not_the_input_s_memory():
-    module = nn.Linear(6, 2)
-    x = X.clone()
-    z = wrap(module).features(x)
-    z.zero_()
-    assert torch.equal(x, X)
-
-
-def must_not_compile(graph, inputs):
-    raise AssertionError("compiled")
-
-
-def test_a_compiled_module_is_watched_without_compiling():
-    module = Mlp()
-    compiled = torch.compile(module, backend=must_not_compile)
-    for model in (wrap(compiled), wrap(compiled, head="fc")):
-        with torch.no_grad():
-            assert torch.allclose(model.logits(model.features(X)), module(X), atol=1e-6)
-        assert model.module is compiled
-        assert model.fingerprint()["weights"] == wrap(module).fingerprint()["weights"]
-
-
-def test_a_parallel_module_is_the_module_inside():
-    module = Mlp()
-    parallel = nn.DataParallel(module)
-    model = wrap(parallel)
-    check(model, module, X)
-    assert model.module is parallel
-    assert model.fingerprint()["weights"] == wrap(module).fingerprint()["weights"]
-
-
-def test_without_a_device_or_with_its_own_the_module_is_the_user_s():
-    module = Mlp()
-    for device in (None, "cpu", torch.device("cpu")):
-        assert wrap(module, device=device).module is module
-
-
-def test_another_device_gets_a_copy():
-    module = Mlp()
-    before = copy.deepcopy(module.state_dict())
-    model = wrap(module, device="meta")
-    assert model.module is not module
-    assert model.device == torch.device("meta")
-    assert all(parameter.device.type == "meta" for parameter in model.module.parameters())
-    assert all(parameter.device.type == "cpu" for parameter in module.parameters())
-    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-
-
-def test_a_device_that_does_not_exist():
-    with pytest.raises(ModelError, match=r"device: 'gpu' cannot be used here \(.*\)\. Try device='cpu'\."):
-        wrap(Mlp(), device="gpu")
-
-
-def test_what_is_no_module():
-    with pytest.raises(
-        ModelError, match=r"wrap: module must be a torch\.nn\.Module; str came\. For a name, use dubito\.load\."
-    ):
-        inspect.unwrap(wrap)("timm:test_vit")  # the type check of the tests would come first
-
-
-def test_names():
-    assert wrap(Mlp()).name == "Mlp"
-    assert repr(wrap(Mlp(), name="mine")) == "WrappedClassifier('mine' on cpu)"
-
-
-def test_buffers_and_random_state_come_back_even_in_eval_mode():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
-            self.register_buffer("calls", torch.zeros(1))
-            self.register_buffer("latest", torch.zeros(1))
-
-        def forward(self, x):
-            self.calls += 1
-            self.latest = torch.rand(1)
-            return self.fc(x)
-
-    module = Counting()
-    model, random = wrap(module), torch.get_rng_state()
-    for _ in range(3):
-        model.features(torch.zeros(2, 4))
-    assert (module.calls.item(), module.latest.item()) == (0, 0)
-    assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_a_replaced_head_is_found_anew():
-    module, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(6, 4)
-    model = wrap(module)
-    before = model.features(x)
-    module[2] = nn.Linear(5, 7)
-    with pytest.raises(ModelError, match="has not seen a batch yet since its head was replaced"):
-        model.logits(before)
-    assert torch.equal(model.logits(model.features(x)), module(x))
