@@ -20,9 +20,10 @@ MAY_KNOW = {
     "metrics": GROUND,
     "probes": GROUND | {"models"},
     "cache": GROUND | {"data", "probes"},
-    "scores": GROUND | {"metrics", "cache"},
-    "apps": GROUND | {"data", "models", "metrics", "probes", "cache", "scores"},
-    "report": GROUND | {"data", "models", "metrics", "probes", "cache", "scores", "apps"},
+    "heads": GROUND | {"models", "metrics", "cache"},
+    "scores": GROUND | {"metrics", "cache", "heads"},
+    "apps": GROUND | {"data", "models", "metrics", "probes", "cache", "heads", "scores"},
+    "report": GROUND | {"data", "models", "metrics", "probes", "cache", "heads", "scores", "apps"},
 }
 """Rooms from the ground up, and whom they may import besides themselves."""
 KNOW_ALL = {"cli", "__init__", "__main__"}
