@@ -15,6 +15,7 @@ from dubito.metrics.classification import (
     nll,
     nll_per_row,
 )
+from dubito.metrics.correlation import spearman
 from dubito.metrics.intervals import Interval, interval
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
 from dubito.metrics.rejection import (
@@ -55,4 +56,5 @@ __all__ = [
     "r_auroc",
     "recall_at_1",
     "risk_coverage",
+    "spearman",
 ]

@@ -1,0 +1,117 @@
+"""The most certain and the most uncertain images of a set on one page, to see what an uncertainty is about.
+
+Kirchhof et al., Pretrained Visual Uncertainties (2024), Figure 5, show random examples out of both tails
+(u <= 0.04 and u >= 0.38 on Stanford Online Products). By default these are the very extremes; `tail` draws from tails.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64, Shaped
+from torch import Tensor
+
+from dubito.data import open_images
+from dubito.errors import TableError, ValueRangeError
+from dubito.metrics import Array
+from dubito.report.page import Card, write_page
+from dubito.table import to_tensor
+from dubito.types import Images, finite
+
+CERTAIN, UNCERTAIN = "most certain", "most uncertain"
+
+
+def write_gallery(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
+    images: Any,
+    u: Array,
+    to: str | Path,
+    *,
+    ids: Sequence[str] | Shaped[np.ndarray, "n"] | None = None,
+    count: int = 12,
+    tail: float = 0.0,
+    seed: int = 0,
+    score: str = "uncertainty",
+    title: str = "What is clear, and what is not?",
+) -> Path:
+    """Write one self-contained page of `count` images from either end, and return its path.
+
+    Args:
+        images: Whatever dubito.open_images takes, as long as it gives pictures.
+        u: (n) one uncertainty an image, higher = more uncertain.
+        to: Of the HTML file.
+        ids: Whose uncertainties they are, such as `table.id`: a table may lack images that could not be decoded.
+            Without them, u is in the order of the images.
+        count: How many at most from either end; no image is shown twice.
+        tail: Draw them at random from this share of the images at either end, 0 to 0.5; 0 shows the extremes.
+        seed: Of that draw.
+        score: How the uncertainty is called.
+        title: The heading.
+    """
+    opened = open_images(images)
+    if count < 1 or not 0 <= tail <= 0.5:
+        raise ValueRangeError(
+            f"write_gallery: count must be at least 1 and tail a share from 0 to 0.5; count={count}, tail={tail} came. "
+            f"12 and 0 are usual."
+        )
+    values = finite(to_tensor(u, "write_gallery: u").double(), "write_gallery: u").numpy()
+    rows = _rows(opened, ids, values.shape)
+    certain, uncertain = _ends(values, count, tail, seed)
+    cards = [
+        _card(opened, rows[position], float(values[position]), group, score)
+        for group, chosen in ((UNCERTAIN, uncertain), (CERTAIN, certain))
+        for position in chosen.tolist()
+    ]
+    how = f"drawn at random from the {tail:.0%} at either end" if tail else "from either end"
+    return write_page(
+        to,
+        title,
+        cards,
+        lead=f"{len(uncertain)} of the most uncertain images of {opened.name} and {len(certain)} of the most certain "
+        f"ones, {how} of {len(values)}.",
+        facts=(f"{len(values)} images", f"median {score} {np.median(values):.3g}"),
+    )
+
+
+def _ends(
+    u: Float64[np.ndarray, "n"], count: int, tail: float, seed: int
+) -> tuple[Int64[np.ndarray, "a"], Int64[np.ndarray, "b"]]:
+    """Positions of the most certain and the most uncertain; with an odd middle image on neither side."""
+    order = np.argsort(u, kind="stable")
+    most = min(count, len(u) // 2)
+    if not most:
+        return order[:0], order
+    size = max(most, round(tail * len(u)))
+    size = min(size, len(u) // 2)
+    rng = np.random.default_rng(seed)
+    ends = [order[:size], order[-size:]]
+    low, high = (end if size == most else rng.choice(end, most, replace=False) for end in ends)
+    return low, high
+
+
+def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, shape: tuple[int, ...]) -> Sequence[int]:
+    """Which image each uncertainty belongs to."""
+    names = list(images.ids) if ids is None else [str(name) for name in ids]
+    if shape != (len(names),) or not names:
+        raise TableError(
+            f"write_gallery: u must have one value an image, ({len(names)},); shape {shape} came. "
+            f"Give the ids of the scored rows too: ids=table.id."
+        )
+    row_of = {name: row for row, name in enumerate(images.ids)}
+    strange = [name for name in names if name not in row_of]
+    if strange:
+        raise TableError(
+            f"write_gallery: ids must be images of {images.name}; '{strange[0]}' is not. Open the same images."
+        )
+    return [row_of[name] for name in names]
+
+
+def _card(images: Images, row: int, u: float, group: str, score: str) -> Card:
+    image = images.read(row)
+    if isinstance(image, Tensor):
+        raise ValueRangeError(
+            f"write_gallery needs pictures; '{images.ids[row]}' of {images.name} is a model input. Give the pixels."
+        )
+    known = images.labels is not None and images.classes is not None
+    title = images.classes[int(images.labels[row])] if known else group  # type: ignore[index]
+    return Card(image, title, "", images.ids[row], group, {score: u})
