@@ -15,15 +15,16 @@ MAY_KNOW = {
     "errors": set(),
     "table": {"errors"},
     "types": {"errors", "table"},
+    "views": {"errors", "table"},
     "data": GROUND,
     "models": GROUND,
     "metrics": GROUND,
     "probes": GROUND | {"models"},
     "cache": GROUND | {"data", "probes"},
-    "heads": GROUND | {"models", "metrics", "cache"},
-    "scores": GROUND | {"metrics", "cache", "heads"},
-    "apps": GROUND | {"data", "models", "metrics", "probes", "cache", "heads", "scores"},
-    "report": GROUND | {"data", "models", "metrics", "probes", "cache", "heads", "scores", "apps"},
+    "heads": GROUND | {"views", "models", "metrics", "cache"},
+    "scores": GROUND | {"views", "metrics", "cache", "heads"},
+    "apps": GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores"},
+    "report": GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores", "apps"},
 }
 """Rooms from the ground up, and whom they may import besides themselves."""
 KNOW_ALL = {"cli", "__init__", "__main__"}

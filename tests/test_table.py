@@ -278,3 +278,9 @@ def test_a_column_on_disk_is_read_when_it_is_needed():
 def test_to_tensor_keeps_the_shape_of_a_number():
     assert to_tensor(3.0, "x").shape == ()
     assert to_tensor(np.float32(3.0), "x").shape == ()
+
+
+def test_the_maker_goes_with_the_rows():
+    table = Table(feature=torch.zeros(3, 2), maker={"weights": "ab"})
+    assert table.rows([1]).maker == table.select("feature").maker == {"weights": "ab"}
+    assert Table(feature=torch.zeros(3, 2)).maker is None

@@ -79,3 +79,7 @@ class RepairedShardWarning(DubitoWarning):
 
 class OwnLabelsWarning(DubitoWarning):
     """None of the class names is a class of the model: labels are stored, but no loss and no accuracy."""
+
+
+class ConstantHeadWarning(DubitoWarning):
+    """A trained head says the same of every image: it has not learned anything."""

@@ -4,7 +4,7 @@ Users with arrays build one directly; extraction returns one. Scores and metrics
 Columns that every extraction writes are attributes: id, label (n), feature (n,d), logit (n,c), loss (n).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -17,9 +17,11 @@ from dubito.errors import MissingColumnError, TableError
 WRITERS = {
     "feature": "the forward probe, which every extraction runs",
     "logit": "the forward probe, which every extraction runs",
-    "loss": "the forward probe, when the images come with labels of the model's own classes",
+    "loss": "the forward probe, when the images come with labels of the model's own classes, or with targets=...",
     "label": "an extraction of images with labels (class folders, a CSV, labels=...)",
     "id": "every extraction",
+    "epoch": "an extraction of augmented epochs (epochs=..., augment=...)",
+    "photo": "an extraction of augmented epochs (epochs=..., augment=...)",
 }
 """Who writes a column: told to a user whose table lacks it."""
 
@@ -51,6 +53,7 @@ class Table:
         label_space: "model" when labels are indices into the logits, "own" when they are another set of classes.
         skipped: Images that could not be decoded and have no row: (id, reason).
         source: Which model, by its hash, made the columns; None for arrays from elsewhere.
+        maker: The same model part by part: its name, and weights, tensors, head and transform, to say what differs.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()
@@ -65,11 +68,13 @@ class Table:
         label_space: str = "model",
         skipped: Sequence[tuple[str, str]] = (),
         source: str | None = None,
+        maker: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> None:
         if label_space not in ("model", "own"):
             raise TableError(f"label_space must be 'model' or 'own'; '{label_space}' came. Choose one of the two.")
         self.source = source
+        self.maker = maker
         self.name = name
         self.skipped = skipped
         self.classes = classes
@@ -176,6 +181,7 @@ class Table:
             label_space=self.label_space,
             skipped=self.skipped,
             source=self.source,
+            maker=self.maker,
             **columns,
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from PIL import Image
 from torch import Tensor, nn
 
@@ -101,8 +101,13 @@ class Probe(Protocol):
     name: str
     price: str
 
-    def run(self, model: Classifier, x: Float[Tensor, "n ..."], label: Int[Tensor, "n"] | None) -> Mapping[str, Tensor]:
-        """The columns of one batch, each (n, ...), on any device."""
+    def run(
+        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
+    ) -> Mapping[str, Tensor]:
+        """The columns of one batch, each (n, ...), on any device.
+
+        label is the model's class of each image, or what extract was given as targets; None if there is neither.
+        """
         ...
 
     def settings(self) -> Json:
@@ -123,12 +128,14 @@ class Score(ABC):
     learns_from: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     fitted_on_: str | None = None
+    maker_: Json | None = None
 
     def fit(self: AnyScore, table: Table) -> AnyScore:
         """Learn from a table, if there is anything to learn; returns the score itself."""
         table.require(*self.learns_from, by=f"{self.name}.fit")
         self.learn(table)
         self.fitted_on_ = table.source
+        self.maker_ = None if table.maker is None else dict(table.maker)
         return self
 
     def score(self, table: Table) -> Float[Tensor, "n"]:

@@ -6,6 +6,7 @@ import time
 import torch
 
 import dubito
+from dubito.data import Augment
 from tests.cache.conftest import small_network
 
 
@@ -28,4 +29,7 @@ multiprocessing.set_start_method("fork", force=True)  # the workers of this proc
 torch.set_num_threads(1)
 model = dubito.wrap(small_network(), transform=SlowPreprocess(), name="small")
 given = globals()  # by test_kill
-dubito.extract(model, given["photos"], given["cache"], batch_size=4, shard_size=8, workers=1, progress=False)
+augmented = {"epochs": given["epochs"], "augment": Augment(strong="mixup")} if given["epochs"] > 1 else {}
+dubito.extract(
+    model, given["photos"], given["cache"], batch_size=4, shard_size=8, workers=1, progress=False, **augmented
+)

@@ -3,6 +3,10 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+
 import dubito
 
 from .conftest import COUNT, MODEL, Run, write_images
@@ -88,6 +92,43 @@ def test_options_reach_the_extraction(run: Run, images: Path, tmp_path: Path) ->
     assert answer.code == 0, answer.err
     assert list(tmp_path.glob("cache/head-*")), "without stored logits the head is kept"
     assert dubito.open(tmp_path / "cache").shape("logit") == (COUNT, 1000)
+
+
+def test_augmented_epochs(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    found = run(*command, "--epochs", 2, "--strong", "box", "--json").json
+    assert (found["epochs"], found["images"], found["rows"]) == (2, 2 * COUNT, 2 * COUNT)
+    assert found["columns"]["photo"] == [2 * COUNT]
+    assert f"{2 * COUNT} ({COUNT} in 2 augmented epochs)" in run(*command, "--epochs", 2, "--strong", "box").out
+    stale = run(*command, "--epochs", 2, "--strong", "box", "--augment-seed", 3)
+    assert stale.code == 1
+    assert "the augmentation (seed=0 there, seed=3 here)" in stale.err
+    assert run(*command, "--epochs", 0).code == 2
+    assert "'fog' is not one of" in run(*command, "--strong", "fog").err
+
+
+def test_a_seed_alone_augments_one_epoch(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    found = run(*command, "--augment-seed", 1, "--json").json
+    assert (found["epochs"], found["rows"]) == (1, COUNT)
+    assert dubito.open(tmp_path / "cache").whole("epoch").tolist() == [0] * COUNT
+
+
+def test_several_labels_an_image(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    several = np.zeros((COUNT, 1000), dtype=bool)
+    several[:, :3] = True
+    np.save(tmp_path / "targets.npy", several)
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    without = run(*command, "--task-loss", "bce", "--json")
+    assert without.json["kind"] == "ImagesError"
+    assert "Forward(task_loss='bce') needs something to compare the logits with" in without.err
+    missing = run(*command, "--targets", "none.npy", "--json")
+    assert "targets file 'none.npy' must be an .npy or .npz file" in missing.err
+    answer = run(*command, "--task-loss", "bce", "--targets", tmp_path / "targets.npy", "--json")
+    assert (answer.code, answer.json["epochs"], answer.json["columns"]["loss"]) == (0, 1, [COUNT])
+    table = dubito.open(tmp_path / "cache")
+    reference = F.binary_cross_entropy_with_logits(table.logit, torch.from_numpy(several).float(), reduction="none")
+    torch.testing.assert_close(table.loss, reference.mean(1))
 
 
 def test_errors(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_overview(run: Run) -> None:
     assert answer.code == 0
     for text in ("scores", "entropy", "probes", "forward", "models", "timm:", "metrics", "auroc"):
         assert text in answer.out
-    assert set(run("list", "--json").json) == {"filter", "scores", "probes", "models", "metrics", "notes"}
+    assert set(run("list", "--json").json) == {"filter", "scores", "heads", "probes", "models", "metrics", "notes"}
 
 
 def test_an_unknown_kind_is_a_usage_error(run: Run) -> None:

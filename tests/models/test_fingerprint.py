@@ -7,7 +7,11 @@ import torch
 from torch import nn
 
 from dubito.models import wrap
-from dubito.models.fingerprint import weights_digest
+from dubito.models.fingerprint import module_digests, tensors_digest
+
+
+def weights_digest(module: nn.Module) -> str:
+    return module_digests(module)["weights"]
 
 
 def network(stride: int = 1, negative_slope: float = 0.1) -> nn.Sequential:
@@ -99,12 +103,37 @@ class Constant(nn.Module):
         return f"built at {hex(id(self))}"
 
 
-def test_the_digest_is_the_same_in_every_process_and_version():
-    # Written down, because caches on disk carry it.
-    state = hashlib.blake2b(b"|Constant|built at \n", digest_size=16)
-    state.update(b"weight|torch.float32|(2,)\n" + struct.pack("<2f", 1.0, 2.0))
-    assert weights_digest(Constant()) == state.hexdigest()
-    assert weights_digest(Constant()) == "50be2142976942c998b379fe378d9dde"
+def test_the_digests_are_the_same_in_every_process_and_version():
+    # Written down, because caches and heads on disk carry them.
+    content = hashlib.blake2b(struct.pack("<2f", 1.0, 2.0), digest_size=16).hexdigest()
+    tensors = hashlib.blake2b(f"weight|torch.float32|(2,)|{content}\n".encode(), digest_size=16).hexdigest()
+    weights = hashlib.blake2b(f"|Constant|built at \n{tensors}".encode(), digest_size=16).hexdigest()
+    assert module_digests(Constant()) == {"weights": weights, "tensors": tensors}
+    assert (weights, tensors) == ("eb354e3cd0d19aedb4eea959c0426199", "49c77e6f2070f92a6127a4124c9ba336")
+
+
+def test_tensors_do_not_depend_on_classes_settings_or_order():
+    renamed = network(stride=2)
+    renamed[2] = nn.GELU()
+    one, other = module_digests(network()), module_digests(renamed)
+    assert one["tensors"] == other["tensors"]
+    assert one["weights"] != other["weights"]
+    state = {**dict(network().named_parameters()), **dict(network().named_buffers())}
+    assert tensors_digest(dict(reversed(state.items()))) == one["tensors"]
+
+
+@pytest.mark.parametrize("key", list(network().state_dict()))
+def test_tensors_tell_every_value_apart(key):
+    module = network()
+    before = module_digests(module)["tensors"]
+    module.state_dict()[key].flatten()[-1:] += 1
+    assert module_digests(module)["tensors"] != before
+
+
+def test_tensors_tell_names_types_and_shapes_apart():
+    x = torch.tensor([1.0, 2.0])
+    found = [{"a": x}, {"b": x}, {"a": x.double()}, {"a": x[None]}, {"a": x.flip(0)}, {"a": x, "b": x}]
+    assert len({tensors_digest(tensors) for tensors in found}) == len(found)
 
 
 def test_a_classifier_s_fingerprint_names_weights_and_transform():
@@ -112,6 +141,6 @@ def test_a_classifier_s_fingerprint_names_weights_and_transform():
     assert model.fingerprint() == {
         "model": "mine",
         "head": {"layer": None, "output": "logits"},
-        "weights": weights_digest(network()),
+        **module_digests(network()),
         "transform": {"kind": "none"},
     }

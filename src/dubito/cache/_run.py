@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dubito.cache.labels import check_count, check_range
@@ -16,8 +16,10 @@ from dubito.cache.manifest import Manifest
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
 from dubito.cache.shard import Shard, list_shards, pack_strings, write_shard
+from dubito.data.augmented import Augmented
 from dubito.errors import ImagesError, RepairedShardWarning, TableError, ValueRangeError
 from dubito.probes.forward import Forward
+from dubito.probes.task_loss import Mixed, check_target
 from dubito.types import Classifier, Images, Json, Probe
 
 Columns = dict[str, Tensor]
@@ -29,6 +31,7 @@ class Run:
 
     Attributes:
         labels: One an image, or None.
+        targets: What the task loss compares with instead of labels, one row a photo, or None.
         stated: The user said whose classes the labels are.
         have: The shards that are whole, by probe and block.
     """
@@ -40,6 +43,7 @@ class Run:
     manifest: Manifest
     probes: dict[str, Probe]
     stated: bool
+    targets: Shaped[Tensor, "photos ..."] | None = None
     have: dict[tuple[str, int], Shard] = field(default_factory=dict)
     _in_range: bool = False
 
@@ -108,16 +112,33 @@ class Run:
 
     def _probe(self, names: list[str], indices: list[int], inputs: Tensor) -> dict[str, Columns]:
         x = self.model.transform.finish(inputs.to(self.model.device))
-        label = self.labels[indices] if self.labels is not None and self.manifest.label_space == "model" else None
-        if label is not None and not self._in_range:
-            self._check_labels(x)
+        target, mixed = self._compared(indices)
+        if target is not None and not self._in_range:
+            self._check_targets(x)
         found: dict[str, Columns] = {}
         for name in names:
-            columns = self.probes[name].run(self.model, x, label)
+            probe = self.probes[name]
+            also = {"mixed": mixed} if mixed is not None and isinstance(probe, Forward) else {}
+            columns = probe.run(self.model, x, target, **also)
             self._check_owner(name, columns, found)
             found[name] = {key: value.detach().cpu() for key, value in columns.items()}
             self._check(found[name], indices, name)
         return found
+
+    def _values(self) -> Shaped[Tensor, "rows ..."] | None:
+        """Targets, or else labels that are the model's classes."""
+        return self.labels if self.targets is None and self.manifest.label_space == "model" else self.targets
+
+    def _compared(self, indices: list[int]) -> tuple[Shaped[Tensor, "n ..."] | None, Mixed | None]:
+        """What the task loss compares rows with; where photos are mixed, also the other one's and the weight."""
+        values = self._values()
+        if values is None or not isinstance(self.images, Augmented):
+            return None if values is None else values[indices], None
+        photos = self.images.place(indices)[1]
+        if not self.images.augment.mixes:
+            return values[photos], None
+        partners, weight = self.images.mixing(indices)
+        return values[photos], (values[partners], weight)
 
     def _check_owner(self, name: str, columns: Iterable[str], found: dict[str, Columns]) -> None:
         """A column has one writer: the probes of this pass, those that were run before, or the extraction itself."""
@@ -126,20 +147,23 @@ class Run:
             owners |= dict.fromkeys(probe.get("columns", ()) if other != name else (), other)
         for other, theirs in found.items():
             owners |= dict.fromkeys(theirs, other)
-        owners |= dict.fromkeys(("id", "label"), "extract")
+        owners |= dict.fromkeys(("id", "label", "epoch", "photo"), "extract")
         for column in columns:
             if column in owners:
                 raise TableError(
                     f"probe {name} writes column '{column}', which {owners[column]} writes already. Name it otherwise."
                 )
 
-    def _check_labels(self, x: Tensor) -> None:
-        """All labels at once, before the first batch is paid for: one image tells how many classes there are."""
+    def _check_targets(self, x: Tensor) -> None:
+        """All of them at once, before the first batch is paid for: one image tells how many classes there are."""
         count = self.model.logits(self.model.features(x[:1])).shape[1]
-        if self.labels is not None:
+        if self.labels is not None and self.manifest.label_space == "model":
             check_range(self.labels, count, self.images.ids)
-        if self.images.classes is not None and self.model.classes is None and not self.stated:
-            check_count(self.images.classes, count)
+            if self.images.classes is not None and self.model.classes is None and not self.stated:
+                check_count(self.images.classes, count)
+        values, probe = self._values(), self.probes[Forward.name]
+        if values is not None and isinstance(probe, Forward):
+            check_target(probe.task_loss, values, count)
         self._in_range = True
 
     def _check(self, columns: Columns, indices: list[int], name: str) -> None:
@@ -152,10 +176,8 @@ class Run:
                 )
             bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)
             if bad.any():
-                raise ValueRangeError(
-                    f"image '{ids[int(bad.nonzero()[0, 0])]}': the model gives NaN or infinite values in '{key}'. "
-                    f"Look at its weights, at the transform and at that image; finished shards are kept."
-                )
+                row = int(bad.nonzero()[0, 0])
+                raise ValueRangeError(f"image '{ids[row]}': {_not_finite(key, column[row])}; finished shards are kept.")
 
     def _write(self, name: str, block: int, columns: Columns, kept: list[int], broken: list[tuple[int, str]]) -> None:
         skipped = [[self.images.ids[index], why] for index, why in broken]
@@ -163,6 +185,8 @@ class Run:
             columns |= pack_strings([self.images.ids[index] for index in kept])
             if self.labels is not None:
                 columns["label"] = self.labels[kept]
+            if isinstance(self.images, Augmented):
+                columns["epoch"], columns["photo"] = self.images.place(kept)
         elif skipped:
             raise ImagesError(
                 f"image '{skipped[0][0]}' was readable before and is not now: {skipped[0][1]} "
@@ -192,6 +216,15 @@ class Run:
             columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
             found = write_shard(self.folder, "head", 0, columns, {})
         return found
+
+
+def _not_finite(column: str, value: Tensor) -> str:
+    """What is wrong with a value, and where to look: a task loss may fail where the model does not."""
+    if column == "loss":
+        return f"the task loss is {float(value)}. Look at task_loss, at that image's target and at its logits"
+    return (
+        f"the model gives NaN or infinite values in '{column}'. Look at its weights, at the transform and at that image"
+    )
 
 
 def _joined(parts: list[Columns]) -> Columns:

@@ -21,7 +21,8 @@ from dubito.cache.labels import resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import open_cache
 from dubito.cache.shard import check_name, is_leftover, list_shards, sweep
-from dubito.data import open_images
+from dubito.cache.targets import to_targets
+from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import ImageSet
 from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.probes.forward import Forward
@@ -40,6 +41,9 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     *,
     labels: Any = None,
     label_space: LabelSpace | None = None,
+    targets: Any = None,
+    epochs: int = 1,
+    augment: Augment | None = None,
     probes: Sequence[Probe] = (),
     batch_size: int | None = None,
     shard_size: int = 512,
@@ -55,33 +59,49 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         labels: Labels for images that bring none: a CSV, a mapping or a sequence.
         label_space: "model" if labels are the model's classes, "own" if they are another set's; by default decided
             from class names, integers being the model's.
+        targets: What the task loss compares the logits with where that is not the class: an array (n, ...), one row
+            an image, such as (n, c) of zeros and ones for Forward(task_loss="bce"); or an .npy or .npz file of it.
+        epochs: How often every image comes, each time augmented anew; with one, images come as they are.
+        augment: The settings of the augmentation, Augment() by default; given, one epoch is augmented too.
         probes: Further probes; the forward probe always runs. Pass Forward(...) to change its settings.
         batch_size: Images through the model at once; by default fit for the device.
         shard_size: Images a shard: what a kill can cost at most.
         workers: Processes that decode; by default one a core, and none for ready arrays.
         progress: Show a bar when a terminal is watching.
     """
-    _check_call(model, label_space, batch_size, shard_size, workers)
-    opened = open_images(images, labels)
+    sizes = {"batch_size": batch_size, "shard_size": shard_size, "epochs": epochs, "workers": workers}
+    _check_call(model, label_space, sizes)
+    photos = open_images(images, labels)
+    opened = photos if epochs == 1 and augment is None else _augmented(photos, model, epochs, augment or Augment())
+    compared = None if targets is None else to_targets(targets, opened)
     stored, space = resolve_labels(opened, model, label_space)
     chosen: dict[str, Probe] = {check_name(probe.name): probe for probe in (Forward(), *probes)}
+    _check_loss(chosen[Forward.name], compared is not None or space == "model")
     folder = Path(to)
     with _alone(folder):
         manifest = Manifest(
-            identity=identity(model, opened, stored, space),
+            identity=identity(model, opened, stored, space, compared),
             model=model.name,
             classes=None if model.classes is None else list(model.classes),
             label_space=space,
             batch_size=batch_size or _BATCH.get(model.device.type, 16),
             shard_size=shard_size,
         )
-        run = Run(model, opened, stored, folder, _begin(folder, manifest, chosen), chosen, label_space is not None)
+        begun, stated = _begin(folder, manifest, chosen), label_space is not None
+        run = Run(model, opened, stored, folder, begun, chosen, stated, compared)
         run.go(_workers(workers, opened), progress)
     forget_shards()
     table = open_cache(folder)
     if table.skipped:
         _tell_skipped(table)
     return table
+
+
+def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment) -> Augmented:
+    """At the model's input size where only `Preprocess` would follow; any other transform gets images to transform."""
+    size = getattr(model.transform, "size", None)
+    pixels = size is not None and model.transform.describe().get("kind") == "preprocess"
+    return Augmented(images, epochs, augment, size if pixels else None)
 
 
 def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> Manifest:
@@ -146,9 +166,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_call(
-    model: object, label_space: str | None, batch_size: int | None, shard_size: int, workers: int | None
-) -> None:
+def _check_call(model: object, label_space: str | None, sizes: dict[str, int | None]) -> None:
     """Everything that can be told to be wrong before an image is looked at."""
     if not isinstance(model, Classifier):
         raise ModelError(
@@ -157,9 +175,19 @@ def _check_call(
         )
     if label_space not in (None, "model", "own"):
         raise ImagesError(f"label_space must be 'model' or 'own'; '{label_space}' came. Choose one of the two.")
-    for name, value, least in (("batch_size", batch_size, 1), ("shard_size", shard_size, 1), ("workers", workers, 0)):
+    for name, value in sizes.items():
+        least = 0 if name == "workers" else 1
         if value is not None and value < least:
             raise CacheError(f"extract: {name} must be at least {least}; {value} came. Leave it out for the default.")
+
+
+def _check_loss(probe: Probe, comparable: bool) -> None:
+    """A task loss that was asked for by name must have something to compare the logits with."""
+    if isinstance(probe, Forward) and probe.task_loss != "cross_entropy" and not comparable:
+        raise ImagesError(
+            f"Forward(task_loss={probe.settings()['task_loss']!r}) needs something to compare the logits with; the "
+            f"images have no labels of the model's classes and no targets came. Pass targets=..., one row an image."
+        )
 
 
 def _tell_skipped(table: Table) -> None:

@@ -1,6 +1,7 @@
 """The manifest: what a cache is made of (its identity), and which shards hold it once it is finished.
 
     identity = weights + transform + ordered image ids and contents + labels + probe settings
+               (+ augmentation, if any) (+ targets of the task loss, if any)
 
 A cache is used only where every part agrees; a part that differs is named. The manifest holds no times and no paths, so
 two extractions of the same images by the same model give the same bytes.
@@ -18,6 +19,7 @@ from dubito.types import Json
 
 FORMAT = 1
 FILE = "manifest.json"
+_USUAL = "the usual"  # of a setting that is written down only where it is another
 _PARTS = {
     "weights": "the model's weights",
     "head": "the layer taken as classifying",
@@ -25,6 +27,8 @@ _PARTS = {
     "count": "the number of images",
     "images": "the images (their names, order or contents)",
     "labels": "the labels",
+    "augmentation": "the augmentation",
+    "targets": "the targets of the task loss",
 }
 
 
@@ -108,7 +112,11 @@ def check_identity(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any])
 
 def check_probe(folder: Path, name: str, was: Json, now: Json) -> None:
     """Raise StaleCacheError when a probe was run with other settings."""
-    differing = [f"{key}={was.get(key)!r} there, {value!r} here" for key, value in now.items() if was.get(key) != value]
+    differing = [
+        f"{key}={was.get(key, _USUAL)!r} there, {now.get(key, _USUAL)!r} here"
+        for key in {**was, **now}
+        if was.get(key) != now.get(key)
+    ]
     if differing:
         raise StaleCacheError(
             f"cache '{folder}' was made by the {name} probe with other settings: {'; '.join(differing)}. "
@@ -121,4 +129,4 @@ def _short(part: Any, other: Any) -> str:
     if isinstance(part, dict):
         known = other if isinstance(other, dict) else {}
         return ", ".join(f"{key}={value}" for key, value in part.items() if known.get(key) != value) or "nothing"
-    return part[:8] if isinstance(part, str) else str(part)
+    return part[:8] if isinstance(part, str) else "none" if part is None else str(part)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.cache.column import HeadColumn, IdColumn, ShardedColumn
-from dubito.cache.fingerprint import model_digest, model_identity
+from dubito.cache.fingerprint import CARRIED, model_digest, model_identity
 from dubito.cache.manifest import FILE, Manifest, check_identity, read_manifest
 from dubito.cache.shard import Shard, shard_named
 from dubito.errors import CacheError, DamagedShardError
@@ -40,6 +40,7 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
         label_space=manifest.label_space or "model",
         skipped=[(name, why) for name, why in manifest.skipped],
         source=model_digest(manifest.identity),
+        maker={"model": manifest.model} | {part: manifest.identity.get(part) for part in CARRIED},
         **columns,
     )
 

@@ -1,16 +1,21 @@
 """A progress bar for long loops: how far, images a second, time left. Silent where nobody watches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+class Advance(Protocol):
+    """Moves a bar on by some units; a note is shown beside it until the next one."""
+
+    def __call__(self, count: int, note: str | None = None) -> None: ...  # noqa: D102
+
+
 @contextmanager
-def bar(
-    title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True
-) -> Iterator[Callable[[int], None]]:
+def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True) -> Iterator[Advance]:
     """A bar on standard error; yields a function that advances it."""
     console = Console(stderr=True)
     columns = (
@@ -19,13 +24,17 @@ def bar(
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console, disable=not (show and console.is_terminal), transient=False) as progress:
-        task = progress.add_task(title, total=total, completed=done, rate="")
+        task = progress.add_task(title, total=total, completed=done, rate="", note="")
 
-        def advance(count: int) -> None:
+        def advance(count: int, note: str | None = None) -> None:
             progress.advance(task, count)
             speed = progress.tasks[0].speed
-            progress.update(task, rate=f"{speed:.1f} {unit}/s" if speed else "")
+            rate = f"{speed:,.{0 if speed >= 1000 else 1}f} {unit}/s" if speed else ""
+            progress.update(task, rate=rate)
+            if note is not None:
+                progress.update(task, note=note)
 
         yield advance

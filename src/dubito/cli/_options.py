@@ -26,6 +26,14 @@ Fit = Annotated[
 Settings = Annotated[
     list[str], typer.Option("--set", metavar="NAME.KEY=VALUE", help="A score's setting, such as neighbours.k=5.")
 ]
+Heads = Annotated[
+    list[str],
+    typer.Option(
+        "--head",
+        metavar="NAME|PATH|HUB",
+        help="A trained uncertainty head: of `dubito list heads`, a folder, a hub id, or auto for the one that fits.",
+    ),
+]
 Load = Annotated[
     Path | None, typer.Option("--load", metavar="DIR", help="Use the scores that `dubito score --save DIR` kept.")
 ]

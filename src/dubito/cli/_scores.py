@@ -1,9 +1,12 @@
 """Which scores a command uses: those asked for, or all that the given tables allow; made, fitted or loaded."""
 
+import re
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import typer
@@ -19,6 +22,7 @@ from dubito.table import Table
 from dubito.types import Score
 
 Settings = dict[str, dict[str, str]]
+_HEAD, _AUTO = "head", "auto"
 
 
 def parse_settings(texts: Sequence[str]) -> Settings:
@@ -63,16 +67,43 @@ def check_same_model(cache: Path, other: Path, option: str) -> None:
         )
 
 
+def open_heads(values: Sequence[str], table: Table) -> dict[str, Score]:
+    """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
+    values = list(dict.fromkeys(values))
+    if not values:
+        return {}
+    from dubito.scores.head import UncertaintyHead  # noqa: PLC0415 (only for those who ask)
+
+    heads: list[Score] = [UncertaintyHead.from_pretrained(_fitting(table, value)) for value in values]
+    if len(values) == 1:
+        return {_HEAD: heads[0]}
+    short = [value.rstrip("/").rpartition("/")[2] for value in values]
+    unique = Counter(short)
+    names = [name if unique[name] == 1 else value for name, value in zip(short, values, strict=True)]
+    return {f"{_HEAD}:{name}": head for name, head in zip(names, heads, strict=True)}
+
+
 def choose_scores(
-    names: Sequence[str], settings: Settings, table: Table, fit: Table | None, load: Path | None, screen: Screen
+    names: Sequence[str],
+    settings: Settings,
+    table: Table,
+    fit: Table | None,
+    load: Path | None,
+    screen: Screen,
+    *,
+    heads: Mapping[str, Score] = MappingProxyType({}),
 ) -> dict[str, Score]:
     """The scores to use, ready for the table; those that cannot be had are left out with a note, unless asked for."""
     loaded = _loaded(load) if load else {}
-    wanted = list(dict.fromkeys(names)) or list(loaded) or list(SCORES)
+    for head in heads:
+        table.require(*heads[head].needs, by=f"{head}.score")
+    # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
+    wanted = list(dict.fromkeys(names)) or list(loaded) or [name for name in SCORES if name != _HEAD]
+    wanted = [name for name in wanted if not (heads and name == _HEAD)]
     stray = [name for name in settings if name not in wanted or name in loaded]
     if stray:
         raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here, only {', '.join(wanted)}.")
-    chosen: dict[str, Score] = {}
+    chosen: dict[str, Score] = dict(heads)
     for name in wanted:
         try:
             score = loaded.get(name) or _made(name, settings.get(name, {}), fit)
@@ -125,8 +156,35 @@ def _loaded(folder: Path) -> dict[str, Score]:
     found = sorted(path.parent for path in folder.glob("*/score.json"))
     if not found:
         raise ArtefactError(f"--load: no saved scores in '{folder}'. Save some: dubito score CACHE --save {folder}.")
-    scores = (dubito.load_score(path) for path in found)
-    return {score.name: score for score in scores}
+    scores = {path.name: dubito.load_score(path) for path in found}
+    times = Counter(score.name for score in scores.values())
+    # Several heads have one name: their folders tell them apart.
+    return {score.name if times[score.name] == 1 else folder: score for folder, score in scores.items()}
+
+
+def folder_name(name: str) -> str:
+    """Where `--save` keeps a score: its name, without what file systems do not take.
+
+    >>> folder_name("head:org/mine")
+    'head_org_mine'
+    """
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def _fitting(table: Table, value: str) -> str:
+    """What from_pretrained takes: the value itself, or for auto the folder of the head that was made for this model."""
+    if value != _AUTO:
+        return value
+    from dubito.heads.shelf import entry_for  # noqa: PLC0415 (as above)
+
+    entry = entry_for(table.maker)
+    if entry is None:
+        model = (table.maker or {}).get("model", "its model")
+        raise ArtefactError(
+            f"--head auto: no head here was trained for {model} with these weights and this transform, which made "
+            f"{table.name}. See `dubito list heads`, or train one with `dubito train`."
+        )
+    return str(entry.path)
 
 
 def _manifest(folder: Path) -> Manifest:

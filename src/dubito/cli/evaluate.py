@@ -25,6 +25,7 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     ] = None,
     score: options.Scores = [],  # noqa: B006 (typer copies it)
     settings: options.Settings = [],  # noqa: B006
+    head: options.Heads = [],  # noqa: B006
     load: options.Load = None,
     metric: Annotated[
         list[str], typer.Option("--metric", metavar="NAME", help="Only these, such as error_auroc or r_auroc.")
@@ -43,7 +44,7 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the cache"):
         from dubito.cache import open_cache
-        from dubito.cli._scores import check_same_model, choose_scores, open_fit, parse_settings
+        from dubito.cli._scores import check_same_model, choose_scores, open_fit, open_heads, parse_settings
 
         wanted = parse_settings(settings)
         table = open_cache(cache)
@@ -57,7 +58,8 @@ def evaluate(  # noqa: PLR0913 (a command's options)
             f"Extract it with labels (class folders or --labels FILE), or give --ood."
         )
     with screen.waiting("scoring, with bootstrap intervals"):
-        chosen = choose_scores(score, wanted, table, learn_from, load, screen)
+        heads = open_heads(head, table)
+        chosen = choose_scores(score, wanted, table, learn_from, load, screen, heads=heads)
         found = dubito.evaluate(chosen, table, ood=foreign, metrics=metric or None, resamples=resamples, seed=seed)
     screen.result(found.to_json(), *_shown(found))
 

@@ -14,9 +14,28 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
 if TYPE_CHECKING:
+    from dubito.data import Augment
     from dubito.table import Table
 
 _SKIPPED_SHOWN = 10
+
+
+class Loss(str, Enum):
+    """The task losses that have a name."""
+
+    cross_entropy = "cross_entropy"
+    bce = "bce"
+
+
+class Strong(str, Enum):
+    """The strong augmentations."""
+
+    augmix = "augmix"
+    cutmix = "cutmix"
+    mixup = "mixup"
+    blur = "blur"
+    crop = "crop"
+    box = "box"
 
 
 class Space(str, Enum):
@@ -52,6 +71,29 @@ def extract(  # noqa: PLR0913 (a command's options)
             "--label-space", help="Are labels the model's classes, or their own set? By default seen from names."
         ),
     ] = None,
+    targets: Annotated[
+        Path | None,
+        typer.Option("--targets", metavar="FILE", help="What the task loss compares with, if not labels: .npy, .npz."),
+    ] = None,
+    task_loss: Annotated[
+        Loss, typer.Option("--task-loss", help="Of one class an image, or of several (needs --targets).")
+    ] = Loss.cross_entropy,
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=1, metavar="N", help="Every image N times, each time augmented anew.")
+    ] = 1,
+    strong: Annotated[
+        Strong | None, typer.Option("--strong", help="A strong augmentation on top, for half of the rows.")
+    ] = None,
+    augment_seed: Annotated[
+        int | None,
+        typer.Option(
+            "--augment-seed",
+            min=0,
+            metavar="N",
+            help="Another seed, other crops; augments one epoch too.",
+            show_default="0",
+        ),
+    ] = None,
     weights: Annotated[
         str, typer.Option("--weights", metavar="PATH|none", help="A weights file, or none for random weights.")
     ] = "pretrained",
@@ -80,13 +122,25 @@ def extract(  # noqa: PLR0913 (a command's options)
         to,
         labels=labels,
         label_space=label_space.value if label_space else None,
-        probes=[dubito.Forward(store_logit=False)] if no_logit else [],
+        targets=targets,
+        epochs=epochs,
+        augment=_augment(epochs, strong, augment_seed),
+        probes=[dubito.Forward(store_logit=not no_logit, task_loss=task_loss.value)],
         batch_size=batch_size,
         workers=workers,
         progress=not quiet,
     )
     found = _summary(table, to, before, time.perf_counter() - start)
-    screen.result({"model": model, **found}, _shown(model, found))
+    screen.result({"model": model, "epochs": epochs, **found}, _shown(model, epochs, found))
+
+
+def _augment(epochs: int, strong: Strong | None, seed: int | None) -> "Augment | None":
+    """None for one epoch of plain images: when nothing was said about augmentation."""
+    from dubito.data import Augment
+
+    if epochs == 1 and strong is None and seed is None:
+        return None
+    return Augment(strong=strong.value if strong else None, seed=seed or 0)
 
 
 def _summary(table: "Table", to: Path, before: dict[str, int], seconds: float) -> dict[str, Any]:
@@ -126,10 +180,11 @@ def _files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*") if path.is_file()}
 
 
-def _shown(model: str, found: dict[str, Any]) -> Any:
+def _shown(model: str, epochs: int, found: dict[str, Any]) -> Any:
+    often = f" ({found['images'] // epochs} in {epochs} augmented epochs)" if epochs > 1 else ""
     pairs = {
         "model": model,
-        "images": f"{found['images']}" + (f", {len(found['skipped'])} skipped" if found["skipped"] else ""),
+        "images": f"{found['images']}{often}" + (f", {len(found['skipped'])} skipped" if found["skipped"] else ""),
         "columns": ", ".join(f"{name} ({' x '.join(map(str, shape))})" for name, shape in found["columns"].items()),
     }
     if found["accuracy"] is not None:

@@ -1,4 +1,4 @@
-"""`dubito list`: which scores, probes, models and metrics there are."""
+"""`dubito list`: which scores, heads, probes, models and metrics there are."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
@@ -20,6 +20,7 @@ class Kind(str, Enum):
     """What can be listed."""
 
     scores = "scores"
+    heads = "heads"
     probes = "probes"
     models = "models"
     metrics = "metrics"
@@ -35,7 +36,7 @@ def list_(
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """List what there is: scores, probes, models, metrics."""
+    """List what there is: scores, heads, probes, models, metrics."""
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("looking around"):
         found = {one.value: _LISTS[one](filter_) for one in ([kind] if kind else Kind)}
@@ -44,6 +45,8 @@ def list_(
         screen.result(result, _overview(found))
     elif kind is Kind.models:
         screen.result(result, *_models_shown(found["models"], filter_))
+    elif kind is Kind.heads:
+        screen.result(result, *_heads_shown(found["heads"]))
     else:
         screen.result(result, _entries_shown(kind.value, found[kind.value]))
 
@@ -61,6 +64,24 @@ def _scores(filter_: str) -> Entries:
         }
         for name, score in SCORES.items()
         if _fits(name, filter_)
+    ]
+
+
+def _heads(filter_: str) -> Entries:
+    from dubito.heads.shelf import list_heads
+
+    return [
+        {
+            "name": head.name,
+            "model": head.model or "not recorded",
+            "features": head.features,
+            "bytes": head.size,
+            "where": head.where,
+            "trained_on": head.about,
+            "path": str(head.path),
+        }
+        for head in list_heads()
+        if _fits(head.name, filter_)
     ]
 
 
@@ -96,7 +117,7 @@ def _models(filter_: str) -> Entries:
     ]
 
 
-_LISTS = {Kind.scores: _scores, Kind.probes: _probes, Kind.models: _models, Kind.metrics: _metrics}
+_LISTS = {Kind.scores: _scores, Kind.heads: _heads, Kind.probes: _probes, Kind.models: _models, Kind.metrics: _metrics}
 
 
 def _fits(name: str, filter_: str) -> bool:
@@ -126,6 +147,19 @@ def _entries_shown(kind: str, entries: Entries) -> Any:
     header = list(entries[0]) if entries else ["name"]
     rows = [[", ".join(value) if isinstance(value, list) else str(value) for value in one.values()] for one in entries]
     return grid(f"{len(entries)} {kind}", [name.replace("_", " ") for name in header], rows)
+
+
+def _heads_shown(entries: Entries) -> list[Any]:
+    from dubito.heads.shelf import local_folder
+
+    rows = [
+        {
+            **{key: value for key, value in one.items() if key not in ("bytes", "path")},
+            "kB": f"{one['bytes'] / 1e3:.0f}",
+        }
+        for one in entries
+    ]
+    return [_entries_shown("heads", rows), f"Your own are looked for in {local_folder()}"]
 
 
 def _models_shown(entries: Entries, filter_: str) -> list[Any]:

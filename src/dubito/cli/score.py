@@ -26,6 +26,7 @@ def score(  # noqa: PLR0913 (a command's options)
     score: options.Scores = [],  # noqa: B006 (typer copies it)
     fit: options.Fit = None,
     settings: options.Settings = [],  # noqa: B006
+    head: options.Heads = [],  # noqa: B006
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="All images' scores as .csv or .npz.")] = None,
     top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Show the N most uncertain images.")] = 10,
     save: Annotated[Path | None, typer.Option("--save", metavar="DIR", help="Keep the fitted scores there.")] = None,
@@ -42,17 +43,18 @@ def score(  # noqa: PLR0913 (a command's options)
         raise typer.BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; '{to}' came.")
     with screen.waiting("opening the cache"):
         from dubito.cache import open_cache
-        from dubito.cli._scores import choose_scores, open_fit, parse_settings
+        from dubito.cli._scores import choose_scores, folder_name, open_fit, open_heads, parse_settings
 
         wanted = parse_settings(settings)
         table = open_cache(cache)
         learn_from = open_fit(fit, cache)
     with screen.waiting("scoring"):
-        chosen = choose_scores(score, wanted, table, learn_from, load, screen)
+        heads = open_heads(head, table)
+        chosen = choose_scores(score, wanted, table, learn_from, load, screen, heads=heads)
         found = {name: one.score(table) for name, one in chosen.items()}
         prediction, probability = _predictions(table)
     for name, one in chosen.items() if save else ():
-        dubito.save_score(one, Path(save or "") / name)
+        dubito.save_score(one, Path(save or "") / folder_name(name))
     if to is not None:
         _write(to, table, prediction, probability, found)
     rows = _top(table, prediction, probability, found, top)

@@ -35,7 +35,9 @@ class HeadModule(nn.Module):
     True
     """
 
-    def __init__(self, features: int, *, width: int = 512, depth: int = 2, init: Init = "default", seed: int = 0) -> None:
+    def __init__(
+        self, features: int, *, width: int = 512, depth: int = 2, init: Init = "default", seed: int = 0
+    ) -> None:
         super().__init__()
         if features < 1 or width < 1 or depth < 0:
             raise ValueRangeError(

@@ -1,26 +1,38 @@
-"""Who is this model: a hash of its structure and of every weight.
+"""Who is this model: hashes of its structure and of every weight.
 
-digest = blake2b( (name, class, settings) of every submodule, (key, dtype, shape, bytes) of every tensor )
+    tensors = blake2b( (key, dtype, shape, blake2b(bytes)) of every parameter and buffer, by key )
+    weights = blake2b( (name, class, settings) of every submodule, tensors )
+
+Classes and settings are those of timm and torch, whose versions rename and extend them. So `weights` tells any change
+of the computation, and `tensors` alone stays the same on another machine with other versions.
 """
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def weights_digest(module: nn.Module) -> str:
-    """32 hex digits that change when the architecture or any parameter or buffer changes."""
+def module_digests(module: nn.Module) -> dict[str, str]:
+    """`weights` and `tensors`, 32 hex digits each; every byte is read once."""
+    tensors = tensors_digest({**dict(module.named_parameters()), **dict(module.named_buffers())})
     state = hashlib.blake2b(digest_size=16)
     for name, part in module.named_modules():
         settings = re.sub(r"0x[0-9a-f]+", "", part.extra_repr())
         state.update(f"{name}|{type(part).__qualname__}|{settings}\n".encode())
-    tensors: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
-    for key, tensor in tensors:
-        state.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}\n".encode())
-        state.update(_bytes(tensor))
+    state.update(tensors.encode())
+    return {"weights": state.hexdigest(), "tensors": tensors}
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """32 hex digits that change with any tensor's name, type, shape or value, and not with their order."""
+    state = hashlib.blake2b(digest_size=16)
+    for key, tensor in sorted(tensors.items()):
+        content = hashlib.blake2b(_bytes(tensor), digest_size=16).hexdigest()
+        state.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|{content}\n".encode())
     return state.hexdigest()
 
 

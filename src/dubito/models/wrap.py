@@ -21,7 +21,7 @@ from dubito.errors import ModelError
 from dubito.models._plan import Output, Plan, make_plan, named_weight
 from dubito.models._spy import Call, Reached, Spy
 from dubito.models._tap import plain_layer, read_input
-from dubito.models.fingerprint import weights_digest
+from dubito.models.fingerprint import module_digests
 from dubito.models.frozen import KeptBuffers, frozen
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.types import Json, Transform
@@ -110,6 +110,11 @@ class WrappedClassifier:
         """Where the module is."""
         return _sample(self.module).device
 
+    @property
+    def layer(self) -> nn.Linear | None:
+        """The classifying layer, where it is one plain nn.Linear of the module; known from the first batch on."""
+        return self._layer
+
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""
         plan = self._understand(x)
@@ -155,7 +160,7 @@ class WrappedClassifier:
         return {
             "model": self.name,
             "head": {"layer": self._head, "output": self._output},
-            "weights": weights_digest(_eager(self.module)),
+            **module_digests(_eager(self.module)),
             "transform": self.transform.describe(),
         }
 

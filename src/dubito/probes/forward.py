@@ -1,19 +1,19 @@
 """The probe that every extraction runs: one forward pass gives feature, logit and, with labels, the task loss.
 
-feature z (n,d)    logit W z + b (n,c)    loss = -log softmax(logit)[label] (n)
+feature z (n,d)    logit W z + b (n,c)    loss = L(logit, label) (n), by default -log softmax(logit)[label]
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dubito.errors import ValueRangeError
-from dubito.types import Classifier, Json
+from dubito.probes.task_loss import KnownLoss, Mixed, check_task_loss, describe_task_loss, task_loss
+from dubito.types import Classifier, Json, TaskLoss
 
 
 @final
@@ -25,32 +25,46 @@ class Forward:
         store_logit: False saves their space: they are rebuilt from the stored feature and the head when asked for,
             to the precision of the stored feature.
         feature_dtype: On disk. float16 keeps three digits and values up to 65,504.
+        task_loss: "cross_entropy", "bce" for several labels an image, or any callable of logits (n, c) and targets
+            (n, ...) that gives one number an image; see `task_loss`.
     """
 
     store_logit: bool = True
     feature_dtype: Literal["float16", "float32"] = "float16"
+    task_loss: KnownLoss | TaskLoss = "cross_entropy"
 
     def __post_init__(self) -> None:
         if self.feature_dtype not in ("float16", "float32"):
             raise ValueRangeError(f"feature_dtype must be float16 or float32; '{self.feature_dtype}' came.")
+        check_task_loss(self.task_loss)
 
     name = "forward"
     price = "1 forward pass"
 
-    def run(self, model: Classifier, x: Float[Tensor, "n ..."], label: Int[Tensor, "n"] | None) -> Mapping[str, Tensor]:
-        """feature, logit (if stored), and loss if the labels are the model's."""
+    def run(
+        self,
+        model: Classifier,
+        x: Float[Tensor, "n ..."],
+        label: Shaped[Tensor, "n ..."] | None,
+        *,
+        mixed: Mixed | None = None,
+    ) -> Mapping[str, Tensor]:
+        """feature, logit (if stored), and loss if there is something to compare the logits with."""
         z = model.features(x)
         logit = model.logits(z).float()
         columns = {"feature": self._stored(z)}
         if self.store_logit:
             columns["logit"] = logit
         if label is not None:
-            columns["loss"] = F.cross_entropy(logit, label.to(logit.device), reduction="none")
+            columns["loss"] = task_loss(self.task_loss, logit, label, mixed)
         return columns
 
     def settings(self) -> Json:
-        """The settings themselves."""
-        return asdict(self)
+        """The settings themselves; the task loss only where it is not the usual one."""
+        settings: Json = {"store_logit": self.store_logit, "feature_dtype": self.feature_dtype}
+        if self.task_loss != "cross_entropy":  # so that caches from before there was a choice stay valid
+            settings["task_loss"] = describe_task_loss(self.task_loss)
+        return settings
 
     def _stored(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         dtype = torch.float16 if self.feature_dtype == "float16" else torch.float32

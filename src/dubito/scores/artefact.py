@@ -32,7 +32,7 @@ def save_score(score: Score, to: str | Path) -> Path:
     tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in learned.items() if name not in tensors}
     write_file(folder / _STATE, save(tensors))
-    described = {"format": FORMAT, **_described(score), "learned": plain, "fitted_on": score.fitted_on_}
+    described = {"format": FORMAT, **_described(score), "learned": plain, "fitted_on": score.fitted_on_, "maker": score.maker_}
     write_file(folder / _DESCRIPTION, (json.dumps(described, sort_keys=True, indent=1) + "\n").encode())
     return folder
 
@@ -62,7 +62,7 @@ def load_score(path: str | Path) -> Score:
         if name not in score.learned:
             raise ArtefactError(f"saved score in '{folder}' holds '{name}', which {score.name} does not learn.")
         setattr(score, name, value)
-    score.fitted_on_ = described.get("fitted_on")
+    score.fitted_on_, score.maker_ = described.get("fitted_on"), described.get("maker")
     return score
 
 
@@ -70,10 +70,15 @@ def _described(score: Score) -> Json:
     settings = {setting.name: getattr(score, setting.name) for setting in fields(score) if setting.init}  # type: ignore[arg-type]
     return {
         "score": score.name,
-        "settings": {
-            name: _described(value) if isinstance(value, Score) else value for name, value in settings.items()
-        },
+        "settings": {name: _plain(value) for name, value in settings.items()},
     }
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON: of a score or a recipe, its own settings."""
+    if isinstance(value, Score):
+        return _described(value)
+    return value.to_json() if hasattr(value, "to_json") else value
 
 
 def _restored(described: Json) -> Score:

@@ -1,0 +1,215 @@
+"""One image at random, fixed by a seed, an epoch and a position: the augmentations that uncertainty heads learn from.
+
+Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A, in this order:
+
+    crop    a part of 0.08..1 of the area, sides 3/4..4/3, resized bilinearly or bicubically at random
+    flip    left to right, with probability 0.5
+    jitter  brightness, contrast and saturation by factors in 0.6..1.4, in random order, with probability 0.4; no hue
+
+Their Table 3 puts a strong augmentation on top of half of the rows. How strong was never published (OPEN); ours:
+
+| strong | what is done |
+|---|---|
+| augmix | torchvision's AugMix with its defaults (severity 3, three chains), after the jitter |
+| cutmix | a box of another photo is pasted in; its area is 1 - Beta(1, 1) before the border cuts it, as in CutMix |
+| mixup | the weighted mean with another photo, weight Beta(0.8, 0.8), as DeiT's recipe has it |
+| blur | `deteriorate.blur`, severity 1 to 5 at random |
+| crop | a small crop, 0.08..0.25 of the area, instead of the usual one |
+| box | `deteriorate.box`, severity 1 to 5 at random |
+
+What is drawn depends on (seed, epoch, position) alone, not on the order of reading, the process or anyone else's random
+numbers; nobody else's random numbers are changed either. torchvision draws from torch's global generator, so its state
+is set aside for that moment: do not draw in other threads meanwhile.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Literal, final, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+
+from dubito.data.deteriorate import deteriorate
+from dubito.errors import ValueRangeError
+from dubito.types import Json
+
+Strong = Literal["augmix", "cutmix", "mixup", "blur", "crop", "box"]
+Size = tuple[int, int]
+"""Height and width."""
+
+_SMALL = (0.08, 0.25)
+_ALPHA = {"cutmix": 1.0, "mixup": 0.8}
+_PIXELS, _STRONG = 1, 2  # two streams of random numbers, so that mixing is known without an image
+_SEEDS = 2**32
+_JITTERS = ("adjust_brightness", "adjust_contrast", "adjust_saturation")
+
+
+@final
+@dataclass(frozen=True)
+class Mix:
+    """With which photo one is mixed, and how much of the first one stays; a box is relative: left, top, right, bottom.
+
+    Attributes:
+        partner: The other photo's position.
+        weight: The first photo's share of the picture, and of the task loss.
+        box: Where the other photo is pasted in; None blends the whole pictures.
+    """
+
+    partner: int
+    weight: float
+    box: tuple[float, float, float, float] | None
+
+    def blend(self, image: Image.Image, other: Image.Image) -> Image.Image:
+        """The mixed picture of two of one size; a box's edges are rounded to pixels."""
+        if self.box is None:
+            return _mean(image, other, self.weight)
+        left, top, right, bottom = self.box
+        w, h = image.size
+        edges = (round(left * w), round(top * h), round(right * w), round(bottom * h))
+        mixed = image.copy()
+        mixed.paste(other.crop(edges), edges)
+        return mixed
+
+
+@final
+@dataclass(frozen=True)
+class Augment:
+    """The settings of random augmentation; the defaults are the paper's.
+
+    Attributes:
+        scale: The least and the greatest share of the area that a crop keeps.
+        ratio: The least and the greatest width over height of a crop.
+        flip: The probability of a flip.
+        jitter: The probability of a colour jitter.
+        brightness: The least and the greatest factor; likewise contrast and saturation.
+        strong: A strong augmentation for some rows, or None.
+        strong_share: The probability that a row gets it.
+        seed: Another seed gives other crops, flips, jitters and partners.
+
+    >>> Augment().strong, Augment(strong="mixup").mix(epoch=0, photo=0, n=1)  # nobody to mix with
+    (None, None)
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: float = 0.4
+    brightness: tuple[float, float] = (0.6, 1.4)
+    contrast: tuple[float, float] = (0.6, 1.4)
+    saturation: tuple[float, float] = (0.6, 1.4)
+    strong: Strong | None = None
+    strong_share: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "jitter", "strong_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueRangeError(f"augment: {name} must be a probability, 0 to 1; {getattr(self, name)} came.")
+        for name in ("scale", "ratio", "brightness", "contrast", "saturation"):
+            low, high = getattr(self, name)
+            if not 0 <= low <= high or (name in ("scale", "ratio") and low == 0) or (name == "scale" and high > 1):
+                most = " up to 1" if name == "scale" else ""
+                raise ValueRangeError(
+                    f"augment: {name} must be two growing positive numbers{most}; ({low}, {high}) came. "
+                    f"The default is {type(self).__dataclass_fields__[name].default}."
+                )
+        if self.strong is not None and self.strong not in get_args(Strong):
+            raise ValueRangeError(
+                f"augment: strong must be {', '.join(get_args(Strong))} or None; '{self.strong}' came. Choose one."
+            )
+        if not 0 <= self.seed < _SEEDS:
+            raise ValueRangeError(f"augment: seed must lie in 0..{_SEEDS - 1}; {self.seed} came. Choose one of those.")
+
+    @property
+    def mixes(self) -> bool:
+        """Some rows are made of two photos."""
+        return self.strong in _ALPHA
+
+    def plain(self, image: Image.Image, size: Size, *, epoch: int, photo: int) -> Image.Image:
+        """Crop, flip and jitter an RGB image to exactly this height and width."""
+        small = self.strong == "crop" and self._is_strong(epoch, photo)
+        with _drawing(_PIXELS, self.seed, epoch, photo):
+            cropped = _crop(image, size, _SMALL if small else self.scale, self.ratio)
+            if torch.rand(()) < self.flip:
+                cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            jittered = torch.rand(()) < self.jitter
+            return _jitter(cropped, self.brightness, self.contrast, self.saturation) if jittered else cropped
+
+    def strengthen(self, image: Image.Image, *, epoch: int, photo: int) -> Image.Image:
+        """The strong augmentation of one augmented image, where it is its turn and no other photo is needed."""
+        chance = self._chance(epoch, photo)
+        if self.strong not in ("augmix", "blur", "box") or not chance.random() < self.strong_share:
+            return image
+        if self.strong == "augmix":
+            from torchvision.transforms import v2  # noqa: PLC0415 (slow to import, and few need it)
+
+            with _drawing(_STRONG, self.seed, epoch, photo):
+                mixed: Image.Image = v2.AugMix()(image)
+                return mixed
+        return deteriorate(image, self.strong, int(chance.integers(1, 6)), int(chance.integers(_SEEDS)))
+
+    def mix(self, *, epoch: int, photo: int, n: int) -> Mix | None:
+        """What a photo of n is mixed with in an epoch, told without reading an image; None where nothing is.
+
+        The partner is any other photo, augmented as in its own row of this epoch. A set of one photo has nobody to mix
+        with and stays as it is.
+        """
+        chance = self._chance(epoch, photo)
+        if not self.mixes or n < 2 or not chance.random() < self.strong_share:
+            return None
+        partner = (photo + 1 + int(chance.integers(n - 1))) % n
+        alpha = _ALPHA[str(self.strong)]
+        weight = float(chance.beta(alpha, alpha))
+        if self.strong == "mixup":
+            return Mix(partner, weight, None)
+        half = (1 - weight) ** 0.5 / 2
+        x, y = chance.random(2).tolist()
+        left, top, right, bottom = max(0.0, x - half), max(0.0, y - half), min(1.0, x + half), min(1.0, y + half)
+        return Mix(partner, 1 - (right - left) * (bottom - top), (left, top, right, bottom))
+
+    def describe(self) -> Json:
+        """The settings themselves."""
+        return asdict(self)
+
+    def _chance(self, epoch: int, photo: int) -> np.random.Generator:
+        return np.random.default_rng([_STRONG, self.seed, epoch, photo])
+
+    def _is_strong(self, epoch: int, photo: int) -> bool:
+        return bool(self._chance(epoch, photo).random() < self.strong_share)
+
+
+@contextmanager
+def _drawing(stream: int, seed: int, epoch: int, photo: int) -> Iterator[None]:
+    """Seed the CPU generator of torch, which is global, for this image; afterwards it is as it was."""
+    state = int(np.random.SeedSequence([stream, seed, epoch, photo]).generate_state(1)[0])
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would seed every accelerator too, and leave it so.
+        torch.default_generator.manual_seed(state)
+        yield
+
+
+def _crop(image: Image.Image, size: Size, scale: tuple[float, float], ratio: tuple[float, float]) -> Image.Image:
+    from torchvision import transforms  # noqa: PLC0415 (slow to import; reading a cache does not need it)
+
+    top, left, h, w = transforms.RandomResizedCrop.get_params(image, list(scale), list(ratio))
+    modes = (transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC)
+    mode = modes[int(torch.randint(2, ()))]
+    cropped: Image.Image = transforms.functional.resized_crop(image, top, left, h, w, list(size), mode)
+    return cropped
+
+
+def _jitter(image: Image.Image, *ranges: tuple[float, float]) -> Image.Image:
+    from torchvision import transforms  # noqa: PLC0415 (slow to import; reading a cache does not need it)
+
+    order, *factors, _ = transforms.ColorJitter.get_params(*map(list, ranges), None)
+    for which in order.tolist():
+        if which < len(_JITTERS):
+            image = getattr(transforms.functional, _JITTERS[which])(image, factors[which])
+    return image
+
+
+def _mean(image: Image.Image, other: Image.Image, weight: float) -> Image.Image:
+    mean = weight * np.asarray(image, np.float64) + (1 - weight) * np.asarray(other, np.float64)
+    return Image.fromarray(np.rint(mean).astype(np.uint8))

@@ -1,0 +1,114 @@
+"""Images kept apart from training: how well the head orders them, watched while it learns.
+
+    R-AUROC   AUROC of u against "the nearest other image has another label"       needs feature, label
+    order     share of pairs of images whose u stands in the order of their losses  needs feature and the losses
+
+The neighbours are found once; a measurement is then one pass of the head. Of several augmented epochs, one row a
+photograph is used: two crops of one photograph would be each other's neighbours.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dubito.errors import DubitoError, TableError, ValueRangeError
+from dubito.heads.module import HeadModule
+from dubito.heads.recipe import Recipe
+from dubito.heads.targets import NEEDS, target_column
+from dubito.metrics import auroc, neighbour_matches
+from dubito.table import Table
+from dubito.types import Json
+from dubito.views import chosen_rows
+
+_MOST = 10_000
+
+
+@final
+@dataclass
+class HeldOut:
+    """Some rows in memory, and what is known of them.
+
+    Attributes:
+        features: (n, d).
+        strange: The nearest other row has another label; None without labels or where all or none have.
+        losses: The recipe's losses; None where the table does not have them.
+    """
+
+    features: Float[Tensor, "n d"]
+    strange: Bool[Tensor, "n"] | None
+    losses: Float[Tensor, "n"] | None
+
+    @classmethod
+    def of(cls, table: Table, recipe: Recipe) -> "HeldOut":
+        """At most 10,000 rows of a table, one a photograph."""
+        table.require("feature", by="held_out")
+        chosen = one_epoch(table)
+        chosen = chosen[:: -(-len(chosen) // _MOST)]
+        names = [name for name in ("feature", "label", "loss", "logit") if name in table]
+        rows = table.select(*names).rows(chosen)
+        strange = None
+        if "label" in rows and len(rows) > 1:
+            strange = ~neighbour_matches(rows.feature, rows.label)
+            strange = None if bool(strange.all()) or not bool(strange.any()) else strange
+        known = all(name in rows for name in NEEDS[recipe.target])
+        losses = target_column(rows, recipe).clone() if known and len(rows) > 1 else None
+        if strange is None and losses is None:
+            raise TableError(
+                f"held_out: {table.name} has neither labels, some with and some without a neighbour of the same label, "
+                f"nor losses to rank. Extract it with labels, or train without held-out images."
+            )
+        return cls(rows.feature, strange, losses)
+
+    @torch.no_grad()
+    def measure(self, module: HeadModule) -> Json:
+        """r_auroc and order of a head, where they can be had."""
+        u = torch.cat([module(rows) for rows in torch.split(self.features, 2048)])
+        found: Json = {}
+        if self.strange is not None:
+            found["r_auroc"] = auroc(u, self.strange)
+        if self.losses is not None:
+            found["order"] = _order(u, self.losses)
+        return found
+
+
+def one_epoch(table: Table) -> Int[Tensor, "k"]:
+    """The rows of the first augmented epoch; all rows where there is one epoch only."""
+    if "epoch" not in table:
+        return torch.arange(len(table))
+    epoch: Tensor = table.whole("epoch")
+    return (epoch == epoch.min()).nonzero()[:, 0]
+
+
+def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
+    """Two tables of different photographs: those to train on, and a share that is held out.
+
+    Rows of one photograph (column `photo`) stay together; without that column every row is a photograph. Only the row
+    numbers are held in memory.
+    """
+    if not 0 < share < 1:
+        raise ValueRangeError(f"held_out: a share must lie between 0 and 1; {share} came. 0.1 holds a tenth out.")
+    photo: Tensor = table.whole("photo") if "photo" in table else torch.arange(len(table))
+    photos = torch.unique(photo)
+    count = round(share * len(photos))
+    if not 1 <= count < len(photos):
+        raise DubitoError(
+            f"held_out: a share of {share} of the {len(photos)} photographs in {table.name} leaves nothing to "
+            f"{'hold out' if count < 1 else 'train on'}. Give another share or more photographs."
+        )
+    drawn = photos[torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:count]]
+    out = torch.isin(photo, drawn)
+    return chosen_rows(table, (~out).nonzero()[:, 0]), chosen_rows(table, out.nonzero()[:, 0])
+
+
+def _order(u: Float[Tensor, "n"], losses: Float[Tensor, "n"]) -> float:
+    """Of the pairs with different losses that are neighbours in ten fixed shuffles, the share in the right order."""
+    right = pairs = 0.0
+    for seed in range(10):
+        shuffled = torch.randperm(len(u), generator=torch.Generator().manual_seed(seed))
+        du, dl = u[shuffled].diff(), losses[shuffled].diff()
+        pairs += float((dl != 0).sum())
+        right += float((du * dl > 0).sum()) + float(((du == 0) & (dl != 0)).sum()) / 2
+    return right / pairs

@@ -1,0 +1,241 @@
+"""Joint training: an uncertainty head on a model that is itself still being trained.
+
+    L = mean_i L_i + w * head_loss(u(sg(z)), L^det)          eq. 1 with a stop-gradient sg
+
+z is what the classifying layer reads, L_i the task loss of image i and L^det the same without a gradient. Kirchhof et
+al., Pretrained Visual Uncertainties (2024), section 3.2, 3.3 and Fig. 3. Without sg the head's gradients flow into the
+backbone and disturb its own task. With it, everything but the head trains as if there were no head, bit for bit: the
+head reads a detached feature, draws no random numbers, and is added to a loss whose other term it does not change.
+We deviate in one place: the head computes in its own precision, also under autocast, because a margin of 0.1 is coarse
+in bfloat16.
+"""
+
+from difflib import get_close_matches
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.heads.losses import DIRECT_LOSSES, ranking_loss
+from dubito.heads.module import HeadModule
+from dubito.models import wrap
+
+
+class JointOutput(NamedTuple):
+    """What a model with a head answers."""
+
+    logit: Float[Tensor, "n c"]
+    u: Float[Tensor, "n"]
+
+
+def with_uncertainty(
+    module: nn.Module,
+    *,
+    layer: str | None = None,
+    width: int = 512,
+    depth: int = 2,
+    seed: int = 0,
+    stop_gradient: bool = True,
+    example: Tensor | None = None,
+) -> "WithUncertainty":
+    """Add an uncertainty head to a classifier that is being trained.
+
+    Args:
+        module: Your model; it stays the same object, and its forward runs once a pass.
+        layer: The name of the classifying layer, an nn.Linear or a 1x1 convolution. By default the last nn.Linear of
+            the module; the first pass checks that it gives the module's output.
+        width: Of the head's hidden layers.
+        depth: How many hidden layers the head has.
+        seed: Of the head's initial weights; the global random state is not touched.
+        stop_gradient: False lets the head's gradients into the module, the conflict of Fig. 3a.
+        example: A batch: the classifying layer is found by watching the module run on it, before any training.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
+    >>> model = with_uncertainty(net, width=8)
+    >>> logit, u = model(torch.zeros(2, 3, 2, 2))
+    >>> tuple(logit.shape), tuple(u.shape), model.layer
+    ((2, 3), (2,), '3')
+    """
+    if any(isinstance(part, WithUncertainty) for part in module.modules()):
+        raise ModelError(
+            f"with_uncertainty: {type(module).__name__} already holds a model with an uncertainty head. "
+            f"Give the model inside, its .module."
+        )
+    if layer is not None:
+        name = _named(module, layer)
+    elif example is not None:
+        name = _watched(module, example)
+    else:
+        name = _last_linear(module)
+    part = module.get_submodule(name)
+    head = HeadModule(_reads(part, name), width=width, depth=depth, seed=seed)
+    weight = next(part.parameters())
+    checked = layer is not None or example is not None
+    return WithUncertainty(module, head.to(weight.device, weight.dtype), name, stop_gradient, checked=checked)
+
+
+@final
+class WithUncertainty(nn.Module):
+    """A classifier and its head in one module. Built by `with_uncertainty`.
+
+    Attributes:
+        module: The classifier, the very object that was given.
+        head_module: The head; take it out when the training is over.
+        layer: The name of the classifying layer within `module`. If one pass calls it twice, the last call counts.
+        stop_gradient: Whether the head reads a detached feature.
+    """
+
+    def __init__(
+        self, module: nn.Module, head_module: HeadModule, layer: str, stop_gradient: bool, *, checked: bool
+    ) -> None:
+        super().__init__()
+        self.module, self.head_module = module, head_module
+        self.layer, self.stop_gradient = layer, stop_gradient
+        self.training = module.training
+        self._checked = checked
+
+    def forward(self, x: Float[Tensor, "n ..."]) -> JointOutput:
+        """Logits and u of a batch, from one run of the module."""
+        part = self.module.get_submodule(self.layer)
+        calls: list[tuple[Tensor, Tensor]] = []
+
+        def tap(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            calls.append((args[0] if args else kwargs["input"], output))
+
+        # Set for this pass only, so that the module is its owner's in between: copied, saved, wrapped twice.
+        handle = part.register_forward_hook(tap, with_kwargs=True)
+        try:
+            out = self.module(x)
+        finally:
+            handle.remove()
+        logit = _logit(out, len(x), self.module)
+        if not calls:
+            raise ModelError(
+                f"with_uncertainty: {type(self.module).__name__} did not call its layer '{self.layer}' in this pass. "
+                f"Name the layer that gives the logits with layer='...'."
+            )
+        source, output = calls[-1]
+        if not self._checked:
+            self._check(output, logit)
+        return JointOutput(logit, self._doubt(self._feature(source, part, len(x))))
+
+    def _doubt(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+        if self.stop_gradient:
+            z = z.detach()
+        with torch.autocast(z.device.type, enabled=False):
+            u: Tensor = self.head_module(z.to(next(self.head_module.parameters()).dtype))
+        return u
+
+    def _feature(self, source: Tensor, part: nn.Module, n: int) -> Float[Tensor, "n d"]:
+        """One row an image: a convolution's map is averaged over its positions, as the pool behind it does."""
+        z = source.mean((-2, -1)) if isinstance(part, nn.Conv2d) else source
+        if len(z) != n or z.numel() != n * self.head_module.features:
+            raise ModelError(
+                f"with_uncertainty: layer '{self.layer}' reads {tuple(source.shape)} for {n} images; one row of "
+                f"{self.head_module.features} an image is needed. Name the layer behind the pool with layer='...'."
+            )
+        return z.flatten(1)
+
+    def _check(self, output: Tensor, logit: Tensor) -> None:
+        """Whether the layer that was not named gives the module's answer."""
+        same = output.numel() == logit.numel() and torch.allclose(
+            output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True
+        )
+        if not same:
+            raise ModelError(
+                f"with_uncertainty: '{self.layer}', the last linear layer of {type(self.module).__name__}, does not "
+                f"give its output. Name the classifying layer with layer='...', or give a batch as example=."
+            )
+        self._checked = True
+
+
+def joint_loss(
+    task_losses: Float[Tensor, "..."],
+    u: Float[Tensor, "..."],
+    *,
+    loss: str = "ranking",
+    weight: float = 1.0,
+    margin: float = 0.1,
+    leeway: float = 0.0,
+) -> Float[Tensor, ""]:
+    """The mean task loss plus the head's loss on the detached task losses (eq. 1).
+
+    Args:
+        task_losses: (n), one number an image: reduction="none".
+        u: (n), what the head says about the same images.
+        loss: "ranking", or one that predicts the loss itself: "l2" (eq. 2), "l1", "log_l2", "variance_nll".
+        weight: Of the head's loss. Behind a stop-gradient it only scales the head's own learning rate.
+        margin: Of the ranking loss.
+        leeway: Of the ranking loss.
+
+    >>> joint_loss(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0]), loss="l2").item()  # 2 + (0² + 1²) / 2
+    2.5
+    """
+    if loss != "ranking" and loss not in DIRECT_LOSSES:
+        raise ValueRangeError(f"joint_loss: loss must be one of ranking, {', '.join(DIRECT_LOSSES)}; '{loss}' came.")
+    if task_losses.dim() != 1 or task_losses.shape != u.shape:
+        raise TableError(
+            f"joint_loss needs one task loss and one u an image; shapes {tuple(task_losses.shape)} and "
+            f'{tuple(u.shape)} came. Compute the task loss with reduction="none".'
+        )
+    if loss == "ranking":
+        doubt = ranking_loss(u, task_losses, margin=margin, leeway=leeway)
+    else:
+        doubt = DIRECT_LOSSES[loss](u, task_losses)
+    return task_losses.mean() + weight * doubt
+
+
+def _named(module: nn.Module, layer: str) -> str:
+    names = [name for name, _ in module.named_modules(remove_duplicate=False)]
+    if layer not in names:
+        near = get_close_matches(layer, [name for name in names if name], n=3, cutoff=0.3)
+        raise ModelError(
+            f"layer: {type(module).__name__} has no layer '{layer}'. Nearest: {', '.join(near) or 'none'}."
+        )
+    return layer
+
+
+def _watched(module: nn.Module, example: Tensor) -> str:
+    model = wrap(module)
+    model.features(example)
+    names: list[str] = [name for name, part in module.named_modules() if part is model.layer]
+    if names:
+        return names[0]
+    raise ModelError(
+        f"with_uncertainty: {type(module).__name__} classifies by something else than one nn.Linear. "
+        f"Name the layer whose input the head shall read with layer='...'; it may be a 1x1 convolution."
+    )
+
+
+def _last_linear(module: nn.Module) -> str:
+    names: list[str] = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    if not names:
+        raise ModelError(
+            f"with_uncertainty: {type(module).__name__} has no linear layer. "
+            f"Name the layer whose input the head shall read with layer='...'; it may be a 1x1 convolution."
+        )
+    return names[-1]
+
+
+def _reads(part: nn.Module, name: str) -> int:
+    """The width of the feature, known before the first pass so that an optimizer gets the head's parameters."""
+    if isinstance(part, nn.Linear):
+        return part.in_features
+    if isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1) and part.groups == 1:
+        return part.in_channels
+    raise ModelError(
+        f"layer: '{name}' is a {type(part).__name__}. Name the nn.Linear or the 1x1 convolution that gives the logits."
+    )
+
+
+def _logit(out: Any, n: int, module: nn.Module) -> Float[Tensor, "n c"]:
+    logit = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    if not isinstance(logit, Tensor) or logit.dim() != 2 or len(logit) != n:
+        came = tuple(logit.shape) if isinstance(logit, Tensor) else type(out).__name__
+        raise ModelError(
+            f"with_uncertainty: {type(module).__name__} must return one tensor (n, classes), or an output with "
+            f".logits; {came} came for {n} images."
+        )
+    return logit

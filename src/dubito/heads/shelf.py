@@ -1,0 +1,159 @@
+"""The shelf: heads that ship with dubito, and the user's own in one folder; each by its name.
+
+    dubito/heads/pretrained/NAME/      shipped
+    DUBITO_HEADS/NAME/                 the user's own; by default in the system's folder for data of programs
+    DUBITO_HEADS/NAME/seed-1/          one of several, by the name NAME/seed-1
+
+Of two with the same name, the user's own is taken.
+"""
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, final
+
+from dubito.errors import ArtefactError, DubitoError, DubitoWarning
+from dubito.heads.checkpoint import CONFIG, PretrainedHead, read_config, read_head, same_backbone
+
+SHIPPED = Path(__file__).parent / "pretrained"
+VARIABLE = "DUBITO_HEADS"
+Where = Literal["shipped", "local"]
+_HUB = "hub:"
+_PYTORCH = (".pth.tar", ".pth", ".pt", ".tar", ".bin")
+
+
+@final
+@dataclass(frozen=True)
+class HeadEntry:
+    """One head on the shelf, as it is listed.
+
+    Attributes:
+        name: What `find_head` takes.
+        path: Its folder.
+        model: Its backbone.
+        features: The width of what it reads.
+        size: Bytes of its folder.
+        where: "shipped" or "local".
+        about: On what it was trained, in one line.
+    """
+
+    name: str
+    path: Path
+    model: str | None
+    features: int
+    size: int
+    where: Where
+    about: str
+
+
+def local_folder() -> Path:
+    """Where the user's own heads are: `DUBITO_HEADS`, or the system's folder for data of programs."""
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE]).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Application Support"
+    else:
+        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "dubito" / "heads"
+
+
+def list_heads() -> list[HeadEntry]:
+    """All heads on the shelf, by name; one that cannot be read is left out with a warning."""
+    found: dict[str, HeadEntry] = {}
+    places: tuple[tuple[Where, Path], ...] = (("shipped", SHIPPED), ("local", local_folder()))
+    for where, folder in places:
+        for path in sorted([*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")]):
+            name = path.parent.relative_to(folder).as_posix()
+            try:
+                found[name] = _entry(name, path.parent, where)
+            except DubitoError as error:
+                warnings.warn(f"left out: {error}", DubitoWarning, stacklevel=2)
+    return [found[name] for name in sorted(found)]
+
+
+def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
+    """A head by whatever names it.
+
+    Args:
+        name_or_path: A folder that save_pretrained wrote, a name on the shelf, a `vit_*_checkpoint.pth.tar` of the
+            paper's authors, or an id on the Hugging Face hub, "org/name" or "hub:org/name".
+        options: For the hub: revision, token, cache_dir, force_download, local_files_only.
+    """
+    name, path = str(name_or_path), Path(name_or_path).expanduser()
+    if name.startswith(_HUB):
+        return _from_hub(name.removeprefix(_HUB), options)
+    if path.is_file() or name.endswith(_PYTORCH):
+        return _from_file(path)
+    entries = {entry.name: entry for entry in list_heads()}
+    if (path / CONFIG).is_file() or (path.is_dir() and name not in entries):
+        return read_head(path)
+    if name in entries:
+        return read_head(entries[name].path)
+    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or "\\" in name:
+        return read_head(path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return _from_hub(name, options)
+    raise _unknown(name, list(entries))
+
+
+def head_for(maker: Mapping[str, Any] | None) -> PretrainedHead | None:
+    """The shelf's head whose backbone is a table's maker, or None."""
+    entry = entry_for(maker)
+    return None if entry is None else read_head(entry.path)
+
+
+def entry_for(maker: Mapping[str, Any] | None) -> HeadEntry | None:
+    """Where `head_for` finds it; the user's own come first."""
+    if maker is None:
+        return None
+    for entry in sorted(list_heads(), key=lambda entry: entry.where != "local"):
+        known = read_config(entry.path).maker
+        if known is not None and same_backbone(known, maker) is None:
+            return entry
+    return None
+
+
+def _entry(name: str, path: Path, where: Where) -> HeadEntry:
+    config = read_config(path)
+    corpus = str(config.trained.get("corpus", "not recorded"))
+    return HeadEntry(
+        name=name,
+        path=path,
+        model=config.model,
+        features=config.features,
+        size=sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        where=where,
+        about=next(iter(corpus.splitlines()), ""),
+    )
+
+
+def _from_hub(name: str, options: dict[str, Any]) -> PretrainedHead:
+    from dubito.heads.hub import from_pretrained  # noqa: PLC0415 (the hub's client is slow to import)
+
+    return from_pretrained(name, **options)
+
+
+def _from_file(path: Path) -> PretrainedHead:
+    if not path.name.endswith(_PYTORCH):
+        raise ArtefactError(
+            f"head: '{path}' is a file. Give the folder that save_pretrained wrote, or a vit_*_checkpoint.pth.tar."
+        )
+    from dubito.heads.authors import import_authors_head  # noqa: PLC0415 (timm is slow to import)
+
+    return import_authors_head(path)
+
+
+def _unknown(name: str, known: list[str]) -> ArtefactError:
+    near = get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"Nearest: {', '.join(near)}." if near else f"On the shelf: {', '.join(known) or 'nothing'}."
+    return ArtefactError(
+        f"head: there is no '{name}'. {hint} Give a name of `dubito list heads`, a folder that save_pretrained wrote, "
+        f"or an id on the hub, 'org/name'."
+    )

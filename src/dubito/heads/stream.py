@@ -1,0 +1,112 @@
+"""Shuffled batches from a table of any size: blocks of rows in random order, shuffled again in a buffer.
+
+    pass p      all blocks of consecutive rows in an order drawn from (seed, p)
+    buffer b    the next blocks of that order, their rows in an order drawn from (seed, p, b)
+    batch       the next rows of the buffer
+
+Disks read blocks fast and single rows slowly; a buffer of many blocks from everywhere mixes well enough. The batch of
+any step depends on (seed, step) alone, so a training that was stopped goes on with the very batches it would have seen.
+A table that fits into one buffer is read once and shuffled wholly.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dubito.table import Column
+from dubito.types import finite
+
+_BLOCK = 512
+_BUFFER_ROWS = 65_536
+_BUFFER_BYTES = 1 << 28
+
+
+@final
+@dataclass
+class Stream:
+    """Batches of features with their losses.
+
+    Attributes:
+        features: (n, d), a tensor or a column on disk.
+        losses: (n).
+        batch: Rows of a batch; the last one of a pass may have fewer, and of one row it is left out.
+        seed: Of all orders.
+        name: How errors call the table.
+    """
+
+    features: Column
+    losses: Float[Tensor, "n"]
+    batch: int
+    seed: int
+    name: str = "table"
+    _kept: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        n, d = self.features.shape
+        fits = max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // (4 * d)) // self.batch) * self.batch
+        # A buffer is a whole number of batches, and of blocks, so that only the last batch of a pass is smaller.
+        self._block = _BLOCK if fits % _BLOCK == 0 else self.batch
+        self._buffer = fits if fits < n else n
+        self._blocks = -(-n // self._block)
+
+    @property
+    def batches_a_pass(self) -> int:
+        """How many batches show every row once."""
+        n = self.features.shape[0]
+        return n // self.batch + (n % self.batch > 1)
+
+    def batches(self, start: int, stop: int) -> Iterator[tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]]:
+        """The batches of steps start to stop."""
+        step = start
+        a_buffer = max(1, self._buffer // self.batch) if self._buffer < self.features.shape[0] else self.batches_a_pass
+        while step < stop:
+            number, place = divmod(step, self.batches_a_pass)
+            which, first = divmod(place, a_buffer)
+            rows, losses = self._filled(number, which)
+            order = torch.randperm(len(losses), generator=_generator(self.seed, number, which))
+            last = min(a_buffer, self.batches_a_pass - which * a_buffer, first + stop - step)
+            for index in range(first, last):
+                chosen = order[index * self.batch : (index + 1) * self.batch]
+                yield rows.index_select(0, chosen), losses.index_select(0, chosen)
+            step += last - first
+
+    def _filled(self, number: int, which: int) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
+        """The rows of one buffer."""
+        if self._kept is not None:
+            return self._kept
+        whole = self._buffer >= self.features.shape[0]
+        filled = self._read(torch.arange(self._blocks) if whole else self._chosen(number, which))
+        self._kept = filled if whole else None
+        return filled
+
+    def _chosen(self, number: int, which: int) -> Int[Tensor, "k"]:
+        """The blocks of one buffer; a short last block always comes last, as buffers are cut by full ones."""
+        full = self.features.shape[0] // self._block
+        order = torch.randperm(full, generator=_generator(self.seed, number))
+        order = torch.cat([order, torch.arange(full, self._blocks)])
+        size = self._buffer // self._block
+        return order[which * size : (which + 1) * size]
+
+    def _read(self, blocks: Int[Tensor, "k"]) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
+        n, d = self.features.shape
+        spans = [(block * self._block, min((block + 1) * self._block, n)) for block in blocks.tolist()]
+        rows = torch.empty(sum(end - start for start, end in spans), d)
+        losses = torch.empty(len(rows))
+        done = 0
+        for start, end in spans:
+            rows[done : done + end - start] = self.features[start:end]
+            losses[done : done + end - start] = self.losses[start:end]
+            done += end - start
+        finite(rows, f"head.fit: features of {self.name}")
+        return rows, losses
+
+
+def _generator(*numbers: int) -> torch.Generator:
+    """A generator for these numbers; near seeds give unrelated streams."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -1,0 +1,112 @@
+"""Whose losses a head learns to rank: those of given labels, or those that the model expects of itself.
+
+    given      L_i = the column `loss`: of the true label                                       (the paper)
+    expected   L_i = - sum_y softmax(logit_i / T)_y log softmax(logit_i)_y                       (ours)
+    mixed      L_i = (1 - w) given_i + w expected_i                                              (ours)
+
+The expected loss is the mean of the task loss over labels drawn from the model's own temperature-scaled prediction. It
+needs no label, so any folder of photographs serves; and it is less noisy than one drawn label. T is what temperature
+scaling finds on labelled images; 1 believes the model as it is.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.heads.losses import DIRECT_LOSSES
+from dubito.heads.recipe import Recipe, Target
+from dubito.table import Column, Exact, Table
+from dubito.types import finite
+
+NEEDS: Mapping[Target, tuple[str, ...]] = MappingProxyType(
+    {"given": ("loss",), "expected": ("logit",), "mixed": ("loss", "logit")}
+)
+"""The columns of each target."""
+
+
+def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tensor, "n"]:
+    """The cross-entropy that the model expects if labels are drawn from its prediction at temperature T.
+
+    >>> expected_loss(torch.tensor([[0.0, 0.0], [9.0, 0.0]])).round(decimals=3).tolist()  # log 2, and next to nothing
+    [0.693, 0.001]
+    """
+    logits = logits.double()
+    return -((logits / temperature).softmax(-1) * logits.log_softmax(-1)).sum(-1)
+
+
+def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
+    """The table with the expected loss as its loss: unlabelled photographs beside labelled ones (`joined`)."""
+    table.require("logit", by="with_expected_loss")
+    return table.extended(loss=_Expected(table.column("logit"), temperature))
+
+
+@final
+class _Expected:
+    """The expected losses of a column of logits, computed when rows are asked for."""
+
+    def __init__(self, logits: Column, temperature: float) -> None:
+        self._logits, self._temperature = logits, temperature
+        self.shape = (logits.shape[0],)
+
+    def __getitem__(self, rows: Exact) -> Float[Tensor, "n"]:
+        return expected_loss(self._logits[rows], self._temperature).float()
+
+
+def target_column(table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
+    """The losses to learn, float32, one a row; on disk behind a memory map, so that memory does not grow with rows.
+
+    Raises:
+        TableError: Fewer than two rows, or all losses are the same.
+        ValueRangeError: A loss is NaN or infinite, or negative where the head must predict it.
+    """
+    needs = NEEDS[recipe.target]
+    table.require(*needs, by=f"head.fit with target '{recipe.target}'" if recipe.target != "given" else "head.fit")
+    if len(table) < 2:
+        raise TableError(
+            f"head.fit needs at least two rows, to learn which of two images is harder; {table.name} has {len(table)}. "
+            f"Fit on more images."
+        )
+    with tempfile.NamedTemporaryFile() as file:
+        column = torch.from_file(file.name, shared=True, size=len(table), dtype=torch.float32)
+    start = 0
+    for batch in table.batches(*needs):
+        column[start : start + len(batch)] = _TARGETS[recipe.target](batch, recipe).float()
+        start += len(batch)
+    return _checked(column, table, recipe)
+
+
+def _mixed(batch: Table, recipe: Recipe) -> Float[Tensor, "n"]:
+    expected = expected_loss(batch.logit, recipe.temperature)
+    return (1 - recipe.mix) * batch.loss.double() + recipe.mix * expected
+
+
+_TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
+    {
+        "given": lambda batch, _: batch.loss,
+        "expected": lambda batch, recipe: expected_loss(batch.logit, recipe.temperature),
+        "mixed": _mixed,
+    }
+)
+
+
+def _checked(column: Float[Tensor, "n"], table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
+    finite(column, f"head.fit: losses of {table.name}")
+    low, high = float(column.min()), float(column.max())
+    if high - low <= recipe.leeway:
+        raise TableError(
+            "head.fit needs losses that differ"
+            + (f" by more than the leeway {recipe.leeway}" if recipe.leeway else "")
+            + f"; all {len(table)} of {table.name} lie between {low:g} and {high:g}, so there is no order to learn."
+        )
+    if recipe.loss in DIRECT_LOSSES and low < 0:
+        raise ValueRangeError(
+            f"head.fit: the {recipe.loss} loss predicts losses of 0 or more; {low:g} came in {table.name}. "
+            f"Use loss='ranking', which needs their order alone."
+        )
+    return column

@@ -1,0 +1,185 @@
+"""The pretrained uncertainty head as a score: an aleatoric u(x) from the feature alone.
+
+    u(x) = softplus(MLP(z)) + 1e-6,   trained so that images with higher task losses get higher u
+
+Kirchhof et al., Pretrained Visual Uncertainties (2024). The network is in `heads.module`, its losses in `heads.losses`,
+the training in `heads.train`. Trained once, it needs no labels, no classes and no classifier, and transfers to other
+data sets. Its values are an order, not probabilities: compare those of one head only.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from dubito.cache.fingerprint import model_identity
+from dubito.errors import ModelError, TableError
+from dubito.heads.checkpoint import HeadConfig, PretrainedHead, same_backbone, write_head
+from dubito.heads.config import DiskType
+from dubito.heads.module import HeadModule
+from dubito.heads.recipe import Recipe, as_recipe
+from dubito.heads.shelf import find_head, head_for
+from dubito.heads.targets import NEEDS
+from dubito.heads.train import Trained, train_head
+from dubito.table import Table
+from dubito.types import Classifier, Json, Score
+
+
+@final
+@dataclass
+class UncertaintyHead(Score):
+    """A small network on the model's feature that has learned which images are hard.
+
+    Attributes:
+        width: Of the hidden layers.
+        depth: How many.
+        seed: Of the first weights and of the order of rows.
+        recipe: How it is trained; by default as in the paper.
+        features_: Width of the features that it reads, once fitted.
+        weights_: (p) all its weights, once fitted.
+        trained_: How it was trained, as JSON, once fitted.
+    """
+
+    width: int = 512
+    depth: int = 2
+    seed: int = 1
+    recipe: Recipe = field(default_factory=Recipe)
+
+    name = "head"
+    kind = "aleatoric"
+    needs = ("feature",)
+    learns_from: tuple[str, ...] = field(default=("feature", "loss"), init=False, repr=False, compare=False)
+    learned = ("features_", "weights_", "trained_")
+
+    def __post_init__(self) -> None:
+        self.recipe = as_recipe(self.recipe)
+        self.learns_from = ("feature", *NEEDS[self.recipe.target])
+        self._module: HeadModule | None = None
+
+    def learn(self, table: Table) -> None:
+        """Train on features and losses; `dubito.train` does the same with a bar, several seeds and a folder."""
+        self.take(train_head(table, recipe=self.recipe, width=self.width, depth=self.depth, seed=self.seed), table)
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """What the network says of the features."""
+        return self(batch.feature)
+
+    @torch.no_grad()
+    def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+        """The uncertainty of features as the model gives them: `head(model.features(x))`."""
+        self.check_fitted()
+        u: Tensor = self.module(features.float())
+        return u
+
+    @property
+    def module(self) -> HeadModule:
+        """The network."""
+        self.check_fitted()
+        if self._module is None:
+            module = HeadModule(self.features_, width=self.width, depth=self.depth)
+            vector_to_parameters(self.weights_, module.parameters())
+            self._module = module.requires_grad_(False).eval()
+        return self._module
+
+    def take(self, trained: Trained, table: Table) -> None:
+        """Become a head that was trained elsewhere on a table."""
+        self._put(trained.module)
+        self.trained_: Json = {
+            "recipe": self.recipe.to_json(),
+            "seed": self.seed,
+            "table_rows": len(table),
+            "rows_seen": trained.rows,
+            "steps": trained.steps,
+            "end": trained.history[-1],
+        }
+        self.fitted_on_, self.maker_ = table.source, None if table.maker is None else dict(table.maker)
+
+    def check_source(self, table: Table) -> None:
+        """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
+        if self.maker_ is None or table.maker is None:
+            super().check_source(table)
+        elif reason := same_backbone(self.maker_, table.maker):
+            raise TableError(
+                f"head.score: {table.name} was made by another model than the head was trained on: {reason}. "
+                f"Train a head on a table of this model, or extract with the model that the head belongs to."
+            )
+
+    def check_model(self, model: Classifier) -> None:
+        """Raise ModelError if the model is not the one that the head was trained on, such as after fine-tuning."""
+        reason = same_backbone(self.maker_, model_identity(model)) if self.maker_ is not None else None
+        if reason:
+            raise ModelError(
+                f"head: {model.name} is not the model that the head was trained on: {reason}. "
+                f"Extract with {model.name} and train a head on that, or load the weights that the head belongs to."
+            )
+
+    def save_pretrained(self, to: str | Path, *, dtype: DiskType = "float32", **about: Any) -> Path:
+        """Write model.safetensors, config.json and a model card into a folder.
+
+        Args:
+            to: The folder.
+            dtype: On disk; float16 halves the size and keeps three digits.
+            about: Further entries of the config: measured={...}, licence="...", trained={"corpus": "..."}.
+        """
+        return write_head(to, self.pretrained(dtype=dtype, **about))
+
+    def push_to_hub(self, repo_id: str, *, dtype: DiskType = "float32", about: Json | None = None, **hub: Any) -> str:
+        """Upload the same files to the Hugging Face hub; `hub` are the options of its own push_to_hub."""
+        from dubito.heads.hub import push_to_hub  # noqa: PLC0415 (the hub's client is slow to import)
+
+        return push_to_hub(self.pretrained(dtype=dtype, **(about or {})), repo_id, **hub)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **hub: Any) -> "UncertaintyHead":
+        """A head by name (`dubito list heads`), folder, authors' file, or id on the Hugging Face hub."""
+        return cls.of(find_head(name, **hub))
+
+    @classmethod
+    def for_model(cls, model: Classifier) -> "UncertaintyHead":
+        """The head that ships, or that you keep on your shelf, for this very model."""
+        found = head_for(model_identity(model))
+        if found is None:
+            raise ModelError(
+                f"head: there is none for {model.name} among `dubito list heads`. Extract photographs and train one: "
+                f"dubito.UncertaintyHead().fit(table), or `dubito train CACHE --to NAME`."
+            )
+        return cls.of(found)
+
+    @classmethod
+    def of(cls, head: PretrainedHead) -> "UncertaintyHead":
+        """The score around a head that was read from somewhere."""
+        config = head.config
+        recipe = config.trained.get("recipe")
+        score = cls(
+            width=config.width,
+            depth=config.depth,
+            seed=int(config.trained.get("seed", 1)),
+            recipe=Recipe(**recipe) if isinstance(recipe, dict) else Recipe(),
+        )
+        score._put(head.module)
+        score.trained_, score.maker_ = dict(config.trained), config.maker
+        return score
+
+    def pretrained(self, *, dtype: DiskType = "float32", **about: Any) -> PretrainedHead:
+        """The network with its config, as it goes to a folder or to the hub."""
+        module = self.module
+        config = HeadConfig(
+            features=module.features,
+            width=module.width,
+            depth=module.depth,
+            model=(self.maker_ or {}).get("model"),
+            maker=self.maker_,
+            dtype=dtype,
+            trained=self.trained_ | about.pop("trained", {}),
+            **about,
+        )
+        return PretrainedHead(module, config)
+
+    def _put(self, module: HeadModule) -> None:
+        self._module = None
+        self.features_ = module.features
+        self.weights_ = parameters_to_vector(module.parameters()).detach().clone()

@@ -1,0 +1,131 @@
+"""Other views of tables: some of the rows, or several tables one after the other. Rows are read when asked for."""
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dubito.errors import TableError
+from dubito.table import Column, Exact, Table
+
+
+def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
+    """Some rows in the order of the indices, each read when asked for (`Table.rows` reads them at once).
+
+    >>> chosen_rows(Table(loss=[1.0, 2.0, 3.0]), torch.tensor([2, 0])).loss.tolist()
+    [3.0, 1.0]
+    """
+    if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(table)):
+        raise TableError(
+            f"rows of {table.name} must be indices from 0 to {len(table) - 1}; "
+            f"{int(index.min())} to {int(index.max())} came. Choose among its rows."
+        )
+    return _like(table, {name: _Chosen(table.column(name), index) for name in table.columns})
+
+
+def joined(*tables: Table) -> Table:
+    """Several tables one after the other, with the columns that all of them have.
+
+    They must come from one model. To train on labelled and unlabelled photographs together, give the unlabelled ones a
+    loss with `with_expected_loss`.
+
+    >>> joined(Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])).loss.tolist()
+    [1.0, 2.0, 3.0]
+    """
+    if not tables:
+        raise TableError("joined needs at least one table; none came.")
+    first = tables[0]
+    for other in tables[1:]:
+        if first.source and other.source and first.source != other.source:
+            raise TableError(
+                f"joined: {first.name} and {other.name} come from different models ({first.source} and "
+                f"{other.source}). Extract both with the same model and transform."
+            )
+    names = [name for name in first.columns if all(name in table for table in tables)]
+    if len({table.label_space for table in tables}) > 1:
+        names = [name for name in names if name != "label"]
+    columns: dict[str, Any] = {}
+    for name in names:
+        tails = {tuple(table.shape(name)[1:]) for table in tables}
+        if len(tails) > 1:
+            raise TableError(
+                f"joined: column '{name}' must have one width in all tables; {sorted(tails)} came. "
+                f"Join tables of one model."
+            )
+        columns[name] = _Stacked([table.column(name) for table in tables])
+    if not names:
+        raise TableError(f"joined: {', '.join(table.name for table in tables)} have no column in common.")
+    return _like(first, columns, name=" + ".join(table.name for table in tables))
+
+
+@final
+class _Chosen:
+    """Rows of a column, by index."""
+
+    def __init__(self, column: Column, index: Int[Tensor, "k"]) -> None:
+        self._column, self._index = column, index
+        self.shape = (len(index), *column.shape[1:])
+
+    def __getitem__(self, rows: Exact) -> Any:
+        index = self._index[rows]
+        return _rows(self._column, index)
+
+
+@final
+class _Stacked:
+    """Columns of the same width one after the other."""
+
+    def __init__(self, columns: list[Column]) -> None:
+        self._columns = columns
+        self._ends = list(accumulate(column.shape[0] for column in columns))
+        self.shape = (self._ends[-1], *columns[0].shape[1:])
+
+    def __getitem__(self, rows: Exact) -> Any:
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(self.shape[0])
+            return _joined([self._columns[which][part] for which, part in self._pieces(start, stop)])
+        owner = torch.searchsorted(torch.tensor(self._ends), rows, right=True)
+        parts, places = [], []
+        for which in sorted(set(owner.tolist())):
+            place = (owner == which).nonzero()[:, 0]
+            local = rows[place] - (self._ends[which - 1] if which else 0)
+            column = self._columns[which]
+            parts.append(_rows(column, local))
+            places.append(place)
+        if not parts:
+            return self[0:0]
+        return _joined(parts)[torch.cat(places).argsort()]
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, slice]]:
+        pieces = []
+        while start < stop:
+            which = bisect_right(self._ends, start)
+            first = self._ends[which - 1] if which else 0
+            end = min(stop, self._ends[which])
+            pieces.append((which, slice(start - first, end - first)))
+            start = end
+        return pieces or [(0, slice(0, 0))]
+
+
+def _rows(column: Any, index: Tensor) -> Any:
+    return column[index.numpy() if isinstance(column, np.ndarray) else index]
+
+
+def _joined(parts: list[Any]) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
+
+
+def _like(table: Table, columns: dict[str, Any], name: str | None = None) -> Table:
+    return Table(
+        name=name or table.name,
+        classes=table.classes,
+        label_space=table.label_space,
+        skipped=table.skipped,
+        source=table.source,
+        maker=table.maker,
+        **columns,
+    )

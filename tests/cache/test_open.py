@@ -1,0 +1,52 @@
+"""A finished cache as a table: who made it."""
+
+import copy
+import json
+
+import torch
+
+import dubito
+from dubito.cache.fingerprint import model_identity
+
+
+def test_the_maker_is_the_model_part_by_part(model, folder, tmp_path):
+    table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
+    expected = {"model": "small", **model_identity(model)}
+    assert table.maker == expected
+    assert dubito.open(tmp_path / "cache").maker == expected
+    assert set(expected) == {"model", "weights", "tensors", "head", "transform"}
+    assert expected["weights"] != expected["tensors"]
+    assert json.loads(json.dumps(expected)) == expected
+
+
+def test_views_keep_the_maker(model, folder, tmp_path):
+    table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
+    views = [table.rows([0, 2]), table.select("feature"), table.extended(u=torch.zeros(len(table)))]
+    assert all(view.maker == table.maker for view in [*views, next(table.batches(size=3))])
+
+
+def test_fine_tuning_and_another_version_are_told_apart(model):
+    tuned = copy.deepcopy(model.module)
+    with torch.no_grad():
+        tuned[0].bias[0] += 1e-3
+    renamed = copy.deepcopy(model.module)
+    renamed[2].__class__ = type("NewReLU", (torch.nn.ReLU,), {})  # as a new version may call it
+    before = model_identity(model)
+    after = {
+        name: model_identity(dubito.wrap(module, transform=model.transform))
+        for name, module in (("tuned", tuned), ("renamed", renamed))
+    }
+    assert after["tuned"]["tensors"] != before["tensors"]
+    assert after["renamed"]["tensors"] == before["tensors"]
+    assert before["weights"] not in (after["tuned"]["weights"], after["renamed"]["weights"])
+
+
+def test_tensors_alone_do_not_make_a_cache_stale(model, folder, tmp_path):
+    dubito.extract(model, folder, tmp_path / "cache", workers=0)
+    path = tmp_path / "cache" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["identity"]["tensors"]
+    path.write_text(json.dumps(manifest))
+    table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
+    assert len(table) == 23
+    assert dubito.open(tmp_path / "cache", model=model).source == table.source

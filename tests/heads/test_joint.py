@@ -1,0 +1,406 @@
+"""Joint training: with the stop-gradient, everything but the head is as if there were no head, bit for bit."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import dubito
+from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.heads import HeadModule
+from dubito.heads.joint import joint_loss, with_uncertainty
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny(one_thread):
+    return one_thread
+
+
+class Cnn(nn.Module):
+    """BatchNorm, whose buffers move, and dropout, which draws random numbers."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2))
+        self.drop, self.fc = nn.Dropout(0.3), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.drop(self.body(x).mean((2, 3))))
+
+
+def timm_model(name: str):
+    return lambda: timm.create_model(name, pretrained=False, num_classes=5, drop_rate=0.2)
+
+
+ARCHITECTURES = {
+    "cnn": (Cnn, 16),
+    "resnet": (timm_model("test_resnet"), 64),
+    "vit": (timm_model("test_vit"), 160),
+    "convnext": (timm_model("test_convnext"), 64),
+    "efficientnet": (timm_model("test_efficientnet"), 64),
+    "mobilenet": (lambda: torchvision.models.mobilenet_v3_small(weights=None, num_classes=5), 32),
+}
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
+
+
+def batches(size: int, steps: int = 3, n: int = 6) -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(n, 3, size, size, generator=draw), torch.randint(5, (n,), generator=draw)) for _ in range(steps)
+    ]
+
+
+def built(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return ARCHITECTURES[name][0]()
+
+
+def trained_alone(module: nn.Module, data, optimizer: str, mean=F.cross_entropy) -> list[dict[str, Tensor]]:
+    """State dicts after every step, of a loop that has never heard of heads."""
+    torch.manual_seed(7)
+    step, states = OPTIMIZERS[optimizer](module.parameters()), []
+    for x, y in data:
+        step.zero_grad()
+        mean(module(x), y).backward()
+        step.step()
+        states.append(copy.deepcopy(module.state_dict()))
+    return states
+
+
+def trained_jointly(module: nn.Module, data, optimizer: str, *, loss="ranking", stop_gradient=True, **found):
+    torch.manual_seed(7)
+    model = with_uncertainty(module, width=16, stop_gradient=stop_gradient, **found)
+    step, states = OPTIMIZERS[optimizer](model.parameters()), []
+    for x, y in data:
+        step.zero_grad()
+        logit, u = model(x)
+        joint_loss(F.cross_entropy(logit, y, reduction="none"), u, loss=loss).backward()
+        step.step()
+        states.append(copy.deepcopy(module.state_dict()))
+    return states, model
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_with_the_stop_gradient_the_whole_trajectory_is_bit_identical(name, optimizer):
+    data = batches(ARCHITECTURES[name][1])
+    alone = trained_alone(built(name), data, optimizer)
+    jointly, model = trained_jointly(built(name), data, optimizer)
+    assert all(same(a, b) for a, b in zip(alone, jointly, strict=True))
+    # the test can fail: weights and buffers do move, and so does the head
+    assert not any(same(a, b) for a, b in pairwise(alone))
+    assert not same(model.head_module.state_dict(), HeadModule(model.head_module.features, width=16).state_dict())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_without_it_the_head_changes_the_backbone(name):
+    data = batches(ARCHITECTURES[name][1], steps=2)
+    alone = trained_alone(built(name), data, "sgd")
+    jointly, model = trained_jointly(built(name), data, "sgd", stop_gradient=False)
+    weights = {key for key, _ in model.module.named_parameters()}
+    last = {key for key in weights if model.module.get_submodule(model.layer) is _owner(model.module, key)}
+    changed = {key for key in weights if not torch.equal(alone[0][key], jointly[0][key])}
+    assert changed
+    assert not changed & last  # in the first step; the classifying layer itself is not on the head's way
+    assert not same(alone[1], jointly[1])
+
+
+def _owner(module: nn.Module, key: str) -> nn.Module:
+    return module.get_submodule(key.rpartition(".")[0])
+
+
+@pytest.mark.parametrize("loss", ["ranking", "l2", "l1", "log_l2", "variance_nll"])
+@pytest.mark.parametrize("found", ["layer", "example", "last"])
+def test_every_loss_and_every_way_to_find_the_layer_is_without_interference(loss, found):
+    data = batches(16)
+    how = {"layer": {"layer": "fc"}, "example": {"example": data[0][0]}, "last": {}}[found]
+    jointly, model = trained_jointly(built("cnn"), data, "adamw", loss=loss, **how)
+    assert model.layer == "fc"
+    assert same(trained_alone(built("cnn"), data, "adamw")[-1], jointly[-1])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.parametrize("name", ["cnn", "vit"])
+def test_gradients_are_the_same_if_and_only_if_they_are_stopped(name, stop_gradient, autocast):
+    x, y = batches(ARCHITECTURES[name][1])[0]
+    alone, module = built(name), built(name)
+    model = with_uncertainty(module, stop_gradient=stop_gradient)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        torch.manual_seed(7)
+        F.cross_entropy(alone(x), y).backward()
+        torch.manual_seed(7)
+        logit, u = model(x)
+        joint_loss(F.cross_entropy(logit, y, reduction="none"), u, weight=5.0).backward()
+    equal = [torch.equal(a.grad, b.grad) for a, b in zip(alone.parameters(), module.parameters(), strict=True)]
+    assert all(equal) == stop_gradient
+    assert all(bool(parameter.grad.abs().sum() > 0) for parameter in model.head_module.parameters())
+
+
+def test_clipping_by_norm_interferes_unless_it_is_given_the_module_s_parameters_alone():
+    x, y = batches(16)[0]
+
+    def clipped(model: nn.Module, parameters) -> float:
+        logit, u = model(x)
+        joint_loss(F.cross_entropy(logit, y, reduction="none"), u, weight=100.0).backward()
+        return float(nn.utils.clip_grad_norm_(parameters, 1e-3))
+
+    alone = built("cnn").eval()
+    F.cross_entropy(alone(x), y).backward()
+    norm = float(nn.utils.clip_grad_norm_(alone.parameters(), 1e-3))
+    model, other = (with_uncertainty(built("cnn").eval()) for _ in range(2))
+    assert clipped(model, model.module.parameters()) == norm
+    assert clipped(other, other.parameters()) > norm
+
+
+def test_gradients_by_hand():
+    """Feature z = x w, logits z, task losses L = (z, 2 z): everything is small enough for a pencil."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    for stop, expected in ((True, 4.5), (False, 1.5)):
+        for part in module:
+            nn.init.ones_(part.weight)
+        model = with_uncertainty(module, width=1, depth=0, stop_gradient=stop)
+        nn.init.constant_(model.head_module.layers[0].weight, 100.0)  # softplus is the identity there: u = 100 z
+        nn.init.zeros_(model.head_module.layers[0].bias)
+        module.zero_grad()
+        logit, u = model(torch.tensor([[1.0], [4.0]]))
+        losses = logit[:, 0] * torch.tensor([1.0, 2.0])  # 1 and 8
+        joint_loss(losses, u, margin=301.0, weight=0.01).backward()
+        # task: d mean(w, 8 w)/dw = 4.5; head: L_1 < L_2, so 0.01 max(0, 301 + 100 w - 400 w), by w: 0.01 * -300 = -3
+        assert module[0].weight.grad.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_joint_loss_by_hand():
+    losses, u = torch.tensor([1.0, 3.0, 2.0, 2.5]), torch.tensor([0.5, 0.4, 0.1, 0.3])
+    # mean 8.5 / 4 = 2.125; pairs: 0.1 + 0.1 (wrong order) and max(0, 0.1 - 0.2) = 0: mean 0.1
+    assert joint_loss(losses, u).item() == pytest.approx(2.125 + 0.1)
+    assert joint_loss(losses, u, weight=3.0).item() == pytest.approx(2.125 + 0.3)
+    # margin 0.3: 0.4 and 0.1, mean 0.25; leeway 0.5 leaves the second pair without order: (0.2 + 0.1) / 2
+    assert joint_loss(losses, u, margin=0.3).item() == pytest.approx(2.125 + 0.25)
+    assert joint_loss(losses, u, leeway=0.5).item() == pytest.approx(2.125 + 0.15)
+    # squares: 0.25 + 6.76 + 3.61 + 4.84 = 15.46, by four: 3.865; distances: 0.5 + 2.6 + 1.9 + 2.2 = 7.2, by four: 1.8
+    assert joint_loss(losses, u, loss="l2").item() == pytest.approx(2.125 + 3.865)
+    assert joint_loss(losses, u, loss="l1").item() == pytest.approx(2.125 + 1.8)
+
+
+def test_joint_loss_sends_only_the_task_s_gradient_into_the_losses():
+    losses = torch.tensor([1.0, 3.0], requires_grad=True)
+    joint_loss(losses, torch.tensor([2.0, 2.0]), loss="l2", weight=10.0).backward()
+    assert losses.grad.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("losses", "u", "loss", "error", "text"),
+    [
+        (torch.ones(()), torch.ones(3), "l2", TableError, r'shapes \(\) and \(3,\) came.*reduction="none"'),
+        (torch.ones(2), torch.ones(3), "l2", TableError, r"shapes \(2,\) and \(3,\)"),
+        (torch.ones(3), torch.ones(3), "l3", ValueRangeError, "ranking, l2, l1, log_l2, variance_nll; 'l3' came"),
+        (torch.ones(1), torch.ones(1), "ranking", TableError, "at least 2; 1 and 1 came. One image alone has no order"),
+    ],
+)
+def test_what_joint_loss_refuses(losses, u, loss, error, text):
+    with pytest.raises(error, match=text):
+        joint_loss(losses, u, loss=loss)
+
+
+def test_creation_and_forward_leave_module_and_random_state_as_they_were():
+    module = built("cnn").train()
+    module.body.eval()  # frozen in part, as one does
+    before, random = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    for how in ({}, {"layer": "fc"}, {"example": batches(16)[0][0]}):
+        model = with_uncertainty(module, **how)
+    assert model.module is module
+    assert torch.equal(torch.get_rng_state(), random)
+    assert same(module.state_dict(), before)
+    assert module.training
+    assert not module.body.training
+    model(batches(16)[0][0])
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def test_the_module_runs_once_and_u_is_the_head_on_what_the_layer_reads():
+    module, (x, _) = built("cnn").eval(), batches(16)[0]
+    runs = []
+    module.body.register_forward_hook(lambda *_: runs.append(1))
+    model = with_uncertainty(module, seed=3)
+    with torch.no_grad():
+        logit, u = model(x)
+    assert len(runs) == 1
+    assert not u.requires_grad
+    assert model(x[:1]).u.shape == (1,)
+    assert torch.equal(logit, module(x))
+    z = dubito.wrap(module).features(x)
+    assert torch.equal(u, model.head_module(z))
+    assert torch.equal(u, HeadModule(8, seed=3)(z))
+    assert not torch.equal(u, HeadModule(8, seed=4)(z))
+
+
+def test_state_dicts_and_the_head_by_itself():
+    module = built("cnn")
+    model = with_uncertainty(module, width=4, depth=1, seed=2)
+    own = {key.removeprefix("module."): value for key, value in model.state_dict().items() if key.startswith("module.")}
+    assert same(own, module.state_dict())
+    Cnn().load_state_dict(own, strict=True)
+    again = with_uncertainty(Cnn(), width=4, depth=1)
+    again.load_state_dict(model.state_dict(), strict=True)
+    x = batches(16)[0][0]
+    assert torch.equal(again.eval()(x).u, model.eval()(x).u)
+    assert isinstance(model.head_module, HeadModule)
+    rest = {key for key in model.state_dict() if not key.startswith("module.")}
+    assert rest == {f"head_module.{key}" for key in HeadModule(8, width=4, depth=1).state_dict()}
+
+
+def test_a_copy_reads_its_own_layer():
+    model = with_uncertainty(built("cnn")).eval()
+    x = batches(16)[0][0]
+    u = model(x).u
+    other = copy.deepcopy(model)
+    nn.init.zeros_(other.module.body[0].weight)
+    assert not torch.equal(other(x).u, u)
+    assert torch.equal(model(x).u, u)
+
+
+def test_one_module_in_two_wrappers():
+    module, x = built("cnn").eval(), batches(16)[0][0]
+    first, second = with_uncertainty(module, seed=1), with_uncertainty(module, seed=2)
+    one, two = first(x), second(x)
+    assert torch.equal(one.logit, two.logit)
+    assert not torch.equal(one.u, two.u)
+    with pytest.raises(ModelError, match=r"already holds a model with an uncertainty head. Give the model inside"):
+        with_uncertainty(first)
+
+
+def test_a_layer_that_is_called_twice_counts_by_its_last_call():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.again = self.fc
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(self.fc(x).relu())
+
+    module, x = Twice(), torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for model in (with_uncertainty(module), with_uncertainty(module, layer="again")):
+        assert torch.equal(model(x).u, model.head_module(module.fc(x).relu()))
+
+
+def test_autocast_keeps_the_head_in_full_precision():
+    module, (x, y) = built("cnn"), batches(16)[0]
+    model = with_uncertainty(module)
+    with torch.autocast("cpu", torch.bfloat16):
+        logit, u = model(x)
+        joint_loss(F.cross_entropy(logit, y, reduction="none"), u).backward()
+    assert logit.dtype == torch.bfloat16
+    assert u.dtype == torch.float32
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_head_has_the_precision_of_the_layer(dtype):
+    model = with_uncertainty(built("cnn").to(dtype))
+    assert model(batches(16)[0][0].to(dtype)).u.dtype == dtype
+
+
+def test_a_named_convolution_is_averaged_over_its_positions():
+    module = torchvision.models.squeezenet1_1(weights=None, num_classes=5).eval()
+    model, x = with_uncertainty(module, layer="classifier.1"), batches(64, n=2)[0][0]
+    logit, u = model(x)
+    assert torch.equal(logit, module(x))
+    assert torch.equal(u, model.head_module(module.features(x).mean((2, 3))))
+
+
+def test_an_output_with_logits():
+    class Output:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Like(Cnn):
+        def forward(self, x: Tensor) -> Output:
+            return Output(super().forward(x))
+
+    assert with_uncertainty(Like())(batches(16)[0][0]).logit.shape == (6, 5)
+
+
+class Scaled(Cnn):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Unused(Cnn):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.body(x).mean((2, 3)), self.fc.weight)
+
+
+class Tokens(Cnn):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x).flatten(2).transpose(1, 2)).mean(1)
+
+
+class Pair(Cnn):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize(
+    ("module", "how", "text"),
+    [
+        (Cnn(), {"layer": "fcc"}, r"layer: Cnn has no layer 'fcc'. Nearest: fc"),
+        (Cnn(), {"layer": "drop"}, r"layer: 'drop' is a Dropout. Name the nn.Linear or the 1x1 convolution"),
+        (Cnn(), {"layer": "body.0"}, r"layer: 'body.0' is a Conv2d."),
+        (nn.Conv2d(3, 5, 1), {}, r"Conv2d has no linear layer. Name the layer .* layer='...'; it may be a 1x1"),
+        (
+            torchvision.models.squeezenet1_1(weights=None, num_classes=5),
+            {"example": torch.zeros(2, 3, 64, 64)},
+            r"SqueezeNet classifies by something else than one nn.Linear. .* layer='...'",
+        ),
+    ],
+)
+def test_what_creation_refuses(module, how, text):
+    with pytest.raises(ModelError, match=text):
+        with_uncertainty(module, **how)
+
+
+@pytest.mark.parametrize(
+    ("module", "how", "text"),
+    [
+        (
+            Scaled(),
+            {},
+            r"'fc', the last linear layer of Scaled, does not give its output. Name .* layer='...', or give",
+        ),
+        (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
+        (Tokens(), {"layer": "fc"}, r"layer 'fc' reads \(6, 49, 8\) for 6 images; one row of 8 an image is needed"),
+        (Pair(), {}, r"Pair must return one tensor \(n, classes\), or an output with .logits; tuple came for 6 images"),
+    ],
+)
+def test_what_a_pass_refuses(module, how, text):
+    model = with_uncertainty(module, **how)
+    with pytest.raises(ModelError, match=text):
+        model(batches(16)[0][0])
+    assert not module.fc._forward_hooks
+
+
+def test_a_named_layer_is_taken_at_its_word():
+    assert with_uncertainty(Scaled(), layer="fc")(batches(16)[0][0]).u.shape == (6,)
+
+
+def test_a_head_that_was_replaced_by_a_wider_one_is_noticed():
+    module = built("cnn")
+    model = with_uncertainty(module, layer="fc")
+    module.fc = nn.Linear(6, 5)
+    module.drop = nn.Sequential(nn.Linear(8, 6))
+    with pytest.raises(ModelError, match=r"layer 'fc' reads \(6, 6\) for 6 images; one row of 8 an image is needed"):
+        model(batches(16)[0][0])

@@ -1,0 +1,173 @@
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+
+from dubito.errors import ArtefactError, CheckpointError, DubitoWarning
+from dubito.heads import shelf
+from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
+from dubito.heads.module import HeadModule
+
+MAKER = {"weights": "a" * 32, "tensors": "b" * 32, "head": {"layer": None}, "transform": {"kind": "none"}}
+
+
+def head(
+    *, seed: int = 0, model: str = "timm:a", maker: dict | None = MAKER, corpus: str = "five\nimages"
+) -> PretrainedHead:
+    config = HeadConfig(features=5, width=4, depth=1, model=model, maker=maker, trained={"corpus": corpus})
+    return PretrainedHead(HeadModule(5, width=4, depth=1, seed=seed), config)
+
+
+def is_seed(found: PretrainedHead, seed: int) -> bool:
+    return torch.equal(found.module.layers[0].weight, head(seed=seed).module.layers[0].weight)
+
+
+@pytest.fixture(autouse=True)
+def shelves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    monkeypatch.setattr(shelf, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("DUBITO_HEADS", str(tmp_path / "local"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "shipped", tmp_path / "local"
+
+
+def test_missing_and_empty_shelves(shelves):
+    assert shelf.list_heads() == []
+    shelves[0].mkdir()
+    (shelves[0] / "empty").mkdir()
+    assert shelf.list_heads() == []
+    assert shelf.head_for(MAKER) is None
+    with pytest.raises(
+        ArtefactError, match=r"there is no 'mine'\. On the shelf: nothing\. Give a name of `dubito list"
+    ):
+        shelf.find_head("mine")
+
+
+def test_what_ships_is_what_the_package_holds(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("DUBITO_HEADS", "/none")
+    assert Path(shelf.__file__).parent / "pretrained" == shelf.SHIPPED
+    for entry in shelf.list_heads():
+        if entry.where == "shipped":
+            assert shelf.find_head(entry.path).config.features == entry.features
+            assert entry.size < 2_000_000
+
+
+def test_the_list(shelves):
+    write_head(shelves[0] / "b", head(model="pypi:lite"))
+    write_head(shelves[1] / "a", head(corpus=""))
+    write_head(shelves[1] / "c" / "seed-1", head())
+    first, second, third = shelf.list_heads()
+    assert second == shelf.HeadEntry(
+        name="b",
+        path=shelves[0] / "b",
+        model="pypi:lite",
+        features=5,
+        size=sum(path.stat().st_size for path in (shelves[0] / "b").iterdir()),
+        where="shipped",
+        about="five",
+    )
+    assert (first.name, first.where, first.about) == ("a", "local", "")
+    assert third.name == "c/seed-1"
+    assert is_seed(shelf.find_head("c/seed-1"), 0)
+
+
+def test_a_broken_head_is_left_out_with_a_warning(shelves):
+    write_head(shelves[1] / "good", head())
+    write_head(shelves[1] / "bad", head())
+    (shelves[1] / "bad" / "config.json").write_text("{")
+    with pytest.warns(DubitoWarning, match=r"left out: head in '.*bad': config\.json is not JSON"):
+        assert [entry.name for entry in shelf.list_heads()] == ["good"]
+
+
+def test_one_s_own_goes_before_the_shipped_of_the_same_name(shelves):
+    write_head(shelves[0] / "a", head(seed=1))
+    assert is_seed(shelf.find_head("a"), 1)
+    write_head(shelves[1] / "a", head(seed=2))
+    assert is_seed(shelf.find_head("a"), 2)
+    assert [(entry.name, entry.where) for entry in shelf.list_heads()] == [("a", "local")]
+
+
+def test_folders(shelves, tmp_path):
+    write_head(tmp_path / "mine", head(seed=3))
+    for name in ("mine", "./mine", str(tmp_path / "mine"), tmp_path / "mine"):
+        assert is_seed(shelf.find_head(name), 3)
+    for name in ("./gone", tmp_path / "gone"):
+        with pytest.raises(ArtefactError, match="there is no such folder"):
+            shelf.find_head(name)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ArtefactError, match=r"no head in 'other': config\.json is not there"):
+        shelf.find_head("other")
+
+
+def test_a_folder_that_is_no_head_does_not_hide_a_name(shelves, tmp_path):
+    write_head(shelves[0] / "lite", head(seed=4))
+    (tmp_path / "lite").mkdir()
+    assert is_seed(shelf.find_head("lite"), 4)
+
+
+def test_files(tmp_path):
+    module = head(seed=5).module
+    keys = {f"unc_module.unc_module.{key.removeprefix('layers.')}": value for key, value in module.state_dict().items()}
+    torch.save({"state_dict": keys, "args": argparse.Namespace(lr=1)}, tmp_path / "vit_checkpoint.pth.tar")
+    with pytest.warns(DubitoWarning, match="does not hold a whole backbone"):
+        assert is_seed(shelf.find_head("vit_checkpoint.pth.tar"), 5)
+    with pytest.raises(CheckpointError, match="no file 'gone"):
+        shelf.find_head("gone.pth.tar")
+    write_head(tmp_path / "mine", head())
+    with pytest.raises(ArtefactError, match=r"is a file\. Give the folder that save_pretrained wrote"):
+        shelf.find_head("mine/model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["hub:org/mine", "org/mine"])
+def test_hub_ids(monkeypatch, name):
+    asked = []
+    monkeypatch.setattr(
+        "dubito.heads.hub.from_pretrained", lambda name, **options: asked.append((name, options)) or head()
+    )
+    assert is_seed(shelf.find_head(name, revision="v1"), 0)
+    assert asked == [("org/mine", {"revision": "v1"})]
+
+
+def test_unknown_names_get_near_ones(shelves):
+    write_head(shelves[0] / "efficientnet_lite0", head())
+    with pytest.raises(
+        ArtefactError, match=r"head: there is no 'efficientnet_lite'\. Nearest: efficientnet_lite0\. Give"
+    ):
+        shelf.find_head("efficientnet_lite")
+    with pytest.raises(ArtefactError, match=r"there is no 'xyz'\. On the shelf: efficientnet_lite0\."):
+        shelf.find_head("xyz")
+
+
+def test_the_head_that_fits_a_table(shelves):
+    write_head(shelves[0] / "a", head(seed=1, maker=MAKER | {"tensors": "c" * 32, "weights": "d" * 32}))
+    write_head(shelves[0] / "b", head(seed=2, maker=None))
+    assert shelf.head_for(MAKER) is None
+    assert shelf.head_for(None) is None
+    write_head(shelves[0] / "c", head(seed=3))
+    found = shelf.head_for({"model": "timm:a", **MAKER, "weights": "other versions"})
+    assert found is not None
+    assert is_seed(found, 3)
+    write_head(shelves[1] / "z", head(seed=4))
+    entry = shelf.entry_for(MAKER)
+    assert entry is not None
+    assert (entry.name, entry.where) == ("z", "local")
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {"DUBITO_HEADS": "/somewhere"}, "/somewhere"),
+        ("linux", {"XDG_DATA_HOME": "/data"}, "/data/dubito/heads"),
+        ("linux", {}, "/home/me/.local/share/dubito/heads"),
+        ("darwin", {}, "/home/me/Library/Application Support/dubito/heads"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/dubito/heads"),
+    ],
+)
+def test_the_user_s_folder(monkeypatch, platform, variables, expected):
+    for name in ("DUBITO_HEADS", "XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.platform", platform)
+    assert shelf.local_folder() == Path(expected)

@@ -1,0 +1,128 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.special import expit, log_softmax
+
+from dubito.errors import ValueRangeError
+from dubito.probes.forward import Forward
+from dubito.probes.task_loss import check_target, check_task_loss, task_loss
+
+LOGIT = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0], [0.0, 0.0, 0.0], [-2.0, 1.0, 1.0]])
+SEVERAL = torch.tensor([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 1]])
+
+
+def test_cross_entropy_of_classes_and_of_shares():
+    label = torch.tensor([0, 2, 1, 0])
+    found = task_loss("cross_entropy", LOGIT, label)
+    expected = -log_softmax(LOGIT.numpy(), axis=1)
+    assert found.tolist() == pytest.approx([row[y] for row, y in zip(expected, label, strict=True)], rel=1e-5)
+    assert found[2].item() == pytest.approx(math.log(3))  # three equal logits
+    sure = F.one_hot(label, 3).double()
+    torch.testing.assert_close(task_loss("cross_entropy", LOGIT, sure), found)
+    half = torch.full((4, 3), 1 / 3)
+    assert task_loss("cross_entropy", LOGIT, half).tolist() == pytest.approx(expected.mean(1), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8, torch.float64])
+def test_bce_is_the_mean_over_classes(dtype):
+    found = task_loss("bce", LOGIT, SEVERAL.to(dtype))
+    s, y = expit(LOGIT.double().numpy()), SEVERAL.numpy()
+    by_hand = -(y * torch.tensor(s).log().numpy() + (1 - y) * torch.tensor(1 - s).log().numpy()).mean(1)
+    assert found.tolist() == pytest.approx(by_hand, rel=1e-5)
+    reference = F.binary_cross_entropy_with_logits(LOGIT, SEVERAL.float(), reduction="none").mean(1)
+    torch.testing.assert_close(found, reference)
+    assert found[2].item() == pytest.approx(math.log(2))  # every class at probability one half
+
+
+def test_any_callable():
+    def top(logit, target):
+        return logit.max(1).values - target[:, 0]
+
+    class Scaled:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __call__(self, logit, target):
+            return self.factor * top(logit, target)
+
+    target = torch.tensor([[1.0, 9.0], [2.0, 9.0], [3.0, 9.0], [4.0, 9.0]])
+    assert task_loss(top, LOGIT, target).tolist() == [1.0, 1.0, -3.0, -3.0]  # 2 - 1, 3 - 2, 0 - 3, 1 - 4
+    assert task_loss(Scaled(2), LOGIT, target).tolist() == [2.0, 2.0, -6.0, -6.0]
+    assert task_loss(lambda logit, _: logit[:, 0].double(), LOGIT, target).dtype == torch.float32
+    smooth = partial(F.cross_entropy, reduction="none", label_smoothing=0.1)
+    label = torch.tensor([0, 2, 1, 0])
+    expected = 0.9 * task_loss("cross_entropy", LOGIT, label) + 0.1 * -F.log_softmax(LOGIT, 1).mean(1)
+    torch.testing.assert_close(task_loss(smooth, LOGIT, label), expected)
+
+
+@pytest.mark.parametrize(
+    ("loss", "came"),
+    [
+        (F.cross_entropy, r"torch\.float32 of shape \(\) from .* came for logits of shape \(4, 3\)"),
+        (lambda logit, target: logit, r"torch\.float32 of shape \(4, 3\) from -2 to 3 came"),
+        (lambda logit, target: 1.5, r"float 1\.5 came for logits of shape \(4, 3\) and targets of shape \(4,\)"),
+        (lambda logit, target: None, "NoneType None came"),
+    ],
+)
+def test_a_callable_must_give_one_number_an_image(loss, came):
+    with pytest.raises(ValueRangeError, match=r"task_loss must give one number an image, a tensor of shape \(4,\); "):
+        task_loss(loss, LOGIT, torch.tensor([0, 2, 1, 0]))
+    with pytest.raises(ValueRangeError, match=came):
+        task_loss(loss, LOGIT, torch.tensor([0, 2, 1, 0]))
+
+
+def test_a_mixed_row_pays_for_both_photos():
+    first, second = torch.tensor([0, 0, 0, 0]), torch.tensor([1, 1, 1, 0])
+    weight = torch.tensor([0.25, 1.0, 0.5, 0.3], dtype=torch.float64)
+    found = task_loss("cross_entropy", LOGIT, first, (second, weight))
+    a, b = task_loss("cross_entropy", LOGIT, first).tolist(), task_loss("cross_entropy", LOGIT, second).tolist()
+    assert found.tolist() == pytest.approx([0.25 * a[0] + 0.75 * b[0], a[1], math.log(3), a[3]], rel=1e-6)
+    assert found[1].item() == a[1], "a row that is not mixed keeps its loss to the last bit"
+    # Row 0 by hand: the logits are 2, 0, -1, so the second photo's class costs 2 more: a + 0.75 * 2.
+    assert found[0].item() == pytest.approx(a[0] + 1.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "message"),
+    [
+        (
+            "bce",
+            torch.tensor([0, 1, 2, 0]),
+            r"targets that are shares in 0\.\.1 of shape \(n, 3\); torch.int64 of shape \(4,\)",
+        ),
+        ("bce", 2 * SEVERAL, r"int64 of shape \(4, 3\) from 0 to 2 came. Pass them to extract as targets="),
+        ("bce", torch.full((4, 3), float("nan")), r"float32 of shape \(4, 3\) from nan to nan"),
+        ("bce", torch.zeros(4, 2), r"of shape \(4, 2\) from 0 to 0"),
+        ("cross_entropy", torch.tensor([0, 1, 3, 0]), r"classes 0\.\.2 of shape \(n,\), or shares .*; .* from 0 to 3"),
+        ("cross_entropy", torch.tensor([-1, 1, 2, 0]), "from -1 to 2 came"),
+        ("cross_entropy", torch.zeros(4), r"float32 of shape \(4,\)"),
+        ("cross_entropy", SEVERAL, r"int64 of shape \(4, 3\)"),
+    ],
+)
+def test_targets_that_do_not_fit(loss, target, message):
+    with pytest.raises(ValueRangeError, match=message):
+        check_target(loss, target, 3)
+    with pytest.raises(ValueRangeError, match=message):
+        task_loss(loss, LOGIT, target)
+
+
+def test_a_callable_must_know_its_targets_itself():
+    check_target(lambda logit, target: logit[:, 0], torch.full((4, 9), float("nan")), 3)
+
+
+@pytest.mark.parametrize("loss", ["mse", 3, None])
+def test_no_such_loss(loss):
+    with pytest.raises(ValueRangeError, match=rf"task_loss must be 'cross_entropy' or 'bce', or a callable .*{loss!r}"):
+        check_task_loss(loss)
+
+
+def test_settings_tell_the_loss_only_where_it_is_not_the_usual_one():
+    assert Forward().settings() == {"store_logit": True, "feature_dtype": "float16"}
+    assert Forward(task_loss="bce").settings()["task_loss"] == "bce"
+    told = Forward(task_loss=lambda logit, target: logit[:, 0]).settings()["task_loss"]
+    assert told.startswith("<lambda> ")
+    assert told == Forward(task_loss=lambda logit, target: logit[:, 0]).settings()["task_loss"]
+    assert told != Forward(task_loss=lambda logit, target: logit[:, 1]).settings()["task_loss"]
