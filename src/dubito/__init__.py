@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dubito import metrics as metrics
+    from dubito.apps.ambiguity import ambiguity as ambiguity
     from dubito.apps.evaluate import evaluate as evaluate
+    from dubito.apps.ladder import ladder as ladder
+    from dubito.apps.shift import shift as shift
+    from dubito.apps.train import train as train
+    from dubito.apps.transfer import transfer as transfer
     from dubito.cache import extract as extract
     from dubito.cache import open_cache
+    from dubito.data import Augment as Augment
     from dubito.data import open_images as open_images
+    from dubito.data.benchmarks import open_benchmark as open_benchmark
     from dubito.errors import DubitoError as DubitoError
+    from dubito.heads import Recipe as Recipe
+    from dubito.heads import joint_loss as joint_loss
+    from dubito.heads import with_expected_loss as with_expected_loss
+    from dubito.heads import with_uncertainty as with_uncertainty
     from dubito.models import load as load
     from dubito.models import wrap as wrap
     from dubito.models.transform import Preprocess as Preprocess
@@ -28,9 +39,11 @@ if TYPE_CHECKING:
     from dubito.scores import MaxProbability as MaxProbability
     from dubito.scores import Neighbours as Neighbours
     from dubito.scores import Temperature as Temperature
+    from dubito.scores import UncertaintyHead as UncertaintyHead
     from dubito.scores import load_score as load_score
     from dubito.scores import save_score as save_score
     from dubito.table import Table as Table
+    from dubito.views import joined as joined
 
     open = open_cache  # noqa: A001 (read as dubito.open)
 
@@ -41,9 +54,12 @@ _HOMES = {
     "wrap": "dubito.models",
     "Preprocess": "dubito.models.transform",
     "open_images": "dubito.data",
+    "open_benchmark": "dubito.data.benchmarks",
+    "Augment": "dubito.data",
     "extract": "dubito.cache",
     "open": "dubito.cache:open_cache",
     "Table": "dubito.table",
+    "joined": "dubito.views",
     "Forward": "dubito.probes",
     "MaxProbability": "dubito.scores",
     "Entropy": "dubito.scores",
@@ -53,10 +69,20 @@ _HOMES = {
     "Energy": "dubito.scores",
     "Temperature": "dubito.scores",
     "Neighbours": "dubito.scores",
+    "UncertaintyHead": "dubito.scores",
+    "Recipe": "dubito.heads",
+    "train": "dubito.apps.train",
+    "with_expected_loss": "dubito.heads",
+    "with_uncertainty": "dubito.heads",
+    "joint_loss": "dubito.heads",
     "save_score": "dubito.scores",
     "load_score": "dubito.scores",
     "metrics": "dubito.metrics:",
     "evaluate": "dubito.apps.evaluate",
+    "transfer": "dubito.apps.transfer",
+    "ambiguity": "dubito.apps.ambiguity",
+    "ladder": "dubito.apps.ladder",
+    "shift": "dubito.apps.shift",
     "DubitoError": "dubito.errors",
 }
 """Where each public name lives. They are imported on first use, so that `dubito --help` does not wait for torch."""

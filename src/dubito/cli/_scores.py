@@ -72,9 +72,7 @@ def open_heads(values: Sequence[str], table: Table) -> dict[str, Score]:
     values = list(dict.fromkeys(values))
     if not values:
         return {}
-    from dubito.scores.head import UncertaintyHead  # noqa: PLC0415 (only for those who ask)
-
-    heads: list[Score] = [UncertaintyHead.from_pretrained(_fitting(table, value)) for value in values]
+    heads: list[Score] = [dubito.UncertaintyHead.from_pretrained(_fitting(table, value)) for value in values]
     if len(values) == 1:
         return {_HEAD: heads[0]}
     short = [value.rstrip("/").rpartition("/")[2] for value in values]

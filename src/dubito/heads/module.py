@@ -49,7 +49,7 @@ class HeadModule(nn.Module):
         sizes = [features, *[width] * depth, 1]
         layers: list[nn.Module] = []
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # not CUDA's, which a fork without devices would not restore
             for before, after in zip(sizes, sizes[1:], strict=False):
                 layers += [nn.Linear(before, after), nn.LeakyReLU(_SLOPE)]
         self.layers = nn.Sequential(*layers[:-1], nn.Softplus())

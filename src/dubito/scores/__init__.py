@@ -1,6 +1,7 @@
 """Uncertainties from columns alone, one file a family; higher is always more uncertain."""
 
 from dubito.scores.artefact import load_score, save_score
+from dubito.scores.head import UncertaintyHead
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.registry import SCORES, make_score
 from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
@@ -16,6 +17,7 @@ __all__ = [
     "MaxProbability",
     "Neighbours",
     "Temperature",
+    "UncertaintyHead",
     "load_score",
     "make_score",
     "save_score",

@@ -32,7 +32,13 @@ def save_score(score: Score, to: str | Path) -> Path:
     tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in learned.items() if name not in tensors}
     write_file(folder / _STATE, save(tensors))
-    described = {"format": FORMAT, **_described(score), "learned": plain, "fitted_on": score.fitted_on_, "maker": score.maker_}
+    described = {
+        "format": FORMAT,
+        **_described(score),
+        "learned": plain,
+        "fitted_on": score.fitted_on_,
+        "maker": score.maker_,
+    }
     write_file(folder / _DESCRIPTION, (json.dumps(described, sort_keys=True, indent=1) + "\n").encode())
     return folder
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito.cache.fingerprint import model_identity
-from dubito.errors import ModelError, TableError
+from dubito.errors import ArtefactError, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, same_backbone, write_head
 from dubito.heads.config import DiskType
 from dubito.heads.module import HeadModule
@@ -153,13 +153,13 @@ class UncertaintyHead(Score):
     def of(cls, head: PretrainedHead) -> "UncertaintyHead":
         """The score around a head that was read from somewhere."""
         config = head.config
-        recipe = config.trained.get("recipe")
-        score = cls(
-            width=config.width,
-            depth=config.depth,
-            seed=int(config.trained.get("seed", 1)),
-            recipe=Recipe(**recipe) if isinstance(recipe, dict) else Recipe(),
-        )
+        try:
+            recipe, seed = as_recipe(config.trained.get("recipe", Recipe())), int(config.trained.get("seed", 1))
+        except (TypeError, ValueError, ValueRangeError) as error:
+            raise ArtefactError(
+                f"head: what its config.json says of its training cannot be read ({error}). Save the head again."
+            ) from error
+        score = cls(width=config.width, depth=config.depth, seed=seed, recipe=recipe)
         score._put(head.module)
         score.trained_, score.maker_ = dict(config.trained), config.maker
         return score

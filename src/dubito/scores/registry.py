@@ -4,13 +4,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from dubito.errors import DubitoError
+from dubito.scores.head import UncertaintyHead
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
 from dubito.scores.temperature import Temperature
 from dubito.types import Score
 
 SCORES: dict[str, type[Score]] = {
-    score.name: score for score in (MaxProbability, Entropy, Cool, Margin, MaxLogit, Energy, Temperature, Neighbours)
+    score.name: score
+    for score in (MaxProbability, Entropy, Cool, Margin, MaxLogit, Energy, Temperature, Neighbours, UncertaintyHead)
 }
 """A new score is one more name in this line-up."""
 
