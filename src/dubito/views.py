@@ -30,8 +30,9 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
 def joined(*tables: Table) -> Table:
     """Several tables one after the other, with the columns that all of them have.
 
-    They must come from one model. To train on labelled and unlabelled photographs together, give the unlabelled ones a
-    loss with `with_expected_loss`.
+    They must come from one model. Where some have augmented epochs, a table without them counts as one epoch, and rows
+    with the same `photo` stay together when photographs are held out. To train on labelled and unlabelled photographs
+    together, give the unlabelled ones a loss with `with_expected_loss`.
 
     >>> joined(Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])).loss.tolist()
     [1.0, 2.0, 3.0]
@@ -45,6 +46,8 @@ def joined(*tables: Table) -> Table:
                 f"joined: {first.name} and {other.name} come from different models ({first.source} and "
                 f"{other.source}). Extract both with the same model and transform."
             )
+    tables = _with_photos(tables)
+    first = tables[0]
     names = [name for name in first.columns if all(name in table for table in tables)]
     if len({table.label_space for table in tables}) > 1:
         names = [name for name in names if name != "label"]
@@ -60,6 +63,18 @@ def joined(*tables: Table) -> Table:
     if not names:
         raise TableError(f"joined: {', '.join(table.name for table in tables)} have no column in common.")
     return _like(first, columns, name=" + ".join(table.name for table in tables))
+
+
+def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:
+    """All with `photo` and `epoch`, if any has them: without, crops of one photograph could not be kept together."""
+    if not any("photo" in table for table in tables):
+        return tables
+    return tuple(
+        table
+        if "photo" in table
+        else table.extended(photo=torch.arange(len(table)), epoch=torch.zeros(len(table), dtype=torch.long))
+        for table in tables
+    )
 
 
 @final
@@ -98,7 +113,7 @@ class _Stacked:
             places.append(place)
         if not parts:
             return self[0:0]
-        return _joined(parts)[torch.cat(places).argsort()]
+        return _rows(_joined(parts), torch.cat(places).argsort())
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, slice]]:
         pieces = []

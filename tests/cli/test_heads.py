@@ -1,6 +1,7 @@
 """`--head` of score and evaluate, and `dubito list heads`."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,29 @@ def test_another_version_of_timm_is_no_other_backbone(run: Run, cache: Path, own
     maker = {**(dubito.open(cache).maker or {}), "weights": "0" * 32}
     write_head(own / "shipped", head_of(cache, maker=maker))
     assert run("score", cache, "--head", "shipped", "-s", "entropy").code == 0
+
+
+def test_a_head_of_an_unknown_backbone_is_used_with_a_note(run: Run, cache: Path, own: Path) -> None:
+    write_head(own / "stray", head_of(cache, maker=None, model=None))
+    answer = run("score", cache, "--head", "stray", "-s", "entropy", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["notes"] == [
+        f"head.score: it is not known of which model the head is, so nobody can tell whether it fits {cache}, which "
+        f"{MODEL} made."
+    ]
+
+
+def test_saved_heads_are_refused_for_other_models_too(run: Run, cache: Path, own: Path, tmp_path: Path) -> None:
+    write_head(own / "mine", head_of(cache))
+    kept = tmp_path / "kept"
+    assert run("score", cache, "--head", "mine", "-s", "head", "--save", kept).code == 0
+    assert run("score", cache, "--load", kept).code == 0
+    described = json.loads((kept / "head" / "score.json").read_text())
+    described["maker"] |= {"weights": "0" * 32, "tensors": "1" * 32}
+    (kept / "head" / "score.json").write_text(json.dumps(described))
+    answer = run("score", cache, "--load", kept)
+    assert answer.code == 1
+    assert "its weights differ (11111111… there" in answer.err
 
 
 def test_evaluate(run: Run, labelled: Path, own: Path) -> None:

@@ -104,8 +104,8 @@ def train(
     chosen = list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
         raise DubitoError(f"train: seeds must be at least one, all different; {chosen} came.")
-    if isinstance(held_out, float):
-        table, held_out = split(table, held_out)
+    if isinstance(held_out, int | float):
+        table, held_out = split(table, float(held_out))
     settings = recipe or Recipe()
     heads, histories, folders = [], [], []
     for seed in chosen:

@@ -12,6 +12,7 @@ from dubito.cli.evaluate import evaluate
 from dubito.cli.extract import extract
 from dubito.cli.listing import list_
 from dubito.cli.score import score
+from dubito.cli.train import train
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -39,6 +40,7 @@ def start(
 
 for _name, _command, _example in (
     ("extract", extract, "dubito extract pypi:efficientnet_lite0 photos --to cache/photos"),
+    ("train", train, "dubito train cache/photos --held-out 0.1 --to mine"),
     ("score", score, "dubito score cache/photos --score entropy --top 20 --to scores.csv"),
     ("evaluate", evaluate, "dubito evaluate cache/test --fit cache/train --ood cache/other"),
     ("list", list_, "dubito list models 'resnet50*'"),

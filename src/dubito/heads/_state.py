@@ -1,5 +1,6 @@
 """The state of a training on disk: one file, replaced in one step, that says which training it belongs to."""
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,11 +57,15 @@ def write_state(folder: Path, identity: Json, state: TrainingState) -> None:
     tensors = {f"module.{key}": value for key, value in state.module.items()}
     tensors |= {f"optimizer.{key}": value for key, value in state.optimizer.items()}
     tensors["losses"] = state.losses
-    notes = {"identity": identity, "step": state.step, "since": state.since, "history": state.history}
-    data = save(
-        {key: value.contiguous() for key, value in tensors.items()}, {"notes": json.dumps(notes, sort_keys=True)}
-    )
-    write_file(folder / FILE, data)
+    tensors = {key: value.contiguous() for key, value in tensors.items()}
+    notes = {
+        "identity": identity,
+        "step": state.step,
+        "since": state.since,
+        "history": state.history,
+        "digest": _digest(tensors),
+    }
+    write_file(folder / FILE, save(tensors, {"notes": json.dumps(notes, sort_keys=True)}))
 
 
 def read_state(folder: Path, identity: Json) -> TrainingState | None:
@@ -73,11 +78,20 @@ def read_state(folder: Path, identity: Json) -> TrainingState | None:
             notes: Any = json.loads(file.metadata()["notes"])
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
         was, step, since, history = notes["identity"], int(notes["step"]), int(notes["since"]), list(notes["history"])
+        if notes["digest"] != _digest(tensors):
+            raise ValueError("its numbers are not those that were written")
         losses = tensors.pop("losses")
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to train from the beginning.") from error
     _check(folder, was, identity)
     return TrainingState(step, since, losses, history, _part(tensors, "module."), _part(tensors, "optimizer."))
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for key in sorted(tensors):
+        state.update(key.encode() + tensors[key].numpy().tobytes())
+    return state.hexdigest()
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ The neighbours are found once; a measurement is then one pass of the head. Of se
 photograph is used: two crops of one photograph would be each other's neighbours.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import final
 
@@ -61,6 +62,13 @@ class HeldOut:
                 f"nor losses to rank. Extract it with labels, or train without held-out images."
             )
         return cls(rows.feature, strange, losses)
+
+    def digest(self) -> str:
+        """A hash of the rows and of what is known of them."""
+        state = hashlib.blake2b(digest_size=8)
+        for part in (self.features, self.strange, self.losses):
+            state.update(b"none" if part is None else part.contiguous().numpy().tobytes())
+        return state.hexdigest()
 
     @torch.no_grad()
     def measure(self, module: HeadModule) -> Json:

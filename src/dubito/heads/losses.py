@@ -1,6 +1,6 @@
 """What a head is trained on: pure functions of its outputs u (n) and the task losses L (n) of the same images.
 
-    ranking       mean_i max(0, m - s_i (u_2i - u_2i+1)),  s = +1 if L_2i > L_2i+1 + l,  -1 if L_2i + l < L_2i+1,  else 0
+    ranking       mean_i max(0, m - s_i (u_2i - u_2i+1)), s = 1 if L_2i > L_2i+1 + l, -1 if L_2i + l < L_2i+1, else 0
     l2            mean (u - L)²                              eq. 2, loss prediction
     l1            mean |u - L|                               its robust sister: u is the median
     log_l2        mean (log u - log (L + 1e-6))²             errors that span decades (Lahlou et al. 2023)

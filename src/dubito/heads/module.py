@@ -6,6 +6,7 @@ Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A: two hidden 
 authors' code, not in their text: it keeps u positive where softplus underflows.
 """
 
+from itertools import pairwise
 from typing import Literal, final, get_args
 
 import torch
@@ -50,7 +51,7 @@ class HeadModule(nn.Module):
         layers: list[nn.Module] = []
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # not CUDA's, which a fork without devices would not restore
-            for before, after in zip(sizes, sizes[1:], strict=False):
+            for before, after in pairwise(sizes):
                 layers += [nn.Linear(before, after), nn.LeakyReLU(_SLOPE)]
         self.layers = nn.Sequential(*layers[:-1], nn.Softplus())
         if init == "zero":

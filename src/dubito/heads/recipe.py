@@ -21,6 +21,7 @@ LossName = Literal["ranking", "l2", "l1", "log_l2", "variance_nll"]
 Target = Literal["given", "expected", "mixed"]
 Optimizer = Literal["adamw", "adam", "sgd", "lion"]
 Schedule = Literal["cosine", "step", "constant"]
+Init = Literal["default", "zero"]
 
 _BATCH = 2048
 _REFERENCE_BATCH = 256
@@ -75,28 +76,16 @@ class Recipe:
     warmup: int = 25
     batch: int | None = None
     rows: int | None = None
-    init: Literal["default", "zero"] = "default"
+    init: Init = "default"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))  # JSON has lists
-        choices = {"loss": LossName, "target": Target, "optimizer": Optimizer, "schedule": Schedule}
+        choices = {"loss": LossName, "target": Target, "optimizer": Optimizer, "schedule": Schedule, "init": Init}
         for name, kinds in choices.items():
             if getattr(self, name) not in get_args(kinds):
                 raise ValueRangeError(
                     f"recipe: {name} must be one of {', '.join(get_args(kinds))}; '{getattr(self, name)}' came."
                 )
-        for name in ("lr", "temperature", "margin"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueRangeError(f"recipe: {name} must be positive; {getattr(self, name)} came.")
-        for name, least in (("episodes", 1), ("warmup", 0), ("batch", 2), ("rows", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueRangeError(f"recipe: {name} must be at least {least}; {value} came.")
-        if self.warmup >= self.episodes or not 0 <= self.mix <= 1 or self.leeway < 0:
-            raise ValueRangeError(
-                f"recipe: warmup must be below episodes, mix in 0..1, leeway not negative; warmup={self.warmup}, "
-                f"episodes={self.episodes}, mix={self.mix}, leeway={self.leeway} came."
-            )
+        _check_numbers(self)
 
     def plan(self, rows: int) -> "Plan":
         """Batch size, number of steps and learning rates for a table of so many rows.
@@ -106,7 +95,7 @@ class Recipe:
         """
         batch = self.batch or min(_BATCH, max(2, rows // 8 // 2 * 2))
         seen = self.rows or max(_PASSES * rows, min(_LEAST_ROWS, _MOST_PASSES * rows))
-        return Plan(replace(self, batch=batch), batch, max(1, round(seen / batch)))
+        return Plan(replace(self, batch=batch), batch, max(1, round(seen / min(batch, rows))))
 
     def to_json(self) -> Json:
         """The settings."""
@@ -123,7 +112,8 @@ def as_recipe(settings: object) -> Recipe:
     unknown = [key for key in settings if key not in known]
     if unknown:
         raise ValueRangeError(f"recipe: there is no setting '{unknown[0]}'; there are {', '.join(sorted(known))}.")
-    return Recipe(**settings)
+    betas = {"betas": tuple(settings["betas"])} if "betas" in settings else {}  # JSON has lists
+    return Recipe(**{**settings, **betas})
 
 
 @final
@@ -162,7 +152,28 @@ def learning_rate(recipe: Recipe, episode: int) -> float:
         return recipe.warmup_lr + (peak - recipe.warmup_lr) * episode / recipe.warmup
     if recipe.schedule == "constant":
         return peak
-    done = (episode - recipe.warmup) / (recipe.episodes - recipe.warmup)
+    done, all_ = episode - recipe.warmup, recipe.episodes - recipe.warmup
     if recipe.schedule == "step":
-        return float(peak * _STEP_FACTOR ** int(done * _STEP_PARTS))
-    return recipe.final_lr + (peak - recipe.final_lr) * (1 + math.cos(math.pi * done)) / 2
+        return float(peak * _STEP_FACTOR ** (done * _STEP_PARTS // all_))
+    return recipe.final_lr + (peak - recipe.final_lr) * (1 + math.cos(math.pi * done / all_)) / 2
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    for name in ("lr", "temperature", "margin"):
+        if not (math.isfinite(getattr(recipe, name)) and getattr(recipe, name) > 0):
+            raise ValueRangeError(f"recipe: {name} must be positive; {getattr(recipe, name)} came.")
+    for name in ("leeway", "weight_decay", "warmup_lr", "final_lr"):
+        if not (math.isfinite(getattr(recipe, name)) and getattr(recipe, name) >= 0):
+            raise ValueRangeError(f"recipe: {name} must not be negative; {getattr(recipe, name)} came.")
+    for name, least in (("episodes", 1), ("warmup", 0), ("batch", 2), ("rows", 2)):
+        value = getattr(recipe, name)
+        if value is not None and value < least:
+            raise ValueRangeError(f"recipe: {name} must be at least {least}; {value} came.")
+    if recipe.warmup >= recipe.episodes:
+        raise ValueRangeError(
+            f"recipe: warmup must be below the {recipe.episodes} episodes; {recipe.warmup} came. Give a shorter one."
+        )
+    if not 0 <= recipe.mix <= 1:
+        raise ValueRangeError(f"recipe: mix must lie between 0 and 1; {recipe.mix} came.")
+    if len(recipe.betas) != 2 or not all(0 <= beta < 1 for beta in recipe.betas):
+        raise ValueRangeError(f"recipe: betas must be two numbers from 0 to below 1; {recipe.betas} came.")

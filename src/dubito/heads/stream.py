@@ -60,6 +60,12 @@ class Stream:
         n = self.features.shape[0]
         return n // self.batch + (n % self.batch > 1)
 
+    def rows_until(self, step: int) -> int:
+        """How many rows the batches before a step have: a pass may end with a smaller batch, or without a row."""
+        n = self.features.shape[0]
+        passes, rest = divmod(step, self.batches_a_pass)
+        return passes * (n - (n % self.batch == 1)) + rest * self.batch
+
     def batches(self, start: int, stop: int) -> Iterator[tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]]:
         """The batches of steps start to stop."""
         step = start
@@ -74,6 +80,7 @@ class Stream:
                 chosen = order[index * self.batch : (index + 1) * self.batch]
                 yield rows.index_select(0, chosen), losses.index_select(0, chosen)
             step += last - first
+            del rows, losses  # before the next buffer is filled
 
     def _filled(self, number: int, which: int) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
         """The rows of one buffer."""

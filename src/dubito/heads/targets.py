@@ -9,6 +9,7 @@ needs no label, so any folder of photographs serves; and it is less noisy than o
 scaling finds on labelled images; 1 believes the model as it is.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -28,6 +29,7 @@ NEEDS: Mapping[Target, tuple[str, ...]] = MappingProxyType(
     {"given": ("loss",), "expected": ("logit",), "mixed": ("loss", "logit")}
 )
 """The columns of each target."""
+_CHECKED_AT_ONCE = 1 << 20
 
 
 def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tensor, "n"]:
@@ -43,6 +45,10 @@ def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Flo
 def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
     """The table with the expected loss as its loss: unlabelled photographs beside labelled ones (`joined`)."""
     table.require("logit", by="with_expected_loss")
+    if not 0 < temperature < math.inf:
+        raise ValueRangeError(
+            f"with_expected_loss: temperature must be positive; {temperature} came. 1 is the model's."
+        )
     return table.extended(loss=_Expected(table.column("logit"), temperature))
 
 
@@ -96,7 +102,8 @@ _TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
 
 
 def _checked(column: Float[Tensor, "n"], table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
-    finite(column, f"head.fit: losses of {table.name}")
+    if not all(bool(part.isfinite().all()) for part in torch.split(column, _CHECKED_AT_ONCE)):
+        finite(column, f"head.fit: losses of {table.name}")
     low, high = float(column.min()), float(column.max())
     if high - low <= recipe.leeway:
         raise TableError(

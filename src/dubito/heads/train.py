@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dubito.cache.progress import Advance, bar
-from dubito.errors import ConstantHeadWarning, ValueRangeError
+from dubito.errors import ConstantHeadWarning, TableError, ValueRangeError
 from dubito.heads._state import TrainingState, read_state, write_state
 from dubito.heads.held_out import HeldOut
 from dubito.heads.losses import DIRECT_LOSSES, HeadLoss, ranking_loss
@@ -83,17 +83,12 @@ def train_head(
     losses = target_column(table, settings)
     plan = settings.plan(len(table))
     module = HeadModule(table.shape("feature")[1], width=width, depth=depth, init=settings.init, seed=seed)
-    run = _Run(
-        plan,
-        module,
-        make_optimizer(module, settings),
-        Stream(table.column("feature"), losses, plan.batch, seed, table.name),
-        None if held_out is None else HeldOut.of(held_out, settings),
-        folder,
-        _identity(table, held_out, losses, plan, module, seed),
-    )
+    stream = Stream(table.column("feature"), losses, plan.batch, seed, table.name)
+    watched = None if held_out is None else _watched(held_out, table, settings)
+    identity = _identity(table, watched, losses, plan, module, seed)
+    run = _Run(plan, module, make_optimizer(module, settings), stream, watched, folder, identity)
     run.go(f"train seed {seed}", progress)
-    return Trained(module.eval(), run.state.history, plan.steps, plan.steps * plan.batch)
+    return Trained(module.eval(), run.state.history, plan.steps, stream.rows_until(plan.steps))
 
 
 @dataclass
@@ -115,8 +110,8 @@ class _Run:
         first, total = self.state.step, self.plan.steps
         self._saved = time.monotonic()
         every = max(1, total // _MEASUREMENTS)
-        done = first * self.plan.batch
-        with bar(title, total * self.plan.batch, done=done, unit="rows", show=progress) as advance:
+        seen, rows_in_all = self.stream.rows_until(first), self.stream.rows_until(total)
+        with bar(title, rows_in_all, done=seen, unit="rows", show=progress) as advance:
             for rows, losses in self.stream.batches(first, total):
                 self.state.losses += self._step(loss_of, rows, losses)
                 self.state.since += 1
@@ -187,7 +182,25 @@ def _loss_of(recipe: Recipe) -> HeadLoss:
     return partial(ranking_loss, margin=recipe.margin, leeway=recipe.leeway)
 
 
-def _identity(table: Table, held_out: Table | None, losses: Tensor, plan: Plan, module: HeadModule, seed: int) -> Json:
+def _watched(held_out: Table, table: Table, recipe: Recipe) -> HeldOut:
+    if table.source and held_out.source and table.source != held_out.source:
+        raise TableError(
+            f"held_out: {held_out.name} was made by another model ({held_out.source}) than {table.name} "
+            f"({table.source}). Extract both with the same model and transform."
+        )
+    held_out.require("feature", by="held_out")
+    here, there = table.shape("feature")[1], held_out.shape("feature")[1]
+    if here != there:
+        raise TableError(
+            f"held_out: features of {held_out.name} must be {here} wide, as those of {table.name}; {there} came. "
+            f"Extract both with the same model."
+        )
+    return HeldOut.of(held_out, recipe)
+
+
+def _identity(
+    table: Table, held_out: HeldOut | None, losses: Tensor, plan: Plan, module: HeadModule, seed: int
+) -> Json:
     """What a kept state must agree with; of the features, the model and the losses stand for them."""
     return {
         "recipe": plan.recipe.to_json(),
@@ -197,6 +210,6 @@ def _identity(table: Table, held_out: Table | None, losses: Tensor, plan: Plan, 
         "features": module.features,
         "rows": len(table),
         "source": table.source,
-        "losses": hashlib.blake2b(losses.numpy().tobytes(), digest_size=8).hexdigest(),
-        "held_out": None if held_out is None else len(held_out),
+        "losses": hashlib.blake2b(losses.numpy().data, digest_size=8).hexdigest(),
+        "held_out": None if held_out is None else held_out.digest(),
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dubito.cache.shard import write_file
 from dubito.errors import ArtefactError, DubitoError
+from dubito.heads.recipe import as_recipe
 from dubito.scores.registry import SCORES, make_score
 from dubito.types import Json, Score
 
@@ -88,11 +89,15 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(described: Json) -> Score:
-    settings = {
-        name: _restored(value) if isinstance(value, dict) and "score" in value else value
-        for name, value in described["settings"].items()
-    }
+    settings = {name: _setting(name, value) for name, value in described["settings"].items()}
     return make_score(described["score"], **settings)
+
+
+def _setting(name: str, value: Any) -> Any:
+    """Back from `_plain`."""
+    if name == "recipe":
+        return as_recipe(value)
+    return _restored(value) if isinstance(value, dict) and "score" in value else value
 
 
 def _get(described: Any, key: str) -> Any:

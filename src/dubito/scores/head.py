@@ -7,6 +7,7 @@ the training in `heads.train`. Trained once, it needs no labels, no classes and 
 data sets. Its values are an order, not probabilities: compare those of one head only.
 """
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito.cache.fingerprint import model_identity
-from dubito.errors import ArtefactError, ModelError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, same_backbone, write_head
 from dubito.heads.config import DiskType
 from dubito.heads.module import HeadModule
@@ -81,7 +82,13 @@ class UncertaintyHead(Score):
         self.check_fitted()
         if self._module is None:
             module = HeadModule(self.features_, width=self.width, depth=self.depth)
-            vector_to_parameters(self.weights_, module.parameters())
+            count = sum(parameter.numel() for parameter in module.parameters())
+            if self.weights_.shape != (count,):
+                raise ArtefactError(
+                    f"head: {self.features_} features, width {self.width} and depth {self.depth} make {count} weights; "
+                    f"{self.weights_.numel()} came. Save the head again."
+                )
+            vector_to_parameters(self.weights_.float(), module.parameters())
             self._module = module.requires_grad_(False).eval()
         return self._module
 
@@ -100,6 +107,13 @@ class UncertaintyHead(Score):
 
     def check_source(self, table: Table) -> None:
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
+        if self.maker_ is None and self.fitted_on_ is None and table.maker is not None:
+            warnings.warn(
+                f"head.score: it is not known of which model the head is, so nobody can tell whether it fits "
+                f"{table.name}, which {table.maker.get('model') or 'a model without a name'} made.",
+                DubitoWarning,
+                stacklevel=3,
+            )
         if self.maker_ is None or table.maker is None:
             super().check_source(table)
         elif reason := same_backbone(self.maker_, table.maker):
@@ -155,7 +169,7 @@ class UncertaintyHead(Score):
         config = head.config
         try:
             recipe, seed = as_recipe(config.trained.get("recipe", Recipe())), int(config.trained.get("seed", 1))
-        except (TypeError, ValueError, ValueRangeError) as error:
+        except (OverflowError, TypeError, ValueError, ValueRangeError) as error:
             raise ArtefactError(
                 f"head: what its config.json says of its training cannot be read ({error}). Save the head again."
             ) from error

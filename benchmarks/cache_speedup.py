@@ -1,0 +1,136 @@
+"""What does a cache save? Training a head from cached features against training it through the network from JPEGs.
+
+    ratio                     rows/s from the cache  /  rows/s through the network (>= 500; the paper: 180, on a GPU)
+    rows_per_second           dubito's training of the default head from a cache on disk, opened anew in every turn
+    network_rows_per_second   the same steps of the same head, but every row is decoded, augmented and run through the
+                              frozen network when it is needed: JPEGs by one worker a core, 16 photographs at once
+    extract_seconds           what the cache cost, once
+
+    python benchmarks/cache_speedup.py --data DIR [--images 256] [--turns 3] [--rows 200000]
+
+DIR holds imagenet_val_dev2000/ (images256.zip and labels.csv). EfficientNet-Lite0 sees eight augmented epochs of the
+photographs: of 256 that makes 2,048 rows of 1,280 features, one batch of the head on either way. In a turn the network
+makes all of them anew, with its freed memory kept (dubito.cache.memory). The cache gives --rows of them, many times the
+same ones, but from the files each time: they are listed again and again until they do not fit into the training's
+buffer. Medians over the turns. The last line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+import dubito
+from dubito.cache.column import forget_shards
+from dubito.cache.extract import cores
+from dubito.cache.loader import batches
+from dubito.cache.memory import kept_memory
+from dubito.data import Augmented, Subset
+from dubito.heads.losses import ranking_loss
+from dubito.heads.module import HeadModule
+from dubito.heads.optimizers import make_optimizer, set_lr
+from dubito.heads.recipe import Plan
+from dubito.heads.train import train_head
+from dubito.models import WrappedClassifier
+from dubito.types import Images
+
+EPOCHS = 8
+FORWARD_BATCH = 16
+LISTED = 131_072
+"""Rows that the training is shown: more than its buffer holds."""
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", type=Path, required=True)
+    options.add_argument("--images", type=int, default=256)
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--rows", type=int, default=200_000, help="that a turn takes from the cache")
+    asked = options.parse_args()
+    folder = asked.data / "imagenet_val_dev2000"
+    found = dubito.open_images(folder / "images256.zip", folder / "labels.csv")
+    photos = Subset(found, range(min(asked.images, len(found))))
+    with tempfile.TemporaryDirectory() as place:
+        print(json.dumps(measure(photos, Path(place) / "cache", asked.turns, asked.rows)))
+
+
+def measure(photos: Images, cache: Path, turns: int, rows: int) -> dict[str, float | int]:
+    """Both ways in turns, so that a slow minute slows both."""
+    model = dubito.load("pypi:efficientnet_lite0")
+    made = timed(lambda: dubito.extract(model, photos, cache, epochs=EPOCHS))
+    batch = EPOCHS * len(photos)
+    recipe = dubito.Recipe(batch=batch, rows=rows)
+    plan = recipe.plan(batch)
+    seconds: dict[str, list[float]] = {"cache": [], "network": []}
+    for turn in track(range(turns), description="measure"):
+        seconds["cache"].append(timed(lambda: from_cache(cache, recipe)))
+        seconds["network"].append(timed(lambda turn=turn: through_network(model, photos, plan, turn)))
+    rate = plan.steps * batch / statistics.median(seconds["cache"])
+    network_rate = batch / statistics.median(seconds["network"])
+    return {
+        "ratio": round(rate / network_rate, 1),
+        "rows_per_second": round(rate),
+        "network_rows_per_second": round(network_rate, 2),
+        "extract_seconds": round(made, 1),
+        "photographs": len(photos),
+        "features": dubito.open(cache).shape("feature")[1],
+        "batch": batch,
+        "forward_batch": FORWARD_BATCH,
+        "turns": turns,
+        "cores": os.cpu_count() or 1,
+    }
+
+
+def from_cache(cache: Path, recipe: dubito.Recipe) -> None:
+    """The training as users run it, with files opened and verified again."""
+    forget_shards()
+    table = dubito.open(cache)
+    train_head(dubito.joined(*[table] * -(-LISTED // len(table))), recipe=recipe)
+
+
+def through_network(model: WrappedClassifier, photos: Images, plan: Plan, turn: int) -> None:
+    """One step of the head on rows that are all made for it."""
+    images = Augmented(photos, EPOCHS, dubito.Augment(seed=turn), model.transform.size)
+    module = HeadModule(model.head()[0].shape[1], seed=1)
+    optimizer = make_optimizer(module, plan.recipe)
+    rows, losses = features_and_losses(model, images, turn)
+    set_lr(optimizer, plan.lr(0))
+    loss = ranking_loss(module(rows), losses)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def features_and_losses(model: WrappedClassifier, images: Augmented, seed: int) -> tuple[Tensor, Tensor]:
+    """All rows in random order: decoded in workers, run in small batches, put together."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    groups = [group.tolist() for group in order.split(FORWARD_BATCH)]
+    rows, losses = [], []
+    with kept_memory():
+        for batch in batches(images, model.transform, groups, cores()):
+            columns = dubito.Forward(feature_dtype="float32").run(
+                model, model.transform.finish(batch.inputs), images.labels[batch.indices]
+            )
+            rows.append(columns["feature"])
+            losses.append(columns["loss"])
+    return torch.cat(rows), torch.cat(losses)
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""How close does training a head from a cache come to the bare arithmetic? One million rows on disk, in one run.
+
+    ratio                  rows/s of training from the cache  /  rows/s of the same steps on one resident batch (>= 0.8)
+    rows_per_second        dubito's training: reading the losses, checksums, shuffling, 1.25 passes, every shard
+    bare_rows_per_second   the same network, ranking loss, optimiser and learning rates on 2,048 rows in memory
+    memory_gb              the highest resident memory of the process that trains (< 1.5)
+    hours_for_paper        what the paper's 92 million rows would take at this speed; its GPU took 2:26 hours
+    cache_gb, build_seconds    the cache on disk, and how long its extraction took
+
+    python benchmarks/head_training.py [--rows 1000000] [--features 768] [--turns 3] [--folder DIR]
+
+The cache is what dubito.extract makes of a small network and random inputs: float16 features, float32 logits and
+losses, 512 rows a shard; a million rows of 768 take 1.6 GB. It is removed in the end unless DIR says where to keep it.
+Every turn is a new process, so that no shard has been opened or verified before; whether the system still holds the
+files in memory is left to the system. Half of the bare steps run before the training and half after it, so that a slow
+minute slows both; figures are medians over the turns. The last line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+
+import dubito
+from dubito.heads.losses import ranking_loss
+from dubito.heads.module import HeadModule
+from dubito.heads.optimizers import make_optimizer, set_lr
+from dubito.heads.recipe import Plan
+from dubito.heads.train import train_head
+
+PAPER_ROWS = 460 * 200_000
+BATCH = 2048
+PASSES = 1.25
+BARE_SHARE = 0.4
+"""Of the steps that the training takes: enough to time them."""
+
+
+def main() -> None:
+    """Make the cache, measure and print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rows", type=int, default=1_000_000)
+    options.add_argument("--features", type=int, default=768)
+    options.add_argument("--turns", type=int, default=3)
+    options.add_argument("--folder", type=Path, help="keep the cache here, or use the one that is here")
+    asked = options.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = asked.folder or Path(place) / "cache"
+        started = time.perf_counter()
+        made(folder, asked.rows, asked.features)
+        result = {"build_seconds": round(time.perf_counter() - started, 1)}
+        turns = [in_new_process(folder) for _ in track(range(asked.turns), description="train")]
+        size = sum(file.stat().st_size for file in folder.iterdir())
+    print(json.dumps(summary(turns) | result | {"cache_gb": round(size / 1e9, 3)}))
+
+
+def made(folder: Path, rows: int, features: int) -> None:
+    """A cache as any extraction writes it; its network is small, so that the disk is all that takes time."""
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = dubito.wrap(nn.Sequential(nn.Linear(16, features), nn.ReLU(), nn.Linear(features, 10)))
+    inputs, labels = rng.standard_normal((rows, 16), dtype=np.float32), rng.integers(10, size=rows)
+    dubito.extract(model, inputs, folder, labels=labels, batch_size=512)
+
+
+def summary(turns: list[dict[str, float]]) -> dict[str, float]:
+    """The medians over the turns, and the highest memory of any."""
+    rate = statistics.median(turn["rows"] / turn["seconds"] for turn in turns)
+    bare_rate = statistics.median(turn["bare_rows"] / turn["bare_seconds"] for turn in turns)
+    ratios = [turn["rows"] / turn["seconds"] * turn["bare_seconds"] / turn["bare_rows"] for turn in turns]
+    return {
+        "ratio": round(statistics.median(ratios), 4),
+        "lowest_ratio": round(min(ratios), 4),
+        "rows_per_second": round(rate),
+        "bare_rows_per_second": round(bare_rate),
+        "memory_gb": round(max(turn["memory"] for turn in turns) / 1e9, 3),
+        "hours_for_paper": round(PAPER_ROWS / rate / 3600, 3),
+        "rows": int(turns[0]["table_rows"]),
+        "features": int(turns[0]["features"]),
+        "batch": BATCH,
+        "turns": len(turns),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count() or 1,
+    }
+
+
+def in_new_process(folder: Path) -> dict[str, float]:
+    """One turn, where neither memory nor open shards are left from before."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(turn, folder).result()
+
+
+def turn(folder: Path) -> dict[str, float]:
+    """Bare steps, the training, bare steps; and the memory meanwhile."""
+    table = dubito.open(folder)
+    recipe = dubito.Recipe(batch=BATCH, rows=round(PASSES * len(table)))
+    plan = recipe.plan(len(table))
+    steps = max(1, round(BARE_SHARE * plan.steps / 2))
+    features = table.shape("feature")[1]
+    generator = torch.Generator().manual_seed(0)
+    rows, losses = torch.rand(BATCH, features, generator=generator), torch.rand(BATCH, generator=generator)
+    bare(rows, losses, plan, max(1, steps // 10))
+    peak: list[int] = []
+    with watched(peak):
+        before = bare(rows, losses, plan, steps)
+        started = time.perf_counter()
+        trained = train_head(table, recipe=recipe)
+        seconds = time.perf_counter() - started
+        after = bare(rows, losses, plan, steps)
+    return {
+        "rows": trained.rows,
+        "seconds": seconds,
+        "bare_rows": 2 * steps * BATCH,
+        "bare_seconds": before + after,
+        "memory": max(peak),
+        "table_rows": len(table),
+        "features": features,
+    }
+
+
+def bare(rows: Tensor, losses: Tensor, plan: Plan, steps: int) -> float:
+    """Seconds of so many steps of the same training on one batch."""
+    module = HeadModule(rows.shape[1], seed=1)
+    optimizer = make_optimizer(module, plan.recipe)
+    started = time.perf_counter()
+    for step in range(steps):
+        set_lr(optimizer, plan.lr(step))
+        loss = ranking_loss(module(rows), losses)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return time.perf_counter() - started
+
+
+@contextmanager
+def watched(peak: list[int]) -> Iterator[None]:
+    """Collects the resident memory of this process in bytes, fifty times a second."""
+    process, done = psutil.Process(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            peak.append(process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+        peak.append(process.memory_info().rss)
+
+
+if __name__ == "__main__":
+    main()

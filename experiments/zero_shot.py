@@ -1,0 +1,120 @@
+"""Does a head hold on data sets that it was not trained for? Table 2 and Figure 8 of Kirchhof et al. (2024).
+
+    python experiments/zero_shot.py --data DIR [--more-data DIR] [--head NAME] [--cache DIR] [--gallery DIR] [--write]
+
+DIR holds tiny_imagenet_val_dev2400/ and dtd10_dev400/ (images.zip and labels.csv each), svhn_test_dev5000/ (labels.npz
+with y, and images.png, the pixels of all digits one after the other) and imagenet_val_dev2000/ (images256.zip). The
+other DIR holds cifar10.npz (test_images, test_labels), of which the first 2,000 are used. NAME is a head for
+EfficientNet-Lite0: by default the one that ships, else a name of `dubito list heads` or a folder.
+
+    Table 2     R-AUROC of the head and, beside it, of the classifier's entropy; Recall@1 of the features
+    Figure 8    AUROC of each data set's images, and of all together, against ImageNet photographs
+
+all with 95 % intervals over images. Nothing is fitted here, and labels serve the measurement only. The known
+photographs of Figure 8 must be new to the head: they are the second half of imagenet_val_dev2000 in the random order of
+--split-seed, or all of them with --all-known, for a head that has seen none. The published columns are ViT-Base's, on
+the whole data sets. --gallery writes a page of the textures that the head finds clearest and most unclear; --write puts
+the result into experiments/expected. The last line is one JSON object.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import dubito
+from dubito.data import Subset
+from dubito.models import WrappedClassifier
+from dubito.report.gallery import write_gallery
+from dubito.types import Images
+
+EXPECTED = Path(__file__).parent / "expected" / "zero_shot.json"
+CIFAR_IMAGES = 2000
+
+
+def main() -> None:
+    """Extract, score, measure, print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", type=Path, required=True)
+    options.add_argument("--more-data", type=Path, help="the folder of cifar10.npz; without it, CIFAR-10 is left out")
+    options.add_argument("--head", default="efficientnet_lite0")
+    options.add_argument("--cache", type=Path, help="keep the extracted columns here")
+    options.add_argument("--images", type=int, help="at most so many of every data set")
+    options.add_argument("--split-seed", type=int, default=0, help="of the halves of the ImageNet photographs")
+    options.add_argument("--all-known", action="store_true", help="the head has seen none of the ImageNet photographs")
+    options.add_argument("--gallery", type=Path, help="folder for the page of textures")
+    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
+    asked = options.parse_args()
+    head = dubito.UncertaintyHead.from_pretrained(asked.head)
+    model = dubito.load("pypi:efficientnet_lite0")
+    head.check_model(model)
+    with tempfile.TemporaryDirectory() as place:
+        cache = asked.cache or Path(place)
+        sets = {name: first(images, asked.images) for name, images in data_sets(asked.data, asked.more_data)}
+        tables = {name: extracted(model, images, cache / name) for name, images in sets.items()}
+        split = None if asked.all_known else asked.split_seed
+        known_images = first(known(asked.data, split), asked.images)
+        known_table = extracted(model, known_images, cache / f"known-{'all' if split is None else split}")
+        transfer = dubito.transfer({"head": head}, tables)
+        shift = dubito.shift({"head": head, "entropy": dubito.Entropy()}, known_table, tables)
+        if asked.gallery:
+            textures = tables["dtd10"]
+            page = asked.gallery / "textures.html"
+            write_gallery(
+                sets["dtd10"], head.score(textures), page, ids=textures.id, title="Clear and unclear textures"
+            )
+    print(f"{transfer}\n\n{shift}")
+    result = {
+        "head": Path(asked.head).name,
+        "corpus": head.trained_.get("corpus"),
+        "transfer": transfer.to_json(),
+        "shift": shift.to_json() | {"known": "imagenet_val_dev2000"},
+    }
+    if asked.write:
+        command = f"python experiments/zero_shot.py --data DIR{' --more-data DIR' if asked.more_data else ''} --write"
+        EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+def data_sets(data: Path, more: Path | None) -> Iterator[tuple[str, Images]]:
+    """By name, labelled by their own classes; those of Table 2 by its names."""
+    for name, folder in (("tiny_imagenet", "tiny_imagenet_val_dev2400"), ("dtd10", "dtd10_dev400")):
+        yield name, dubito.open_images(data / folder / "images.zip", data / folder / "labels.csv")
+    if more is not None:
+        yield "cifar10", first(dubito.open_images(f"{more / 'cifar10.npz'}#test"), CIFAR_IMAGES)
+    yield "svhn", digits(data / "svhn_test_dev5000")
+
+
+def digits(folder: Path) -> Images:
+    """The digits that are stored one after the other in one tall picture."""
+    pixels = np.asarray(Image.open(folder / "images.png")).reshape(-1, 32, 32, 3)
+    with np.load(folder / "labels.npz") as labels:
+        return dubito.open_images(pixels, labels["y"].astype(np.int64))
+
+
+def known(data: Path, split_seed: int | None) -> Images:
+    """ImageNet photographs: all of them, or the second half of a random order."""
+    photos = dubito.open_images(data / "imagenet_val_dev2000" / "images256.zip")
+    if split_seed is None:
+        return photos
+    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(split_seed))
+    return Subset(photos, sorted(order[len(photos) // 2 :].tolist()))
+
+
+def first(images: Images, count: int | None) -> Images:
+    """The first images of a set, or all."""
+    return images if count is None or count >= len(images) else Subset(images, range(count))
+
+
+def extracted(model: WrappedClassifier, images: Images, to: Path) -> dubito.Table:
+    """Their columns, with a bar while they are made."""
+    return dubito.extract(model, images, to, label_space=None if images.labels is None else "own")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Images kept apart: R-AUROC and order against references, one row a photograph, and shares of photographs."""
+
+import math
+
+import pytest
+import torch
+from tests.heads.conftest import learnable
+
+from dubito import metrics
+from dubito.errors import DubitoError, TableError, ValueRangeError
+from dubito.heads import held_out
+from dubito.heads.held_out import HeldOut, one_epoch, split
+from dubito.heads.module import HeadModule
+from dubito.heads.recipe import Recipe
+from dubito.table import Table
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny(one_thread):
+    return one_thread
+
+
+def test_r_auroc_is_the_metric():
+    table, module = learnable(300), HeadModule(8, width=8)
+    with torch.no_grad():
+        u = module(table.feature)
+    found = HeldOut.of(table, Recipe()).measure(module)
+    assert found["r_auroc"] == metrics.r_auroc(table.feature, table.label, u)
+
+
+def test_order_is_the_share_of_pairs():
+    table, module = learnable(400), HeadModule(8, width=8)
+    with torch.no_grad():
+        u = module(table.feature)
+    first, second = torch.combinations(torch.arange(400)).T
+    right = (u[first] - u[second]) * (table.loss[first] - table.loss[second]) > 0
+    # A sample of 3,990 of all pairs: within three standard deviations.
+    expected = right.double().mean().item()
+    found = HeldOut.of(table, Recipe()).measure(module)["order"]
+    assert found == pytest.approx(expected, abs=3 * math.sqrt(0.25 / 3990))
+
+
+def test_ties_of_u_count_half_and_ties_of_losses_nothing():
+    losses = torch.tensor([1.0, 2.0, 2.0])
+    assert held_out._order(torch.tensor([0.0, 0.0, 0.0]), losses) == 0.5
+    assert held_out._order(torch.tensor([0.0, 1.0, 5.0]), losses) == 1.0
+    assert held_out._order(torch.tensor([3.0, 1.0, 0.0]), losses) == 0.0
+
+
+def test_only_what_can_be_had_is_measured():
+    module, table = HeadModule(8, width=8), learnable(100)
+    assert HeldOut.of(table.select("feature", "loss"), Recipe()).measure(module).keys() == {"order"}
+    assert HeldOut.of(table.select("feature", "label"), Recipe()).measure(module).keys() == {"r_auroc"}
+    one_class = table.extended(label=torch.zeros(100, dtype=torch.long))
+    assert HeldOut.of(one_class, Recipe()).measure(module).keys() == {"order"}
+    expected = table.select("feature", "label").extended(logit=table.feature[:, :3])
+    assert HeldOut.of(expected, Recipe()).measure(module).keys() == {"r_auroc"}
+    assert HeldOut.of(expected, Recipe(target="expected")).measure(module).keys() == {"r_auroc", "order"}
+
+
+def test_nothing_to_measure():
+    with pytest.raises(TableError) as error:
+        HeldOut.of(learnable(20).select("feature"), Recipe())
+    assert str(error.value) == (
+        "held_out: table in memory has neither labels, some with and some without a neighbour of the same label, nor "
+        "losses to rank. Extract it with labels, or train without held-out images."
+    )
+
+
+def augmented(photos: int = 30, epochs: int = 3) -> Table:
+    """Rows as an extraction of augmented epochs has them; the crops of a photograph lie close together."""
+    base = learnable(photos)
+    near = 0.01 * torch.randn(photos * epochs, 8, generator=torch.Generator().manual_seed(0))
+    return Table(
+        feature=base.feature.repeat(epochs, 1) + near,
+        label=base.label.repeat(epochs),
+        loss=base.loss.repeat(epochs),
+        photo=torch.arange(photos).repeat(epochs),
+        epoch=torch.arange(epochs).repeat_interleave(photos),
+    )
+
+
+def test_of_several_epochs_one_row_a_photograph():
+    table = augmented()
+    assert one_epoch(table).tolist() == list(range(30))
+    assert one_epoch(learnable(5)).tolist() == [0, 1, 2, 3, 4]
+    assert one_epoch(table.rows(slice(30, 90))).tolist() == list(range(30))  # epochs 1 and 2
+    found = HeldOut.of(table, Recipe())
+    assert torch.equal(found.features, table.feature[:30])
+    assert found.strange is not None
+    assert torch.equal(found.strange, ~metrics.neighbour_matches(table.feature[:30], table.label[:30]))
+
+
+def test_at_most_so_many_rows(monkeypatch):
+    monkeypatch.setattr(held_out, "_MOST", 10)
+    assert torch.equal(HeldOut.of(learnable(25), Recipe()).features, learnable(25).feature[::3])
+    assert len(HeldOut.of(learnable(10), Recipe()).features) == 10
+
+
+def test_a_digest_knows_every_part():
+    table = learnable(30)
+    digests = {
+        HeldOut.of(one, Recipe()).digest()
+        for one in (
+            table,
+            table.extended(feature=table.feature + 1),
+            table.extended(loss=table.loss + 1),
+            table.select("feature", "loss"),
+            table.select("feature", "label"),
+        )
+    }
+    assert len(digests) == 5
+    assert HeldOut.of(learnable(30), Recipe()).digest() in digests
+
+
+def test_a_share_of_rows():
+    table = learnable(100)
+    kept, out = split(table, 0.2)
+    assert (len(kept), len(out)) == (80, 20)
+    rows = torch.cat([kept.feature, out.feature])
+    assert torch.equal(rows[rows[:, 0].argsort()], table.feature[table.feature[:, 0].argsort()])
+    assert torch.equal(split(table, 0.2)[1].feature, out.feature)
+    assert not torch.equal(split(table, 0.2, seed=1)[1].feature, out.feature)
+
+
+def test_crops_of_one_photograph_stay_together():
+    kept, out = split(augmented(), 0.3)
+    assert (len(kept), len(out)) == (63, 27)
+    assert not set(kept.whole("photo").tolist()) & set(out.whole("photo").tolist())
+    assert len(out.whole("photo").unique()) == 9
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, math.nan])
+def test_shares_without_meaning(share):
+    with pytest.raises(
+        ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; {share} came\. 0\.1 holds"
+    ):
+        split(learnable(10), share)
+
+
+@pytest.mark.parametrize(("share", "what"), [(0.01, "hold out"), (0.99, "train on")])
+def test_shares_that_leave_nothing(share, what):
+    with pytest.raises(DubitoError) as error:
+        split(learnable(10), share)
+    assert str(error.value) == (
+        f"held_out: a share of {share} of the 10 photographs in table in memory leaves nothing to {what}. "
+        f"Give another share or more photographs."
+    )

@@ -1,0 +1,323 @@
+"""Training a head: it learns what can be learned, ends the same however it got there, and says when it cannot."""
+
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from tests.heads.conftest import learnable
+
+from dubito import metrics
+from dubito.errors import ArtefactError, ConstantHeadWarning, MissingColumnError, TableError, ValueRangeError
+from dubito.heads import train
+from dubito.heads._state import FILE
+from dubito.heads.module import HeadModule
+from dubito.heads.recipe import Recipe
+from dubito.heads.stream import Stream
+from dubito.heads.train import train_head
+from dubito.table import Table
+
+SHORT = Recipe(batch=20, rows=2_000)
+"""100 steps on 400 rows."""
+SMALL = {"width": 16, "depth": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny(one_thread):
+    return one_thread
+
+
+@torch.no_grad()
+def said(trained, table: Table) -> torch.Tensor:
+    return trained.module(table.feature)
+
+
+def same(one, other) -> bool:
+    pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
+    return one.history == other.history and all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_a_ranking_head_orders_images_that_it_has_not_seen():
+    trained = train_head(learnable(1000), recipe=Recipe(rows=40_000, lr=3e-3), width=64)
+    unseen = learnable(500, seed=9)
+    assert spearmanr(said(trained, unseen), unseen.loss).statistic > 0.9
+
+
+def test_an_l2_head_predicts_the_loss_itself():
+    trained = train_head(learnable(1000), recipe=Recipe(loss="l2", rows=60_000, lr=3e-3), width=64)
+    unseen = learnable(500, seed=9)
+    error = (said(trained, unseen) - unseen.loss).square().mean()
+    assert error < 0.02 * unseen.loss.var()
+
+
+@pytest.mark.parametrize("loss", ["l1", "log_l2", "variance_nll"])
+def test_the_other_direct_losses_predict_it_too(loss):
+    trained = train_head(learnable(1000), recipe=Recipe(loss=loss, rows=40_000, lr=3e-3), width=64)
+    unseen = learnable(500, seed=9)
+    u = said(trained, unseen)
+    assert spearmanr(u, unseen.loss).statistic > 0.9
+    assert u.mean().item() == pytest.approx(unseen.loss.mean().item(), rel=0.2)
+
+
+def test_a_head_can_learn_without_labels():
+    feature = learnable(600).feature
+    table = Table(feature=feature, logit=3 * feature[:, :3])
+    trained = train_head(table, recipe=Recipe(target="expected", rows=40_000, lr=3e-3), width=64)
+    entropy = torch.distributions.Categorical(logits=3 * feature[:, :3]).entropy()
+    assert spearmanr(said(trained, table), entropy).statistic > 0.9
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("adam", 3e-3), ("sgd", 0.3), ("lion", 1e-3)])
+def test_every_optimizer_and_schedule_lowers_the_loss(optimizer, schedule, lr):
+    recipe = replace(SHORT, optimizer=optimizer, schedule=schedule, lr=lr, warmup_lr=0.0)
+    history = train_head(learnable(), recipe=recipe, **SMALL).history
+    assert history[-1]["loss"] < 0.9 * history[0]["loss"]
+
+
+def test_two_steps_by_hand():
+    table = learnable(8)
+    recipe = Recipe(batch=4, rows=8, episodes=2, warmup=1, warmup_lr=0.05, lr=0.4, weight_decay=0.5, final_lr=0.01)
+    found = train_head(table, recipe=recipe, seed=3, **SMALL)
+    head = HeadModule(8, seed=3, **SMALL)
+    state = [(torch.zeros_like(one), torch.zeros_like(one)) for one in head.parameters()]
+    # The second episode is the first after the warm-up: the peak, 0.4 sqrt(4 / 256) = 0.05, as high as the start.
+    rates, losses = [0.05, 0.05], []
+    for step, (rows, targets) in enumerate(Stream(table.feature, table.loss, 4, 3).batches(0, 2), start=1):
+        u = head(rows)
+        sign = torch.where(targets[0::2] > targets[1::2], 1.0, -1.0)
+        loss = F.relu(0.1 - sign * (u[0::2] - u[1::2])).mean()
+        gradients = torch.autograd.grad(loss, list(head.parameters()))
+        losses.append(loss.item())
+        with torch.no_grad():
+            for one, gradient, (m, v) in zip(head.parameters(), gradients, state, strict=True):
+                m.mul_(0.8).add_(0.2 * gradient)
+                v.mul_(0.95).add_(0.05 * gradient**2)
+                one.mul_(1 - rates[step - 1] * 0.5 * (one.dim() > 1))
+                one.sub_(rates[step - 1] * (m / (1 - 0.8**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8))
+    for ours, theirs in zip(found.module.parameters(), head.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert [entry["loss"] for entry in found.history] == pytest.approx(losses, rel=1e-5)
+    assert [entry["lr"] for entry in found.history] == pytest.approx(rates)
+    assert (found.steps, found.rows) == (2, 8)
+
+
+@pytest.mark.parametrize(("n", "batch"), [(101, 7), (9, 4), (2, 2), (3, 2), (50, 49), (10, 64)])
+def test_odd_sizes(n, batch):
+    trained = train_head(learnable(n), recipe=Recipe(batch=batch, rows=5 * n), **SMALL)
+    assert all(bool(one.isfinite().all()) for one in trained.module.parameters())
+    assert trained.rows <= 6 * n
+
+
+def test_history():
+    trained = train_head(learnable(), recipe=SHORT, held_out=learnable(100, seed=1), **SMALL)
+    assert [entry["step"] for entry in trained.history] == list(range(5, 101, 5))
+    assert all(entry.keys() == {"step", "lr", "loss", "r_auroc", "order"} for entry in trained.history)
+    assert trained.rows == 2_000
+    assert not trained.module.training
+
+
+def test_what_is_held_out_is_measured_as_the_metric_does():
+    held_out = learnable(200, seed=1)
+    trained = train_head(learnable(), recipe=SHORT, held_out=held_out, **SMALL)
+    u = said(trained, held_out)
+    assert trained.history[-1]["r_auroc"] == metrics.r_auroc(held_out.feature, held_out.label, u)
+
+
+def test_what_is_held_out_is_not_learned_from():
+    alone = train_head(learnable(), recipe=SHORT, **SMALL)
+    watched = train_head(learnable(), recipe=SHORT, held_out=learnable(60, seed=1), **SMALL)
+    assert torch.equal(said(alone, learnable()), said(watched, learnable()))
+
+
+def test_the_bar_counts_rows_and_shows_how_far_it_has_come(monkeypatch):
+    told = {}
+
+    @contextmanager
+    def bar(title, total, **options):
+        told.update(title=title, total=total, **options, rows=options["done"], notes=[])
+
+        def advance(count, note=None):
+            told["rows"] += count
+            told["notes"] += [note] if note is not None else []
+
+        yield advance
+
+    monkeypatch.setattr(train, "bar", bar)
+    recipe = Recipe(batch=20, rows=1_000)
+    trained = train_head(learnable(105), recipe=recipe, held_out=learnable(50, seed=1), progress=True, seed=4, **SMALL)
+    # 50 steps: eight passes of 20, 20, 20, 20, 20 and 5 rows, and two more batches.
+    assert (told["total"], told["rows"], trained.rows) == (880, 880, 880)
+    assert (told["title"], told["unit"], told["done"], told["show"]) == ("train seed 4", "rows", 0, True)
+    assert len(told["notes"]) == len(trained.history)
+    assert re.fullmatch(r"loss \d\.\d{4}  R-AUROC \d\.\d{4}  order \d\.\d{4}", told["notes"][-1])
+
+
+def test_seeds_differ_and_repeat():
+    table = learnable()
+    one, again, other = (train_head(table, recipe=SHORT, seed=seed, **SMALL) for seed in (1, 1, 2))
+    assert same(one, again)
+    assert not torch.equal(said(one, table), said(other, table))
+
+
+def test_nothing_outside_is_changed():
+    table = learnable()
+    before = {name: table.whole(name).clone() for name in table.columns}
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    train_head(table, recipe=SHORT, held_out=learnable(60, seed=1), **SMALL)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert torch.is_grad_enabled()
+    assert all(torch.equal(table.whole(name), before[name]) for name in before)
+
+
+class Stopped(Exception):
+    """Instead of a kill."""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "at"), [("adamw", 1), ("adamw", 37), ("adamw", 99), ("adam", 37), ("sgd", 37), ("lion", 37)]
+)
+def test_stopped_and_called_again_it_ends_with_the_same_bits(tmp_path, monkeypatch, optimizer, at):
+    arguments = {"recipe": replace(SHORT, optimizer=optimizer), "held_out": learnable(60, seed=1), **SMALL}
+    undisturbed = train_head(learnable(), folder=tmp_path / "undisturbed", **arguments)
+    step = train._Run._step
+
+    def stopping(self, *rest):
+        if self.state.step == at:
+            raise Stopped
+        return step(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "_SECONDS_BETWEEN_STATES", -1.0)
+        patch.setattr(train._Run, "_step", stopping)
+        with pytest.raises(Stopped):
+            train_head(learnable(), folder=tmp_path / "stopped", **arguments)
+    resumed = train_head(learnable(), folder=tmp_path / "stopped", **arguments)
+    assert same(resumed, undisturbed)
+    assert (tmp_path / "stopped" / FILE).read_bytes() == (tmp_path / "undisturbed" / FILE).read_bytes()
+
+
+def test_a_finished_training_is_not_done_again(tmp_path, monkeypatch):
+    first = train_head(learnable(), recipe=SHORT, folder=tmp_path / "deep" / "folder", **SMALL)
+    monkeypatch.setattr(train._Run, "_step", None)
+    assert same(train_head(learnable(), recipe=SHORT, folder=tmp_path / "deep" / "folder", **SMALL), first)
+
+
+def test_another_training_in_the_folder_is_refused(tmp_path):
+    def again(text, table=None, held_out=None, **changes):
+        arguments = {"recipe": SHORT, "seed": 1, **SMALL, **changes}
+        with pytest.raises(ArtefactError, match="holds another training: ") as error:
+            train_head(table or learnable(), folder=tmp_path, held_out=held_out, **arguments)
+        assert text in str(error.value)
+
+    train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
+    again("training: the recipe (lr=0.001 there, lr=0.5 here). Train", recipe=replace(SHORT, lr=0.5))
+    again("training: the seed (1 there, 2 here). Train", seed=2)
+    again("training: the head's width (16 there, 17 here). Train", width=17)
+    again("training: the head's depth (1 there, 0 here). Train", depth=0)
+    again("training: the losses (", table=learnable(seed=5))
+    again("the number of rows (400 there, 401 here)", table=learnable(401))
+    again("the width of the features (8 there, 9 here)", table=learnable(d=9))
+    moved = Table(source="another", **{name: learnable().whole(name) for name in ("feature", "loss")})
+    again("training: the model that made the table (None there, another here). Train", table=moved)
+    again("training: the held-out images (None there, ", held_out=learnable(30))
+
+
+def test_a_damaged_state_is_told(tmp_path):
+    train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
+    (tmp_path / FILE).write_bytes(b"nothing")
+    with pytest.raises(ArtefactError, match=r"cannot be read \(.*\)\. Delete it to train from the beginning\."):
+        train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
+
+
+def test_a_head_that_starts_at_zero_does_not_learn():
+    held_out = learnable(100, seed=1)
+    with pytest.warns(ConstantHeadWarning, match=r"^the trained head says 0\.\d+ of every image: it has not learned"):
+        trained = train_head(learnable(), recipe=replace(SHORT, init="zero"), held_out=held_out, width=16)
+    u = said(trained, learnable())
+    assert float(u.max() - u.min()) == 0
+    assert (trained.history[-1]["r_auroc"], trained.history[-1]["order"]) == (0.5, 0.5)
+
+
+def test_features_that_say_nothing_make_a_constant_head():
+    table = Table(feature=torch.ones(40, 3), loss=torch.rand(40, generator=torch.Generator().manual_seed(0)))
+    with pytest.warns(ConstantHeadWarning, match="of every image: it has not learned anything"):
+        train_head(table, recipe=SHORT, **SMALL)
+
+
+def test_divergence_is_told():
+    recipe = Recipe(loss="l2", optimizer="sgd", lr=1e6, warmup_lr=1e6, batch=20, rows=2_000)
+    with pytest.raises(ValueRangeError) as error:
+        train_head(learnable(), recipe=recipe, **SMALL)
+    assert str(error.value).startswith("head.fit: the training loss became ")
+    assert str(error.value).endswith(", so the head has diverged. Lower the recipe's lr (1000000.0).")
+
+
+def test_what_is_missing_or_does_not_fit():
+    with pytest.raises(MissingColumnError, match=r"^head.fit needs column 'feature'; table in memory has loss"):
+        train_head(Table(loss=[1.0, 2.0]))
+    with pytest.raises(MissingColumnError, match=r"^held_out needs column 'feature'; table in memory has label"):
+        train_head(learnable(), recipe=SHORT, held_out=Table(label=[1, 2]))
+    with pytest.raises(TableError) as error:
+        train_head(learnable(), recipe=SHORT, held_out=learnable(50, d=9))
+    assert str(error.value) == (
+        "held_out: features of table in memory must be 8 wide, as those of table in memory; 9 came. "
+        "Extract both with the same model."
+    )
+    ours = Table(name="ours", source="aa", feature=learnable().feature, loss=learnable().loss)
+    theirs = Table(name="theirs", source="bb", feature=learnable().feature, loss=learnable().loss)
+    with pytest.raises(TableError) as error:
+        train_head(ours, recipe=SHORT, held_out=theirs)
+    assert str(error.value) == (
+        "held_out: theirs was made by another model (bb) than ours (aa). "
+        "Extract both with the same model and transform."
+    )
+
+
+_MEMORY = """
+import os
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from dubito.cache.column import ShardedColumn
+from dubito.cache.shard import shard_named, write_shard
+from dubito.heads import stream
+from dubito.heads.recipe import Recipe
+from dubito.heads.train import train_head
+from dubito.table import Table
+
+torch.set_num_threads(1)
+stream._BUFFER_ROWS = 4096
+
+
+def peak(count):
+    folder = Path(sys.argv[1])
+    columns = {"feature": torch.randn(512, 512), "loss": torch.rand(512)}
+    first = write_shard(folder, "forward", 0, columns, {})
+    names = [first.name.replace("-00000-", f"-{count + index:05d}-") for index in range(count)]
+    for name in names:
+        os.link(first.path, folder / name)
+    shards = [(shard_named(folder, name), 512) for name in names]
+    table = Table(feature=ShardedColumn(shards, "feature", (512,)), loss=ShardedColumn(shards, "loss", ()))
+    train_head(table, recipe=Recipe(batch=256, rows=len(table)), width=16)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+print(-peak(40) + peak(300))
+"""
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path):
+    pytest.importorskip("resource")
+    command = [sys.executable, "-c", _MEMORY, str(tmp_path)]
+    grown = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120).stdout
+    assert float(grown) < 60  # megabytes; the larger table has 260 more

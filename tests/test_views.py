@@ -1,0 +1,172 @@
+"""Some rows of a table, and several tables as one: the same as indexing and concatenation, read when asked for."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dubito
+from dubito.errors import TableError
+from dubito.table import Table
+from dubito.views import chosen_rows, joined
+
+
+def table_of(n: int, start: int = 0, **about: object) -> Table:
+    number = torch.arange(start, start + n)
+    return Table(
+        feature=torch.stack([number, -number, number**2], 1).float(),
+        label=number % 3,
+        loss=number / 7,
+        id=[f"photo {i}" for i in number.tolist()],
+        **about,
+    )
+
+
+def same(ours: Table, theirs: Table) -> None:
+    assert set(ours.columns) == set(theirs.columns)
+    assert len(ours) == len(theirs)
+    for name in ours.columns:
+        assert ours.shape(name) == theirs.shape(name)
+        one, other = ours.whole(name), theirs.whole(name)
+        assert type(one) is type(other)
+        assert one.dtype.kind == other.dtype.kind if isinstance(one, np.ndarray) else one.dtype == other.dtype
+        assert np.array_equal(np.asarray(one), np.asarray(other)), name
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory, one_thread):
+    """A cache of 23 rows in shards of 5, and the same in memory."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    folder = tmp_path_factory.mktemp("views") / "cache"
+    model = dubito.wrap(network, transform=None)
+    labels = torch.arange(23) % 3
+    disk = dubito.extract(
+        model, torch.randn(23, 3, 2, 2), folder, labels=labels, shard_size=5, batch_size=5, progress=False
+    )
+    memory = Table(source=disk.source, **{name: disk.whole(name) for name in disk.columns})
+    return disk, memory
+
+
+ROWS = [slice(0, 0), slice(2, 7), slice(0, 9), [0], [8, 0, 8, 3], [], slice(None, None, 2), [-1, 1]]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_chosen_rows(rows):
+    index = torch.tensor([4, 0, 9, 9, 2, 7, 5, 1, 3])
+    same(chosen_rows(table_of(10), index).rows(rows), table_of(10).rows(index).rows(rows))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_joined(rows):
+    parts = table_of(4), table_of(0, 4), table_of(3, 4), table_of(2, 7)
+    same(joined(*parts).rows(rows), table_of(9).rows(rows))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.data())
+def test_any_rows_of_any_tables(sizes, data):
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    whole, both = table_of(sum(sizes)), joined(*(table_of(n, start) for n, start in zip(sizes, starts, strict=True)))
+    index = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=12)) if sum(sizes) else []
+    same(both.rows(index), whole.rows(index))
+    same(chosen_rows(both, torch.tensor(index, dtype=torch.long)), whole.rows(index))
+    first, last = sorted(data.draw(st.tuples(st.integers(0, sum(sizes)), st.integers(0, sum(sizes)))))
+    same(both.rows(slice(first, last)), whole.rows(slice(first, last)))
+
+
+def test_views_of_views():
+    both = joined(table_of(5), table_of(5, 5))
+    some = chosen_rows(both, torch.tensor([9, 0, 5]))
+    again = joined(some, chosen_rows(both, torch.tensor([4, 5])))
+    assert again.id.tolist() == ["photo 9", "photo 0", "photo 5", "photo 4", "photo 5"]
+    assert again.loss.tolist() == pytest.approx([9 / 7, 0, 5 / 7, 4 / 7, 5 / 7])
+    assert [len(batch) for batch in again.batches("loss", size=2)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("rows", [slice(0, 0), slice(3, 17), [22, 0, 5, 5, 4], []])
+def test_caches(cached, rows):
+    disk, memory = cached
+    index = torch.tensor([*range(20, 2, -1), 22, 0, 1, 2, 21])
+    same(chosen_rows(disk, index).rows(rows), memory.rows(index).rows(rows))
+    both, plain = joined(disk, memory, disk), joined(memory, memory, memory)
+    assert len(both) == 69
+    same(both.rows(rows), plain.rows(rows))
+    same(both.rows([68, 0, 23, 46, 22]), memory.rows([22, 0, 0, 0, 22]))
+
+
+def test_nothing_is_read_before_it_is_asked_for():
+    class Column:
+        shape, asked = (5,), 0
+
+        def __getitem__(self, rows):
+            self.asked += 1
+            return torch.arange(5.0)[rows]
+
+    column = Column()
+    table = joined(chosen_rows(Table(loss=column), torch.tensor([3, 1])), table_of(2))
+    assert (table.shape("loss"), column.asked) == ((4,), 0)
+    assert table.rows([0]).loss.tolist() == [3.0]
+    assert column.asked == 1
+
+
+def test_what_is_known_of_a_table_stays_known():
+    about = {"name": "cache/a", "classes": ["x", "y", "z"], "source": "ab12", "maker": {"weights": "w"}}
+    table = table_of(4, skipped=[("broken.png", "why")], **about)
+    for view in (chosen_rows(table, torch.tensor([1])), joined(table)):
+        assert (view.name, view.classes, view.source, view.maker) == tuple(about.values())
+        assert view.skipped == [("broken.png", "why")]
+        assert view.label_space == "model"
+    assert joined(table, table_of(2, name="cache/b")).name == "cache/a + cache/b"
+
+
+def test_only_columns_that_all_have():
+    assert joined(table_of(3), table_of(2).select("loss", "label")).columns == ("label", "loss")
+    own = table_of(2, label_space="own")
+    assert "label" not in joined(table_of(3), own)  # classes of different sets
+    assert joined(own, own).label_space == "own"
+
+
+def test_photographs_of_a_table_without_epochs_are_its_rows():
+    crops = Table(loss=[1.0, 2.0, 3.0, 4.0], photo=[0, 1, 0, 1], epoch=[0, 0, 1, 1])
+    both = joined(Table(loss=[5.0, 6.0, 7.0]), crops)
+    assert both.whole("photo").tolist() == [0, 1, 2, 0, 1, 0, 1]
+    assert both.whole("epoch").tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert "photo" not in joined(table_of(2), table_of(2))
+
+
+def refused(text, *arguments, by=joined):
+    with pytest.raises(TableError) as error:
+        by(*arguments)
+    assert str(error.value) == text
+
+
+def test_what_cannot_be_joined():
+    refused("joined needs at least one table; none came.")
+    refused(
+        "joined: a and b come from different models (aa and bb). Extract both with the same model and transform.",
+        table_of(2, name="a", source="aa"),
+        table_of(2, name="b", source="bb"),
+    )
+    assert joined(table_of(2, source="aa"), table_of(2)).source == "aa"
+    refused(
+        "joined: column 'feature' must have one width in all tables; [(2,), (3,)] came. Join tables of one model.",
+        table_of(2),
+        Table(feature=torch.zeros(1, 2)),
+    )
+    refused(
+        "joined: table in memory, table in memory have no column in common.",
+        Table(loss=[1.0]),
+        Table(label=[1]),
+    )
+
+
+@pytest.mark.parametrize(("index", "told"), [([0, 5], "0 to 5"), ([-1, 2], "-1 to 2")])
+def test_rows_that_are_not_there(index, told):
+    refused(
+        f"rows of table in memory must be indices from 0 to 4; {told} came. Choose among its rows.",
+        table_of(5),
+        torch.tensor(index),
+        by=chosen_rows,
+    )
