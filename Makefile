@@ -45,6 +45,8 @@ docs: $(READY)  ## serve the documentation while writing it
 bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(BIN)/python benchmarks/neighbours.py
 	$(BIN)/python benchmarks/extract.py $(if $(DATA),--data $(DATA))
+	$(BIN)/python benchmarks/head_training.py
+	$(if $(DATA),$(BIN)/python benchmarks/cache_speedup.py --data $(DATA))
 
 clean:  ## remove what was built, and the environment
 	rm -rf .venv site demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

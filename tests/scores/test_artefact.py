@@ -31,6 +31,7 @@ def test_what_is_written(tmp_path):
         "settings": {"score_of": {"score": "cool", "settings": {"scale": 0.2}}},
         "learned": {"temperature_": 1.5},
         "fitted_on": None,
+        "maker": None,
     }
     assert load_file(folder / "state.safetensors") == {}
     loaded = load_score(folder)

@@ -45,6 +45,7 @@ class Stream:
     seed: int
     name: str = "table"
     _kept: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+    _space: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         n, d = self.features.shape
@@ -80,7 +81,6 @@ class Stream:
                 chosen = order[index * self.batch : (index + 1) * self.batch]
                 yield rows.index_select(0, chosen), losses.index_select(0, chosen)
             step += last - first
-            del rows, losses  # before the next buffer is filled
 
     def _filled(self, number: int, which: int) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
         """The rows of one buffer."""
@@ -102,14 +102,17 @@ class Stream:
     def _read(self, blocks: Int[Tensor, "k"]) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
         n, d = self.features.shape
         spans = [(block * self._block, min((block + 1) * self._block, n)) for block in blocks.tolist()]
-        rows = torch.empty(sum(end - start for start, end in spans), d)
-        losses = torch.empty(len(rows))
+        if self._space is None:  # made once: fresh memory costs more than filling it
+            self._space = torch.empty(self._buffer, d), torch.empty(self._buffer)
+        total = sum(end - start for start, end in spans)
+        rows, losses = (space[:total] for space in self._space)
         done = 0
         for start, end in spans:
             rows[done : done + end - start] = self.features[start:end]
             losses[done : done + end - start] = self.losses[start:end]
             done += end - start
-        finite(rows, f"head.fit: features of {self.name}")
+        if not bool(rows.sum().isfinite()):  # NaN and infinity reach the sum, which is much cheaper than the check
+            finite(rows, f"head.fit: features of {self.name}")
         return rows, losses
 
 
