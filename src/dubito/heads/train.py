@@ -27,7 +27,7 @@ from dubito.heads.losses import DIRECT_LOSSES, HeadLoss, ranking_loss
 from dubito.heads.module import HeadModule
 from dubito.heads.optimizers import make_optimizer, optimizer_tensors, restore_optimizer, set_lr
 from dubito.heads.recipe import Plan, Recipe
-from dubito.heads.stream import Stream
+from dubito.heads.stream import Stream, generator
 from dubito.heads.targets import target_column
 from dubito.table import Table
 from dubito.types import Json
@@ -123,12 +123,20 @@ class _Run:
 
     def _step(self, loss_of: HeadLoss, rows: Float[Tensor, "b d"], losses: Float[Tensor, "b"]) -> Float[Tensor, ""]:
         set_lr(self.optimizer, self.plan.lr(self.state.step))
-        loss = loss_of(self.module(rows), losses)
+        loss = loss_of(self.module(self._thinned(rows)), losses)
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         self.optimizer.step()
         self.state.step += 1
         return loss.detach()
+
+    def _thinned(self, rows: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
+        """Dropout on the features; what is dropped depends on the seed and the step alone, as the batch does."""
+        share = self.plan.recipe.dropout
+        if not share:
+            return rows
+        kept = torch.rand(rows.shape, generator=generator(self.stream.seed, self.state.step, "dropout")) >= share
+        return rows * kept / (1 - share)
 
     def _measure(self, advance: Advance) -> None:
         loss = float(self.state.losses) / self.state.since

@@ -10,6 +10,7 @@ _ABOUT = {
     "max_probability": "Minus the probability of the predicted class.",
     "margin": "Minus the gap between the two most probable classes: near zero, a second class comes close.",
     "energy": "Minus the log-sum-exp of the logits: high when no class gets a large logit.",
+    "head": "A small network on the model's features that has learned which photographs are hard; no classifier needed.",
 }
 
 
@@ -26,7 +27,7 @@ def write_demo_page(demo: Demo, path: str | Path) -> Path:
         f"them. The most uncertain come first, judged by {SCORES[0]}. Some photographs show nothing that ImageNet "
         f"knows: there every answer is wrong.",
         facts=(f"model {demo.model}", f"{len(demo.pictures)} pictures", "no true labels used"),
-        about={name: _ABOUT[name] for name in SCORES},
+        about={name: _ABOUT[name] for name in demo.pictures[0].scores},
         summary=_summary(demo),
     )
 
