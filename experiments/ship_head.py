@@ -12,8 +12,9 @@ import json
 import tempfile
 from pathlib import Path
 
-import dubito
 from human_ambiguity import AUGMENT, EPOCHS, RECIPE
+
+import dubito
 
 TARGET = "mixed"
 HERE = Path(__file__).parent

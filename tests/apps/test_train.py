@@ -164,3 +164,15 @@ def test_seeds_without_meaning(seeds):
 def test_shares_without_meaning(share):
     with pytest.raises(ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; {share} came\."):
         train(table_of(), held_out=share)
+
+
+def test_a_mistyped_option_is_told_before_training():
+    with pytest.raises(TypeError, match="seed"):
+        train(table_of(40), seed=5)
+
+
+def test_the_folder_of_a_training_is_its_median_head(tmp_path):
+    found = train(table_of(), tmp_path / "mine", seeds=(1, 2, 3), held_out=0.3, **SMALL)
+    loaded = UncertaintyHead.from_pretrained(tmp_path / "mine")
+    assert loaded.seed == found.head.seed
+    assert torch.equal(loaded.weights_, found.head.weights_)

@@ -143,7 +143,16 @@ def test_caches_are_joined(run: Run, labelled: Path, cache: Path, weights: Path,
     assert f"head.fit needs column 'loss'; {labelled} + {cache} has" in answer.err
 
 
-def test_a_cache_is_held_out(run: Run, labelled: Path, cache: Path) -> None:
+def test_a_cache_of_the_same_images_is_not_held_out(run: Run, labelled: Path, cache: Path) -> None:
+    answer = run("train", cache, "--to", "mine", *QUICK, "--target", "expected", "--held-out", labelled)
+    assert answer.code == 2
+    assert f"--held-out: '{labelled}' is trained on. Give another cache, or a share such as 0.1." in answer.err
+
+
+def test_a_cache_is_held_out(run: Run, labelled: Path, weights: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "others", COUNT, seed=7)
+    cache = tmp_path / "cache"
+    assert run("extract", MODEL, tmp_path / "others", "--to", cache, "--weights", weights, "--workers", 0).code == 0
     options = (*QUICK, "--target", "expected", "--held-out", labelled, "--json")
     found = run("train", cache, "--to", "mine", *options).json
     assert (found["table_rows"], found["rows"]) == (COUNT, COUNT)

@@ -13,6 +13,7 @@ from dubito.heads.held_out import HeldOut, one_epoch, split
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.table import Table
+from dubito.views import joined
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,3 +147,31 @@ def test_shares_that_leave_nothing(share, what):
         f"held_out: a share of {share} of the 10 photographs in table in memory leaves nothing to {what}. "
         f"Give another share or more photographs."
     )
+
+
+def joined_epochs() -> Table:
+    """Ten clean photographs in another order than their two augmented epochs."""
+    names = [f"{number}.jpg" for number in range(10)]
+    shuffled = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    clean = Table(feature=torch.randn(10, 3), loss=torch.rand(10), id=[names[number] for number in shuffled.tolist()])
+    augmented = Table(
+        feature=torch.randn(20, 3),
+        loss=torch.rand(20),
+        id=[f"{name}@{epoch}" for epoch in range(2) for name in names],
+        photo=torch.arange(10).repeat(2),
+        epoch=torch.arange(2).repeat_interleave(10),
+    )
+    return joined(clean, augmented)
+
+
+def test_a_split_of_joined_tables_parts_photographs():
+    learned, held = split(joined_epochs(), 0.3)
+    photos = [{str(name).partition("@")[0] for name in table.id} for table in (learned, held)]
+    assert not photos[0] & photos[1]
+    assert [len(names) for names in photos] == [7, 3]
+    assert (len(learned), len(held)) == (21, 9)
+
+
+def test_joined_tables_show_every_photograph_once():
+    rows = one_epoch(joined_epochs())
+    assert rows.tolist() == list(range(10))  # the clean ones, which come first

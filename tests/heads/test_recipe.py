@@ -146,6 +146,7 @@ def test_part_of_the_settings_is_enough():
         ({"batch": 1}, "recipe: batch must be at least 2; 1 came."),
         ({"rows": 1}, "recipe: rows must be at least 2; 1 came."),
         ({"warmup": 460}, "recipe: warmup must be below the 460 episodes; 460 came. Give a shorter one."),
+        ({"dropout": 1.0}, "recipe: dropout must be a share from 0 to below 1; 1.0 came."),
         ({"mix": 1.5}, "recipe: mix must lie between 0 and 1; 1.5 came."),
         ({"mix": math.nan}, "recipe: mix must lie between 0 and 1; nan came."),
         ({"betas": (0.9, 1.0)}, "recipe: betas must be two numbers from 0 to below 1; (0.9, 1.0) came."),
@@ -162,6 +163,6 @@ def test_what_is_no_recipe():
     with pytest.raises(ValueRangeError, match=r"^recipe: a dubito.Recipe is expected; list came.$"):
         as_recipe([1])
     with pytest.raises(
-        ValueRangeError, match=r"^recipe: there is no setting 'speed'; there are batch, betas, episodes"
+        ValueRangeError, match=r"^recipe: there is no setting 'speed'; there are batch, betas, dropout, episodes"
     ):
         as_recipe({"speed": 3})

@@ -15,11 +15,11 @@ from tests.heads.conftest import learnable
 from dubito import metrics
 from dubito.errors import ArtefactError, ConstantHeadWarning, MissingColumnError, TableError, ValueRangeError
 from dubito.heads import train
-from dubito.heads._state import FILE
+from dubito.heads._state import FILE, TrainingState
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.heads.stream import Stream
-from dubito.heads.train import train_head
+from dubito.heads.train import _Run, train_head
 from dubito.table import Table
 
 SHORT = Recipe(batch=20, rows=2_000)
@@ -321,3 +321,39 @@ def test_memory_does_not_grow_with_the_table(tmp_path):
     command = [sys.executable, "-c", _MEMORY, str(tmp_path)]
     grown = subprocess.run(command, capture_output=True, check=True, text=True, timeout=120).stdout
     assert float(grown) < 60  # megabytes; the larger table has 260 more
+
+
+def test_dropout_changes_the_course_and_is_as_repeatable(tmp_path):
+    table = Table(feature=torch.rand(200, 8), loss=torch.rand(200))
+    plain, thin, again = (
+        train_head(table, recipe=Recipe(dropout=share, rows=2000, batch=100), width=16).module.state_dict()
+        for share in (0.0, 0.5, 0.5)
+    )
+    key = "layers.0.weight"
+    assert torch.equal(thin[key], again[key])
+    assert not torch.equal(thin[key], plain[key])
+
+
+def test_dropout_keeps_the_mean_of_a_feature():
+    # What is kept is scaled by 1 / (1 - 0.8) = 5.
+    run = _Run.__new__(_Run)
+    run.plan = Recipe(dropout=0.8, batch=2).plan(100)
+    run.stream, run.state = Stream(torch.ones(4, 3), torch.zeros(4), 2, 0), TrainingState()
+    thinned = run._thinned(torch.ones(2000, 50))
+    assert sorted(set(thinned.flatten().tolist())) == [0.0, pytest.approx(5.0)]
+    assert thinned.mean().item() == pytest.approx(1.0, abs=0.05)
+    run.state.step = 1
+    assert not torch.equal(run._thinned(torch.ones(2000, 50)), thinned)
+
+
+def test_a_state_of_other_features_is_refused(tmp_path):
+    first, second = (Table(feature=torch.randn(100, 4), loss=torch.linspace(0, 1, 100)) for _ in range(2))
+    train_head(first, recipe=SHORT, folder=tmp_path, **SMALL)
+    with pytest.raises(ArtefactError, match="holds another training: the features"):
+        train_head(second, recipe=SHORT, folder=tmp_path, **SMALL)
+
+
+def test_what_is_trained_on_cannot_be_held_out():
+    table = Table(feature=torch.randn(100, 4), loss=torch.rand(100), label=torch.arange(100) % 3)
+    with pytest.raises(TableError, match="is trained on and cannot be held out"):
+        train_head(table, recipe=SHORT, held_out=table, **SMALL)

@@ -1,8 +1,8 @@
 """The demo: real photographs, made worse step by step, and what the model's uncertainty does about it.
 
 Ten photographs out of scikit-image and scikit-learn, clean and blurred, boxed, zoomed and noisy at two severities, go
-through a real ImageNet model by the same `extract` that users call. They are scored by the softmax family and, where one
-ships for the model, by a pretrained uncertainty head, zero-shot. A score that learns would have to be fitted on the
+through a real ImageNet model by the same `extract` that users call. They are scored by the softmax family and, where
+one ships for the model, by a pretrained uncertainty head, zero-shot. A score that learns would have to be fitted on the
 model's training images; fitted on the clean photographs instead, it would only tell how far each copy is from its own
 original. There are no true labels; what is counted is whether an answer is still the one that the clean photograph got.
 """

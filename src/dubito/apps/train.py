@@ -13,20 +13,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from dubito.apps.transfer import median_and_spread
 from dubito.cache.shard import write_file
 from dubito.errors import DubitoError
+from dubito.heads.config import DiskType
 from dubito.heads.held_out import split
 from dubito.heads.recipe import Recipe
+from dubito.heads.shelf import TRAINING
 from dubito.heads.train import Trained, train_head
 from dubito.scores.head import UncertaintyHead
 from dubito.table import Table
 from dubito.types import Json
 
 FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
-REPORT = "training.json"
 
 
 @final
@@ -66,6 +67,7 @@ class Training:
         """Plain values."""
         return {
             "seeds": [head.seed for head in self.heads],
+            "median_seed": self.head.seed,
             "folders": [str(folder) for folder in self.folders],
             "summary": {name: {"median": m, "spread": s} for name, (m, s) in self.summary().items()},
             "histories": list(self.histories),
@@ -76,7 +78,7 @@ class Training:
         return "\n".join([f"{len(self.heads)} head{'s' if len(self.heads) > 1 else ''}", *lines])
 
 
-def train(
+def train(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     table: Table,
     to: str | Path | None = None,
     *,
@@ -86,7 +88,10 @@ def train(
     depth: int = 2,
     held_out: Table | float | None = None,
     progress: bool = True,
-    **about: Any,
+    trained: Json | None = None,
+    measured: Json | None = None,
+    licence: str | None = None,
+    dtype: DiskType = "float32",
 ) -> Training:
     """Train one head a seed on a table's features and losses; called again after a kill, it goes on.
 
@@ -99,7 +104,10 @@ def train(
         depth: How many.
         held_out: Another table whose R-AUROC is watched, or a share of the table's photographs, such as 0.1.
         progress: Show a bar when a terminal is watching.
-        about: Entries of the heads' config: measured={...}, licence="...", trained={"corpus": "..."}.
+        trained: For the heads' config: what is worth knowing of the training, such as {"corpus": "my photographs"}.
+        measured: For the heads' config: figures by name.
+        licence: For the heads' config, such as "Apache-2.0".
+        dtype: Of the heads on disk.
     """
     chosen = list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
@@ -107,10 +115,11 @@ def train(
     if isinstance(held_out, int | float):
         table, held_out = split(table, float(held_out))
     settings = recipe or Recipe()
+    about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
     heads, histories, folders = [], [], []
     for seed in chosen:
         folder = None if to is None else Path(to) / f"seed-{seed}"
-        trained = train_head(
+        result = train_head(
             table,
             recipe=settings,
             width=width,
@@ -120,12 +129,12 @@ def train(
             folder=folder,
             progress=progress,
         )
-        heads.append(_kept(trained, table, UncertaintyHead(width, depth, seed, settings), folder, about))
-        histories.append(trained.history)
+        heads.append(_kept(result, table, UncertaintyHead(width, depth, seed, settings), folder, about))
+        histories.append(result.history)
         folders += [folder] if folder else []
     training = Training(tuple(heads), tuple(histories), tuple(folders))
     if to is not None:
-        write_file(Path(to) / REPORT, (json.dumps(training.to_json(), indent=1) + "\n").encode())
+        write_file(Path(to) / TRAINING, (json.dumps(training.to_json(), indent=1) + "\n").encode())
     return training
 
 

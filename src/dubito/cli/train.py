@@ -100,6 +100,9 @@ def train(  # noqa: PLR0913 (a command's options)
     ] = 0.0,
     optimizer: Annotated[Optimizer, typer.Option("--optimizer", help="Which optimiser.")] = Optimizer.adamw,
     lr: Annotated[float, typer.Option("--lr", help="Peak learning rate at a batch of 256.")] = 1e-3,
+    dropout: Annotated[
+        float, typer.Option("--dropout", help="Share of the features dropped while learning; 0.8 for few photographs.")
+    ] = 0.0,
     schedule: Annotated[Schedule, typer.Option("--schedule", help="After the warm-up.")] = Schedule.cosine,
     batch: Annotated[
         int | None, typer.Option("--batch", min=2, help="Rows at once.", show_default="2048, less of a small cache")
@@ -134,6 +137,7 @@ def train(  # noqa: PLR0913 (a command's options)
             optimizer=optimizer.value,
             lr=lr,
             schedule=schedule.value,
+            dropout=dropout,
             batch=batch,
             rows=rows,
         )
@@ -150,7 +154,7 @@ def train(  # noqa: PLR0913 (a command's options)
         held_out=watched,
         progress=not quiet,
         dtype="float16" if float16 else "float32",
-        **({"trained": {"corpus": corpus}} if corpus else {}),
+        trained={"corpus": corpus} if corpus else None,
     )
     found = _summary(training, recipe, place, name, time.perf_counter() - start)
     found = {"caches": [str(cache) for cache in caches], "table_rows": len(table), **found}
@@ -187,9 +191,15 @@ def _held_out(text: str | None, caches: list[Path]) -> "Table | float | None":
         if share is None:
             raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; '{text}' came.")
         return share
-    if any(Path(text).resolve() == cache.resolve() for cache in caches):
+    from dubito.cache.fingerprint import model_digest
+    from dubito.cache.manifest import read_manifest
+
+    table = dubito.open(text)
+    found = [manifest for one in (Path(text), *caches) if (manifest := read_manifest(one)) is not None]
+    images = [(model_digest(one.identity), one.identity["images"]) for one in found]
+    if images[0] in images[1:]:
         raise typer.BadParameter(f"--held-out: '{text}' is trained on. Give another cache, or a share such as 0.1.")
-    return dubito.open(text)
+    return table
 
 
 def _number(text: str) -> float | None:

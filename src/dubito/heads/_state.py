@@ -26,6 +26,7 @@ _PARTS = {
     "rows": "the number of rows",
     "source": "the model that made the table",
     "losses": "the losses",
+    "sample": "the features",
     "held_out": "the held-out images",
 }
 

@@ -8,9 +8,11 @@ photograph is used: two crops of one photograph would be each other's neighbours
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -82,23 +84,32 @@ class HeldOut:
         return found
 
 
+def photographs(table: Table) -> Int[Tensor, "n"]:
+    """Which photograph each row shows: rows with one id, apart from the epoch behind it, show the same one.
+
+    Positions (`photo`) would not do: in joined tables, they begin anew with each. Where there are no ids, they must.
+    """
+    if "id" in table:
+        names = [re.sub(r"@\d+$", "", str(name)) for name in table.id]
+        return torch.from_numpy(np.unique(names, return_inverse=True)[1].reshape(-1))
+    position: Tensor = table.whole("photo") if "photo" in table else torch.arange(len(table))
+    return position
+
+
 def one_epoch(table: Table) -> Int[Tensor, "k"]:
-    """The rows of the first augmented epoch; all rows where there is one epoch only."""
-    if "epoch" not in table:
-        return torch.arange(len(table))
-    epoch: Tensor = table.whole("epoch")
-    return (epoch == epoch.min()).nonzero()[:, 0]
+    """The first row of every photograph."""
+    first = np.unique(photographs(table).numpy(), return_index=True)[1]
+    return torch.from_numpy(np.sort(first))
 
 
 def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
     """Two tables of different photographs: those to train on, and a share that is held out.
 
-    Rows of one photograph (column `photo`) stay together; without that column every row is a photograph. Only the row
-    numbers are held in memory.
+    Rows of one photograph stay together (`photographs`). Ids and row numbers are held in memory, features are not.
     """
     if not 0 < share < 1:
         raise ValueRangeError(f"held_out: a share must lie between 0 and 1; {share} came. 0.1 holds a tenth out.")
-    photo: Tensor = table.whole("photo") if "photo" in table else torch.arange(len(table))
+    photo = photographs(table)
     photos = torch.unique(photo)
     count = round(share * len(photos))
     if not 1 <= count < len(photos):

@@ -56,8 +56,8 @@ class Recipe:
         warmup: How many of them warm up.
         batch: Rows at once; None is 2,048, or an eighth of a small table.
         rows: Rows seen in all, again and again as needed; None scales with the table.
-        dropout: Share of a row's features that is set to zero while learning, the rest scaled up. 0 as in the paper; 0.8
-            keeps a head from learning a thousand photographs by heart.
+        dropout: Share of a row's features that is set to zero while learning, the rest scaled up. 0 as in the paper;
+            0.8 keeps a head from learning a thousand photographs by heart.
         init: Of the weights; "zero" is there to show that it cannot learn.
     """
 
@@ -176,6 +176,10 @@ def _check_numbers(recipe: Recipe) -> None:
         raise ValueRangeError(
             f"recipe: warmup must be below the {recipe.episodes} episodes; {recipe.warmup} came. Give a shorter one."
         )
+    _check_shares(recipe)
+
+
+def _check_shares(recipe: Recipe) -> None:
     if not 0 <= recipe.mix <= 1:
         raise ValueRangeError(f"recipe: mix must lie between 0 and 1; {recipe.mix} came.")
     if not 0 <= recipe.dropout < 1:

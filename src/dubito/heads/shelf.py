@@ -7,6 +7,7 @@
 Of two with the same name, the user's own is taken.
 """
 
+import json
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ from dubito.heads.checkpoint import CONFIG, PretrainedHead, read_config, read_he
 SHIPPED = Path(__file__).parent / "pretrained"
 VARIABLE = "DUBITO_HEADS"
 Where = Literal["shipped", "local"]
+TRAINING = "training.json"
 _HUB = "hub:"
 _PYTORCH = (".pth.tar", ".pth", ".pt", ".tar", ".bin")
 
@@ -82,8 +84,9 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
     """A head by whatever names it.
 
     Args:
-        name_or_path: A folder that save_pretrained wrote, a name on the shelf, a `vit_*_checkpoint.pth.tar` of the
-            paper's authors, or an id on the Hugging Face hub, "org/name" or "hub:org/name".
+        name_or_path: A folder that save_pretrained wrote, or that `train` wrote (then its median seed), a name on the
+            shelf, a `vit_*_checkpoint.pth.tar` of the paper's authors, or an id on the Hugging Face hub, "org/name" or
+            "hub:org/name".
         options: For the hub: revision, token, cache_dir, force_download, local_files_only.
     """
     name, path = str(name_or_path), Path(name_or_path).expanduser()
@@ -91,16 +94,34 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
         return _from_hub(name.removeprefix(_HUB), options)
     if path.is_file() or name.endswith(_PYTORCH):
         return _from_file(path)
-    entries = {entry.name: entry for entry in list_heads()}
+    entries = {entry.name: entry.path for entry in list_heads()} | _trainings(path, name)
     if (path / CONFIG).is_file() or (path.is_dir() and name not in entries):
         return read_head(path)
     if name in entries:
-        return read_head(entries[name].path)
+        return read_head(entries[name])
     if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or "\\" in name:
         return read_head(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return _from_hub(name, options)
     raise _unknown(name, list(entries))
+
+
+def _trainings(path: Path, name: str) -> dict[str, Path]:
+    """The name, if it is that of a training: a folder, or on the shelf."""
+    found = [folder for folder in (path, local_folder() / name) if (folder / TRAINING).is_file()]
+    return {name: _median(found[0])} if found and not (found[0] / CONFIG).is_file() else {}
+
+
+def _median(training: Path) -> Path:
+    """Of a folder that `dubito.train` wrote, the head of the median seed."""
+    try:
+        seed = int(json.loads((training / TRAINING).read_text())["median_seed"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ArtefactError(
+            f"head: '{training / TRAINING}' cannot be read ({error}). Name one of the heads in the folder, such as "
+            f"'{training / 'seed-1'}'."
+        ) from error
+    return training / f"seed-{seed}"
 
 
 def head_for(maker: Mapping[str, Any] | None) -> PretrainedHead | None:

@@ -10,7 +10,7 @@ _ABOUT = {
     "max_probability": "Minus the probability of the predicted class.",
     "margin": "Minus the gap between the two most probable classes: near zero, a second class comes close.",
     "energy": "Minus the log-sum-exp of the logits: high when no class gets a large logit.",
-    "head": "A small network on the model's features that has learned which photographs are hard; no classifier needed.",
+    "head": "A small network on the model's features that has learned which photographs are hard, without classes.",
 }
 
 
