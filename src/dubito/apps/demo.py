@@ -130,7 +130,7 @@ class Demo:
         ]
 
     def _of_head(self) -> list[str]:
-        if HEAD not in self.pictures[0].scores:
+        if not self.pictures or HEAD not in self.pictures[0].scores:
             return []
         means = {
             severity: _mean(one.scores[HEAD] for one in self.pictures if one.severity == severity)
