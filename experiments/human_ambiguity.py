@@ -178,6 +178,7 @@ def draw(curve: list[dict[str, float]], to: Path) -> None:
     axes.errorbar(sizes, [p["auroc"] for p in curve], [p["distance"] for p in curve], marker="o", capsize=3)
     axes.axhline(PUBLISHED, linestyle="--", color="grey", label="published, 13 million photographs")
     axes.set(xscale="log", xticks=sizes, xticklabels=sizes, xlabel="photographs learned from")
+    axes.minorticks_off()
     axes.set(ylabel="AUROC, ReaL-ambiguous photographs")
     axes.legend()
     figure.savefig(to, dpi=150)

@@ -100,6 +100,10 @@ def train(  # noqa: PLR0913 (a command's options)
     ] = 0.0,
     optimizer: Annotated[Optimizer, typer.Option("--optimizer", help="Which optimiser.")] = Optimizer.adamw,
     lr: Annotated[float, typer.Option("--lr", help="Peak learning rate at a batch of 256.")] = 1e-3,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", help="On matrices, not on biases.")] = 1e-4,
+    episodes: Annotated[int, typer.Option("--episodes", help="Steps of the schedule.")] = 460,
+    warmup: Annotated[int, typer.Option("--warmup", help="How many of them warm up.")] = 25,
+    mix: Annotated[float, typer.Option("--mix", help="Weight of the expected loss in --target mixed.")] = 0.5,
     dropout: Annotated[
         float, typer.Option("--dropout", help="Share of the features dropped while learning; 0.8 for few photographs.")
     ] = 0.0,
@@ -126,8 +130,12 @@ def train(  # noqa: PLR0913 (a command's options)
     chosen = _seeds(seeds)
     _check_temperature(temperature, target)
     with screen.waiting("opening the caches"):
+        from dubito.heads.held_out import split
+
         table = dubito.joined(*(dubito.open(cache) for cache in caches))
         watched = _held_out(held_out, caches)
+        if isinstance(watched, float):  # before anything is fitted
+            table, watched = split(table, watched)
         recipe = dubito.Recipe(
             loss=loss.value,
             target=target.value,
@@ -137,6 +145,10 @@ def train(  # noqa: PLR0913 (a command's options)
             optimizer=optimizer.value,
             lr=lr,
             schedule=schedule.value,
+            weight_decay=weight_decay,
+            episodes=episodes,
+            warmup=warmup,
+            mix=mix,
             dropout=dropout,
             batch=batch,
             rows=rows,
