@@ -134,6 +134,7 @@ def train(  # noqa: PLR0913 (a command's options)
 
         table = dubito.joined(*(dubito.open(cache) for cache in caches))
         watched = _held_out(held_out, caches)
+        table_rows = len(table)
         if isinstance(watched, float):  # before anything is fitted
             table, watched = split(table, watched)
         recipe = dubito.Recipe(
@@ -169,7 +170,7 @@ def train(  # noqa: PLR0913 (a command's options)
         trained={"corpus": corpus} if corpus else None,
     )
     found = _summary(training, recipe, place, name, time.perf_counter() - start)
-    found = {"caches": [str(cache) for cache in caches], "table_rows": len(table), **found}
+    found = {"caches": [str(cache) for cache in caches], "table_rows": table_rows, **found}
     screen.result(found, _shown(found, training))
 
 
