@@ -21,11 +21,10 @@ import json
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from _measure import seconds_of
 from rich.progress import track
 from torch import Tensor
 
@@ -67,16 +66,16 @@ def main() -> None:
 def measure(photos: Images, cache: Path, turns: int, rows: int) -> dict[str, float | int]:
     """Both ways in turns, so that a slow minute slows both."""
     model = dubito.load("pypi:efficientnet_lite0")
-    made = timed(lambda: dubito.extract(model, photos, cache, epochs=EPOCHS))
+    made = seconds_of(lambda: dubito.extract(model, photos, cache, epochs=EPOCHS))
     batch = EPOCHS * len(photos)
     recipe = dubito.Recipe(batch=batch, rows=rows)
     plan = recipe.plan(batch)
     seconds: dict[str, list[float]] = {"cache": [], "network": [], "kept": []}
     for turn in track(range(turns), description="measure"):
-        seconds["cache"].append(timed(lambda: from_cache(cache, recipe)))
-        seconds["network"].append(timed(lambda turn=turn: through_network(model, photos, plan, turn)))
+        seconds["cache"].append(seconds_of(lambda: from_cache(cache, recipe)))
+        seconds["network"].append(seconds_of(lambda turn=turn: through_network(model, photos, plan, turn)))
         with kept_memory():
-            seconds["kept"].append(timed(lambda turn=turn: through_network(model, photos, plan, turn)))
+            seconds["kept"].append(seconds_of(lambda turn=turn: through_network(model, photos, plan, turn)))
     rate = plan.steps * batch / statistics.median(seconds["cache"])
     network_rate, kept_rate = (batch / statistics.median(seconds[way]) for way in ("network", "kept"))
     return {
@@ -126,13 +125,6 @@ def features_and_losses(model: WrappedClassifier, images: Augmented, seed: int) 
         rows.append(columns["feature"])
         losses.append(columns["loss"])
     return torch.cat(rows), torch.cat(losses)
-
-
-def timed(run: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

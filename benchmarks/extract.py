@@ -18,12 +18,12 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from _measure import seconds_of
 from rich.progress import track
 
 import dubito
@@ -72,8 +72,8 @@ def measure(place: Path, data: Path | None, count: int, repeats: int) -> dict[st
     seconds = {name: [] for name in turns}
     for turn in track(range(repeats), description="measure"):
         for name, run in turns.items():
-            seconds[name].append(timed(lambda run=run, turn=turn: run(turn)))
-    resume = timed(lambda: extraction(place / "jpegs", "jpeg")(0))
+            seconds[name].append(seconds_of(lambda run=run, turn=turn: run(turn)))
+    resume = seconds_of(lambda: extraction(place / "jpegs", "jpeg")(0))
     per = {name: statistics.median(values) / count for name, values in seconds.items()}
     return {
         "ratio": round(per["bare"] / per["ready"], 4),
@@ -132,13 +132,6 @@ def pictures(data: Path | None) -> Iterator:
     found = dubito.open_images(source)
     for index in range(len(found)):
         yield Subset(found, [index]).read(0)
-
-
-def timed(run: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -21,17 +21,14 @@ import json
 import os
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
+from _measure import seconds_of, timed, watched_memory
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -59,12 +56,10 @@ def main() -> None:
     asked = options.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = asked.folder or Path(place) / "cache"
-        started = time.perf_counter()
-        made(folder, asked.rows, asked.features)
-        result = {"build_seconds": round(time.perf_counter() - started, 1)}
+        built = seconds_of(lambda: made(folder, asked.rows, asked.features))
         turns = [in_new_process(folder) for _ in track(range(asked.turns), description="train")]
         size = sum(file.stat().st_size for file in folder.iterdir())
-    print(json.dumps(summary(turns) | result | {"cache_gb": round(size / 1e9, 3)}))
+    print(json.dumps(summary(turns) | {"build_seconds": round(built, 1), "cache_gb": round(size / 1e9, 3)}))
 
 
 def made(folder: Path, rows: int, features: int) -> None:
@@ -114,11 +109,9 @@ def turn(folder: Path) -> dict[str, float]:
     rows, losses = torch.rand(BATCH, features, generator=generator), torch.rand(BATCH, generator=generator)
     bare(rows, losses, plan, max(1, steps // 10))
     peak: list[int] = []
-    with watched(peak):
+    with watched_memory(peak):
         before = bare(rows, losses, plan, steps)
-        started = time.perf_counter()
-        trained = train_head(table, recipe=recipe)
-        seconds = time.perf_counter() - started
+        trained, seconds = timed(lambda: train_head(table, recipe=recipe))
         after = bare(rows, losses, plan, steps)
     return {
         "rows": trained.rows,
@@ -143,25 +136,6 @@ def bare(rows: Tensor, losses: Tensor, plan: Plan, steps: int) -> float:
         loss.backward()
         optimizer.step()
     return time.perf_counter() - started
-
-
-@contextmanager
-def watched(peak: list[int]) -> Iterator[None]:
-    """Collects the resident memory of this process in bytes, fifty times a second."""
-    process, done = psutil.Process(), threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.02):
-            peak.append(process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-        peak.append(process.memory_info().rss)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ The last line is one JSON object.
 
 import argparse
 import json
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -24,6 +22,7 @@ import faiss
 import numpy as np
 import psutil
 import torch
+from _measure import timed, watched_memory
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
@@ -59,8 +58,8 @@ def race(n: int, d: int, repeats: int, progress: Progress) -> dict[str, Any]:
     index.add(unit)
     ours, theirs = [], []
     for run in range(1, repeats + 1):
-        ours.append(timed(lambda: nearest(z).numpy(), f"dubito, run {run}", progress))
-        theirs.append(timed(lambda: without_self(index.search(unit, 2)[1]), f"faiss, run {run}", progress))
+        ours.append(shown(lambda: nearest(z).numpy(), f"dubito, run {run}", progress))
+        theirs.append(shown(lambda: without_self(index.search(unit, 2)[1]), f"faiss, run {run}", progress))
     (found, _), (reference, _) = ours[0], theirs[0]
     seconds, faiss_seconds = min(run[1] for run in ours), min(run[1] for run in theirs)
     return {
@@ -87,23 +86,12 @@ def extra_memory(n: int, d: int, progress: Progress) -> float:
 
 def peak_beyond_features(n: int, d: int) -> float:
     """Gigabytes of resident memory that the search adds to the features at its peak."""
-    process = psutil.Process()
-    before = process.memory_info().rss
+    before = psutil.Process().memory_info().rss
     z, _ = clustered(n, d)
-    peak, done = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.01):
-            peak = max(peak, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    nearest(z)
-    done.set()
-    watcher.join()
-    peak = max(peak, process.memory_info().rss)
-    return (peak - before - z.nbytes) / 1e9
+    peak: list[int] = []
+    with watched_memory(peak):
+        nearest(z)
+    return (max(peak) - before - z.nbytes) / 1e9
 
 
 def clustered(n: int, d: int) -> tuple[Tensor, np.ndarray]:
@@ -124,12 +112,10 @@ def without_self(found: np.ndarray) -> np.ndarray:
     return np.where(found[:, 0] == np.arange(len(found)), found[:, 1], found[:, 0])
 
 
-def timed(run: Callable[[], np.ndarray], what: str, progress: Progress) -> tuple[np.ndarray, float]:
-    """The result and its seconds."""
+def shown(run: Callable[[], np.ndarray], what: str, progress: Progress) -> tuple[np.ndarray, float]:
+    """The result and its seconds, which are also shown."""
     task = progress.add_task(what, total=None)
-    start = time.perf_counter()
-    result = run()
-    seconds = time.perf_counter() - start
+    result, seconds = timed(run)
     progress.update(task, description=f"{what}: {seconds:.1f} s", total=1, completed=1)
     return result, seconds
 

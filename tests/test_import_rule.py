@@ -10,11 +10,12 @@ import pytest
 import dubito
 
 SOURCE = Path(dubito.__file__).parent
-GROUND = {"errors", "table", "types"}
+GROUND = {"errors", "choices", "table", "types"}
 MAY_KNOW = {
     "errors": set(),
+    "choices": set(),
     "table": {"errors"},
-    "types": {"errors", "table"},
+    "types": {"errors", "choices", "table"},
     "views": {"errors", "table"},
     "data": GROUND,
     "models": GROUND,

@@ -170,3 +170,17 @@ def test_rows_that_are_not_there(index, told):
         torch.tensor(index),
         by=chosen_rows,
     )
+
+
+def test_losses_of_different_task_losses_are_not_joined():
+    tables = [
+        Table(name=name, loss=[1.0], maker={"task_loss": made_by})
+        for name, made_by in (("a", "cross_entropy"), ("b", "bce"), ("c", "cross_entropy"), ("d", None))
+    ]
+    with pytest.raises(TableError) as error:
+        joined(*tables)
+    assert str(error.value) == (
+        "joined: losses of a, b, c, d were made by different task losses (bce, cross_entropy), which have no common "
+        "scale. Join tables of one task loss."
+    )
+    assert len(joined(tables[0], tables[2], tables[3])) == 3

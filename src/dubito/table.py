@@ -53,7 +53,8 @@ class Table:
         label_space: "model" when labels are indices into the logits, "own" when they are another set of classes.
         skipped: Images that could not be decoded and have no row: (id, reason).
         source: Which model, by its hash, made the columns; None for arrays from elsewhere.
-        maker: The same model part by part: its name, and weights, tensors, head and transform, to say what differs.
+        maker: The same model part by part: its name, and weights, tensors, operations, head and transform, to say what
+            differs; and the task loss of the column `loss`.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()

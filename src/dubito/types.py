@@ -6,18 +6,17 @@ Higher is always more uncertain. A probe needs model and images and writes named
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from PIL import Image
 from torch import Tensor, nn
 
+from dubito.choices import Kind
 from dubito.errors import NotFittedError, TableError, ValueRangeError
 from dubito.table import Table
 
-Kind = Literal["aleatoric", "epistemic", "total"]
-LabelSpace = Literal["model", "own"]
 Json = dict[str, Any]
 AnyScore = TypeVar("AnyScore", bound="Score")
 

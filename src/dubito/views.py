@@ -46,6 +46,12 @@ def joined(*tables: Table) -> Table:
                 f"joined: {first.name} and {other.name} come from different models ({first.source} and "
                 f"{other.source}). Extract both with the same model and transform."
             )
+    losses = {str(made_by) for table in tables if (made_by := (table.maker or {}).get("task_loss"))}
+    if len(losses) > 1:
+        raise TableError(
+            f"joined: losses of {', '.join(table.name for table in tables)} were made by different task losses "
+            f"({', '.join(sorted(losses))}), which have no common scale. Join tables of one task loss."
+        )
     tables = _with_photos(tables)
     first = tables[0]
     names = [name for name in first.columns if all(name in table for table in tables)]

@@ -295,6 +295,9 @@ def test_as_cells(found):
     header, *body = found.lines()
     assert len(header) == 7
     assert all(len(line) == 7 for line in body)
+    accuracy = found.model["accuracy"]
+    assert found.model_cells()["accuracy"] == f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
+    assert list(found.model_cells()) == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
 
 
 def test_a_metric_that_one_score_lacks_is_a_dash():

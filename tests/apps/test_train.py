@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from datetime import datetime, timedelta, timezone
 
 import pytest
 import torch
@@ -58,6 +59,8 @@ def test_several_seeds(tmp_path):
 def test_the_report(tmp_path):
     found = train(table_of(), tmp_path, seeds=(1, 2), **SMALL)
     report = json.loads((tmp_path / "training.json").read_text())
+    ago = datetime.now(timezone.utc) - datetime.fromisoformat(report.pop("finished"))
+    assert timedelta(0) <= ago < timedelta(minutes=5)
     assert report == json.loads(json.dumps(found.to_json()))
     assert report["seeds"] == [1, 2]
     assert report["folders"] == [str(tmp_path / "seed-1"), str(tmp_path / "seed-2")]
@@ -110,6 +113,35 @@ def test_called_again_it_goes_on(tmp_path, monkeypatch):
             assert ours.read_bytes() == theirs.read_bytes()
     more = train(table_of(), tmp_path / "stopped", seeds=(1, 2, 3), **SMALL)
     assert len(more.heads) == 3
+
+
+def test_a_training_that_was_finished_keeps_its_time(tmp_path):
+    train(table_of(), tmp_path, **SMALL)
+    report = json.loads((tmp_path / "training.json").read_text()) | {"finished": "2001-01-01T00:00:00+00:00"}
+    (tmp_path / "training.json").write_text(json.dumps(report))
+    train(table_of(), tmp_path, **SMALL)
+    assert json.loads((tmp_path / "training.json").read_text()) == report
+    train(table_of(), tmp_path, seeds=(1, 2), **SMALL)
+    assert json.loads((tmp_path / "training.json").read_text())["finished"] > report["finished"]
+
+
+def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
+    step, refused = training_of_one._Run._step, []
+
+    def meanwhile(self, *rest):
+        if not refused:
+            with pytest.raises(ArtefactError) as error:
+                train(table_of(), tmp_path, seeds=(2,), **SMALL)
+            refused.append(str(error.value))
+        return step(self, *rest)
+
+    monkeypatch.setattr(training_of_one._Run, "_step", meanwhile)
+    train(table_of(), tmp_path, **SMALL)
+    assert refused == [
+        f"another training is writing into '{tmp_path}'. Wait until it has ended, or train into another folder."
+    ]
+    assert not (tmp_path / "seed-2").exists()
+    train(table_of(), tmp_path, seeds=(2,), **SMALL)
 
 
 def test_another_training_there_is_refused(tmp_path):

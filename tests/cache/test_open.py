@@ -11,12 +11,22 @@ from dubito.cache.fingerprint import model_identity
 
 def test_the_maker_is_the_model_part_by_part(model, folder, tmp_path):
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
-    expected = {"model": "small", **model_identity(model)}
+    expected = {"model": "small", **model_identity(model), "task_loss": "cross_entropy"}
     assert table.maker == expected
     assert dubito.open(tmp_path / "cache").maker == expected
-    assert set(expected) == {"model", "weights", "tensors", "head", "transform"}
+    assert set(expected) == {"model", "weights", "tensors", "operations", "head", "transform", "task_loss"}
+    assert expected["operations"] == {"AdaptiveAvgPool2d(output_size=1)": 1, "ReLU": 1}
     assert expected["weights"] != expected["tensors"]
     assert json.loads(json.dumps(expected)) == expected
+
+
+def test_a_cache_from_before_operations_were_recorded(model, folder, tmp_path):
+    dubito.extract(model, folder, tmp_path / "cache", workers=0)
+    manifest = json.loads((tmp_path / "cache" / "manifest.json").read_text())
+    del manifest["identity"]["operations"]
+    (tmp_path / "cache" / "manifest.json").write_text(json.dumps(manifest))
+    assert dubito.open(tmp_path / "cache", model=model).maker["operations"] is None
+    assert dubito.extract(model, folder, tmp_path / "cache", workers=0).maker["operations"] is None
 
 
 def test_views_keep_the_maker(model, folder, tmp_path):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import dubito
 from dubito.data import Augment, Augmented
-from dubito.errors import ImagesError, StaleCacheError, ValueRangeError
+from dubito.errors import ImagesError, StaleCacheError, TableError, ValueRangeError
 from tests.cache.conftest import contents, image_folder
 
 SEVERAL = np.random.default_rng(0).integers(0, 2, (7, 3))
@@ -53,6 +53,16 @@ def test_targets_repeat_with_the_epochs_and_are_mixed(model, photos, tmp_path, s
     mixed = weight[:, None] * target.repeat(3, 1) + (1 - weight[:, None]) * target[partner]
     reference = F.binary_cross_entropy_with_logits(table.logit, mixed.float(), reduction="none").mean(1)
     torch.testing.assert_close(table.loss, reference)
+
+
+def test_the_table_knows_its_task_loss(model, photos, tmp_path):
+    table = extract(model, photos, tmp_path / "bce", loss="bce", targets=SEVERAL)
+    assert table.maker["task_loss"] == "bce"
+    target = torch.arange(14.0).reshape(7, 2)
+    assert extract(model, photos, tmp_path / "own", loss=first, targets=target).maker["task_loss"].startswith("first ")
+    assert "task_loss" not in extract(model, photos, tmp_path / "none").maker
+    with pytest.raises(TableError, match=r"^head.fit with target 'mixed' expects .* were made by 'bce'\. Train with"):
+        dubito.UncertaintyHead(recipe=dubito.Recipe(target="mixed")).fit(table)
 
 
 def test_a_callable_gets_logits_and_targets(model, photos, tmp_path):

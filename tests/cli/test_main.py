@@ -12,7 +12,7 @@ from dubito.cli import main
 
 from .conftest import Run
 
-COMMANDS = ("extract", "score", "evaluate", "list", "demo")
+COMMANDS = ("extract", "train", "score", "evaluate", "list", "demo")
 
 
 def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -32,7 +32,8 @@ def test_help_and_version_import_nothing_heavy() -> None:
         "import sys\n"
         "from dubito.cli import main\n"
         "assert main(['--help']) == 0 and main(['--version']) == 0\n"
-        "assert main(['extract', '--help']) == 0 and main(['score', '--no-such']) == 2\n"
+        "assert main(['extract', '--help']) == 0 and main(['train', '--help']) == 0\n"
+        "assert main(['score', 'cache', '--set', 'k=5']) == 2 and main(['train', 'cache', '--loss', 'hinge']) == 2\n"
         "heavy = {'torch', 'numpy', 'timm', 'torchvision', 'PIL', 'faiss', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -86,26 +86,42 @@ def test_several_seeds_are_shown_with_their_spread(run: Run, labelled: Path) -> 
 
 
 def test_options_become_the_recipe(run: Run, labelled: Path, own: Path) -> None:
-    answer = run(
-        *("train", labelled, "--to", "mine", *QUICK, "--loss", "l2", "--target", "mixed", "--temperature", 1.5),
-        *("--margin", 0.2, "--leeway", 0.01, "--optimizer", "sgd", "--lr", 0.01, "--schedule", "step", "--float16"),
+    expected = dubito.Recipe(
+        loss="l2",
+        margin=0.2,
+        leeway=0.01,
+        target="mixed",
+        temperature=1.5,
+        mix=0.25,
+        optimizer="lion",
+        lr=0.01,
+        betas=(0.7, 0.9),
+        weight_decay=0.001,
+        schedule="step",
+        warmup_lr=0.002,
+        final_lr=1e-6,
+        episodes=20,
+        warmup=5,
+        batch=4,
+        rows=120,
+        dropout=0.5,
+        init="zero",
     )
+    usual = dubito.Recipe().to_json()
+    settings = expected.to_json() | {"betas": "0.7,0.9"}
+    assert all(value != usual[name] for name, value in settings.items())  # or an option that does nothing passes
+    options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    answer = run("train", labelled, "--to", "mine", *options, "--width", 8, "--depth", 1, "--float16")
     assert answer.code == 0, answer.err
     config = read_config(own / "mine" / "seed-1")
     assert (config.dtype, config.width, config.depth) == ("float16", 8, 1)
-    expected = dubito.Recipe(
-        loss="l2",
-        target="mixed",
-        temperature=1.5,
-        margin=0.2,
-        leeway=0.01,
-        optimizer="sgd",
-        lr=0.01,
-        schedule="step",
-        batch=4,
-        rows=120,
-    )
     assert config.trained["recipe"] == expected.to_json()
+
+
+def test_a_head_from_zero_is_told_of(run: Run, labelled: Path) -> None:
+    answer = run("train", labelled, "--to", "mine", *QUICK, "--init", "zero", "--json")
+    assert (answer.code, answer.json["recipe"]["init"]) == (0, "zero")
+    assert any("has not learned anything" in note for note in answer.json["notes"]), answer.json["notes"]
 
 
 def test_defaults_are_those_of_the_recipe(run: Run, labelled: Path) -> None:
@@ -218,6 +234,9 @@ def test_another_training_of_that_name(run: Run, labelled: Path) -> None:
         (("--temperature", "hot", "--target", "mixed"), "--temperature takes a number, or fit; 'hot' came."),
         (("--held-out", "nowhere"), "--held-out takes a cache, or a share such as 0.1; 'nowhere' came."),
         (("--loss", "hinge"), "Invalid value for '--loss'"),
+        (("--init", "ones"), "Invalid value for '--init'"),
+        (("--betas", "0.9"), "--betas takes two numbers with a comma, such as 0.9,0.999; '0.9' came."),
+        (("--betas", "a,b"), "--betas takes two numbers with a comma, such as 0.9,0.999; 'a,b' came."),
         (("--batch", 1), "Invalid value for '--batch'"),
     ],
 )
@@ -235,6 +254,7 @@ def test_calls_that_cannot_be_understood(
         (("--seeds", "1,1"), "train: seeds must be at least one, all different; [1, 1] came."),
         (("--held-out", 1.5), "held_out: a share must lie between 0 and 1; 1.5 came."),
         (("--lr", 0), "recipe: lr must be positive; 0.0 came."),
+        (("--betas", "0.9,1"), "recipe: betas must be two numbers from 0 to below 1; (0.9, 1.0) came."),
         (("--temperature", -1, "--target", "mixed"), "recipe: temperature must be positive; -1.0 came."),
     ],
 )

@@ -13,7 +13,7 @@ train._SECONDS_BETWEEN_STATES = 0.01
 given = globals()  # by test_kill
 train.train_head(
     learnable(300),
-    recipe=Recipe(batch=16, rows=300 * 16, optimizer=given["optimizer"]),
+    recipe=Recipe(batch=16, rows=300 * 16, optimizer=given["optimizer"], dropout=given["dropout"]),
     width=16,
     held_out=learnable(60, seed=1),
     folder=Path(given["folder"]),

@@ -98,6 +98,22 @@ def test_what_differs_is_named():
     )
 
 
+def test_another_activation_under_the_same_tensors_is_told():
+    ours = MAKER | {"operations": {"ReLU": 3, "AdaptiveAvgPool2d(output_size=1)": 1}}
+    theirs = ours | {"weights": "c" * 32, "operations": {"GELU": 3, "AdaptiveAvgPool2d(output_size=1)": 1}}
+    assert same_backbone(ours, ours | {"weights": "c" * 32}) is None
+    assert same_backbone(ours, theirs) == (
+        "its operations differ (ReLU=3 there, none here, GELU=none there, 3 here): activations or pools were replaced"
+    )
+
+
+def test_operations_that_one_side_does_not_know_are_not_compared():
+    known = MAKER | {"operations": {"ReLU": 3}}
+    for unknown in (MAKER, MAKER | {"operations": None}):
+        assert same_backbone(unknown, known) is None
+        assert same_backbone(known, unknown) is None
+
+
 def test_all_reasons_are_told_at_once():
     reason = same_backbone(MAKER, {})
     assert reason is not None

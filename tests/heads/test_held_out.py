@@ -68,6 +68,17 @@ def test_nothing_to_measure():
     )
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_one_photograph_has_no_order(rows):
+    table = Table(feature=torch.randn(rows, 8), label=[0] * rows, loss=torch.rand(rows), photo=[0] * rows)
+    with pytest.raises(TableError) as error:
+        HeldOut.of(table, Recipe())
+    assert str(error.value) == (
+        "held_out: an order needs at least two photographs; table in memory holds 1 out. Hold out more of them (a "
+        "larger share, another table), or train without held_out."
+    )
+
+
 def augmented(photos: int = 30, epochs: int = 3) -> Table:
     """Rows as an extraction of augmented epochs has them; the crops of a photograph lie close together."""
     base = learnable(photos)

@@ -8,10 +8,10 @@ import timm
 import torch
 import torch.nn.functional as F
 import torchvision
+from tests.heads.conftest import Cnn, batches, same
 from torch import Tensor, nn
 
-import dubito
-from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.errors import TableError, ValueRangeError
 from dubito.heads import HeadModule
 from dubito.heads.joint import joint_loss, with_uncertainty
 
@@ -19,18 +19,6 @@ from dubito.heads.joint import joint_loss, with_uncertainty
 @pytest.fixture(scope="module", autouse=True)
 def _tiny(one_thread):
     return one_thread
-
-
-class Cnn(nn.Module):
-    """BatchNorm, whose buffers move, and dropout, which draws random numbers."""
-
-    def __init__(self, classes: int = 5) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2))
-        self.drop, self.fc = nn.Dropout(0.3), nn.Linear(8, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.drop(self.body(x).mean((2, 3))))
 
 
 def timm_model(name: str):
@@ -49,13 +37,6 @@ OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 }
-
-
-def batches(size: int, steps: int = 3, n: int = 6) -> list[tuple[Tensor, Tensor]]:
-    draw = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(n, 3, size, size, generator=draw), torch.randint(5, (n,), generator=draw)) for _ in range(steps)
-    ]
 
 
 def built(name: str) -> nn.Module:
@@ -86,10 +67,6 @@ def trained_jointly(module: nn.Module, data, optimizer: str, *, loss="ranking", 
         step.step()
         states.append(copy.deepcopy(module.state_dict()))
     return states, model
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -215,88 +192,6 @@ def test_what_joint_loss_refuses(losses, u, loss, error, text):
         joint_loss(losses, u, loss=loss)
 
 
-def test_creation_and_forward_leave_module_and_random_state_as_they_were():
-    module = built("cnn").train()
-    module.body.eval()  # frozen in part, as one does
-    before, random = copy.deepcopy(module.state_dict()), torch.get_rng_state()
-    for how in ({}, {"layer": "fc"}, {"example": batches(16)[0][0]}):
-        model = with_uncertainty(module, **how)
-    assert model.module is module
-    assert torch.equal(torch.get_rng_state(), random)
-    assert same(module.state_dict(), before)
-    assert module.training
-    assert not module.body.training
-    model(batches(16)[0][0])
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-
-
-def test_the_module_runs_once_and_u_is_the_head_on_what_the_layer_reads():
-    module, (x, _) = built("cnn").eval(), batches(16)[0]
-    runs = []
-    module.body.register_forward_hook(lambda *_: runs.append(1))
-    model = with_uncertainty(module, seed=3)
-    with torch.no_grad():
-        logit, u = model(x)
-    assert len(runs) == 1
-    assert not u.requires_grad
-    assert model(x[:1]).u.shape == (1,)
-    assert torch.equal(logit, module(x))
-    z = dubito.wrap(module).features(x)
-    assert torch.equal(u, model.head_module(z))
-    assert torch.equal(u, HeadModule(8, seed=3)(z))
-    assert not torch.equal(u, HeadModule(8, seed=4)(z))
-
-
-def test_state_dicts_and_the_head_by_itself():
-    module = built("cnn")
-    model = with_uncertainty(module, width=4, depth=1, seed=2)
-    own = {key.removeprefix("module."): value for key, value in model.state_dict().items() if key.startswith("module.")}
-    assert same(own, module.state_dict())
-    Cnn().load_state_dict(own, strict=True)
-    again = with_uncertainty(Cnn(), width=4, depth=1)
-    again.load_state_dict(model.state_dict(), strict=True)
-    x = batches(16)[0][0]
-    assert torch.equal(again.eval()(x).u, model.eval()(x).u)
-    assert isinstance(model.head_module, HeadModule)
-    rest = {key for key in model.state_dict() if not key.startswith("module.")}
-    assert rest == {f"head_module.{key}" for key in HeadModule(8, width=4, depth=1).state_dict()}
-
-
-def test_a_copy_reads_its_own_layer():
-    model = with_uncertainty(built("cnn")).eval()
-    x = batches(16)[0][0]
-    u = model(x).u
-    other = copy.deepcopy(model)
-    nn.init.zeros_(other.module.body[0].weight)
-    assert not torch.equal(other(x).u, u)
-    assert torch.equal(model(x).u, u)
-
-
-def test_one_module_in_two_wrappers():
-    module, x = built("cnn").eval(), batches(16)[0][0]
-    first, second = with_uncertainty(module, seed=1), with_uncertainty(module, seed=2)
-    one, two = first(x), second(x)
-    assert torch.equal(one.logit, two.logit)
-    assert not torch.equal(one.u, two.u)
-    with pytest.raises(ModelError, match=r"already holds a model with an uncertainty head. Give the model inside"):
-        with_uncertainty(first)
-
-
-def test_a_layer_that_is_called_twice_counts_by_its_last_call():
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-            self.again = self.fc
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.again(self.fc(x).relu())
-
-    module, x = Twice(), torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    for model in (with_uncertainty(module), with_uncertainty(module, layer="again")):
-        assert torch.equal(model(x).u, model.head_module(module.fc(x).relu()))
-
-
 def test_autocast_keeps_the_head_in_full_precision():
     module, (x, y) = built("cnn"), batches(16)[0]
     model = with_uncertainty(module)
@@ -308,99 +203,39 @@ def test_autocast_keeps_the_head_in_full_precision():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_head_has_the_precision_of_the_layer(dtype):
-    model = with_uncertainty(built("cnn").to(dtype))
-    assert model(batches(16)[0][0].to(dtype)).u.dtype == dtype
-
-
-def test_a_named_convolution_is_averaged_over_its_positions():
-    module = torchvision.models.squeezenet1_1(weights=None, num_classes=5).eval()
-    model, x = with_uncertainty(module, layer="classifier.1"), batches(64, n=2)[0][0]
-    logit, u = model(x)
-    assert torch.equal(logit, module(x))
-    assert torch.equal(u, model.head_module(module.features(x).mean((2, 3))))
-
-
-def test_an_output_with_logits():
-    class Output:
-        def __init__(self, logits: Tensor) -> None:
-            self.logits = logits
-
-    class Like(Cnn):
-        def forward(self, x: Tensor) -> Output:
-            return Output(super().forward(x))
-
-    assert with_uncertainty(Like())(batches(16)[0][0]).logit.shape == (6, 5)
-
-
-class Scaled(Cnn):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
-class Unused(Cnn):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.body(x).mean((2, 3)), self.fc.weight)
-
-
-class Tokens(Cnn):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(x).flatten(2).transpose(1, 2)).mean(1)
-
-
-class Pair(Cnn):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return super().forward(x), x
-
-
 @pytest.mark.parametrize(
-    ("module", "how", "text"),
-    [
-        (Cnn(), {"layer": "fcc"}, r"layer: Cnn has no layer 'fcc'. Nearest: fc"),
-        (Cnn(), {"layer": "drop"}, r"layer: 'drop' is a Dropout. Name the nn.Linear or the 1x1 convolution"),
-        (Cnn(), {"layer": "body.0"}, r"layer: 'body.0' is a Conv2d."),
-        (nn.Conv2d(3, 5, 1), {}, r"Conv2d has no linear layer. Name the layer .* layer='...'; it may be a 1x1"),
-        (
-            torchvision.models.squeezenet1_1(weights=None, num_classes=5),
-            {"example": torch.zeros(2, 3, 64, 64)},
-            r"SqueezeNet classifies by something else than one nn.Linear. .* layer='...'",
-        ),
-    ],
+    ("dtype", "expected"),
+    [(torch.float64, torch.float64), (torch.bfloat16, torch.float32), (torch.float16, torch.float32)],
 )
-def test_what_creation_refuses(module, how, text):
-    with pytest.raises(ModelError, match=text):
-        with_uncertainty(module, **how)
+def test_the_head_has_the_precision_of_the_layer_but_no_less_than_float32(dtype, expected):
+    before, after = with_uncertainty(built("cnn").to(dtype)), with_uncertainty(built("cnn"))
+    x = batches(16)[0][0]
+    weights = after.head_module.state_dict()
+    after.to(dtype)
+    for model in (before, after):
+        logit, u = model(x.to(dtype))
+        assert (logit.dtype, u.dtype) == (dtype, expected)
+        # Nothing of the head was rounded on the way, and it can go back.
+        assert all(
+            torch.equal(value, weights[key].to(expected)) for key, value in model.head_module.state_dict().items()
+        )
+        assert model.float()(x).u.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("module", "how", "text"),
-    [
-        (
-            Scaled(),
-            {},
-            r"'fc', the last linear layer of Scaled, does not give its output. Name .* layer='...', or give",
-        ),
-        (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
-        (Tokens(), {"layer": "fc"}, r"layer 'fc' reads \(6, 49, 8\) for 6 images; one row of 8 an image is needed"),
-        (Pair(), {}, r"Pair must return one tensor \(n, classes\), or an output with .logits; tuple came for 6 images"),
-    ],
-)
-def test_what_a_pass_refuses(module, how, text):
-    model = with_uncertainty(module, **how)
-    with pytest.raises(ModelError, match=text):
-        model(batches(16)[0][0])
-    assert not module.fc._forward_hooks
+def test_a_bfloat16_module_has_a_head_that_can_tell_near_images_apart():
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).to(torch.bfloat16)
+    for part in module:
+        nn.init.ones_(part.weight)
+    model = with_uncertainty(module, width=1, depth=0)
+    nn.init.constant_(model.head_module.layers[0].weight, 0.01)
+    nn.init.constant_(model.head_module.layers[0].bias, 10.0)
+    # u = 10 + 0.01 z: between 8 and 16, bfloat16 has steps of 0.0625, and all four would be 10.
+    u = model(torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.bfloat16)).u
+    assert u.tolist() == pytest.approx([10.01, 10.02, 10.03, 10.04], abs=1e-4)
 
 
-def test_a_named_layer_is_taken_at_its_word():
-    assert with_uncertainty(Scaled(), layer="fc")(batches(16)[0][0]).u.shape == (6,)
-
-
-def test_a_head_that_was_replaced_by_a_wider_one_is_noticed():
-    module = built("cnn")
-    model = with_uncertainty(module, layer="fc")
-    module.fc = nn.Linear(6, 5)
-    module.drop = nn.Sequential(nn.Linear(8, 6))
-    with pytest.raises(ModelError, match=r"layer 'fc' reads \(6, 6\) for 6 images; one row of 8 an image is needed"):
-        model(batches(16)[0][0])
+def test_in_bfloat16_too_the_module_trains_as_if_there_were_no_head():
+    data = [(x.to(torch.bfloat16), y) for x, y in batches(16)]
+    alone = trained_alone(built("cnn").to(torch.bfloat16), data, "sgd")
+    jointly, _ = trained_jointly(built("cnn").to(torch.bfloat16), data, "sgd")
+    assert all(same(a, b) for a, b in zip(alone, jointly, strict=True))

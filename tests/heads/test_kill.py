@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dubito.heads._state import FILE
+from dubito.heads._state import FILE, LOCK
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -17,31 +17,32 @@ _CHILD = Path(__file__).with_name("child.py")
 def server():
     """Children are forked from a process that has torch already: they start in milliseconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dubito.heads.train"])
+    context.set_forkserver_preload(["torch", "timm.optim", "dubito.heads.train"])
     return context
 
 
-def start(server, folder, optimizer):
+def start(server, folder, recipe):
     process = server.Process(
-        target=runpy.run_path,
-        args=(str(_CHILD),),
-        kwargs={"init_globals": {"folder": str(folder), "optimizer": optimizer}},
+        target=runpy.run_path, args=(str(_CHILD),), kwargs={"init_globals": {"folder": str(folder), **recipe}}
     )
     process.start()
     return process
 
 
-def finish(server, folder, optimizer):
-    process = start(server, folder, optimizer)
+def finish(server, folder, recipe):
+    process = start(server, folder, recipe)
     process.join(60)
     assert process.exitcode == 0
 
 
-@pytest.mark.parametrize(("optimizer", "trainings"), [("adamw", 3), ("sgd", 1)])
-def test_kills_at_random_instants_change_nothing(server, tmp_path, optimizer, trainings):
-    finish(server, tmp_path / "warm-up", optimizer)
+@pytest.mark.parametrize(
+    ("optimizer", "dropout", "trainings"), [("adamw", 0.0, 2), ("adamw", 0.5, 1), ("sgd", 0.0, 1), ("lion", 0.5, 1)]
+)
+def test_kills_at_random_instants_change_nothing(server, tmp_path, optimizer, dropout, trainings):
+    recipe = {"optimizer": optimizer, "dropout": dropout}
+    finish(server, tmp_path / "warm-up", recipe)
     begin = time.monotonic()
-    finish(server, tmp_path / "undisturbed", optimizer)
+    finish(server, tmp_path / "undisturbed", recipe)
     takes = time.monotonic() - begin
     # Weights, optimiser, history and sums of losses, all in one file.
     expected = (tmp_path / "undisturbed" / FILE).read_bytes()
@@ -51,7 +52,7 @@ def test_kills_at_random_instants_change_nothing(server, tmp_path, optimizer, tr
     for number in range(trainings):
         folder = tmp_path / f"training-{number}"
         for kill in range(3):  # the same training is killed again while it resumes
-            process = start(server, folder, optimizer)
+            process = start(server, folder, recipe)
             if kill:
                 time.sleep(chance.uniform(0, takes))
             else:  # however busy the machine, one comes soon after the first state
@@ -60,7 +61,7 @@ def test_kills_at_random_instants_change_nothing(server, tmp_path, optimizer, tr
             process.kill()
             process.join()
             half_way += (folder / FILE).exists() and (folder / FILE).read_bytes() != expected
-        finish(server, folder, optimizer)
+        finish(server, folder, recipe)
         assert (folder / FILE).read_bytes() == expected
-        assert [path.name for path in folder.iterdir()] == [FILE]
+        assert sorted(path.name for path in folder.iterdir()) == [LOCK, FILE]
     assert half_way >= 1, "no kill came in the middle of a training"

@@ -1,4 +1,5 @@
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ def test_the_list(shelves):
     assert (first.name, first.where, first.about) == ("a", "local", "")
     assert third.name == "c/seed-1"
     assert is_seed(shelf.find_head("c/seed-1"), 0)
+
+
+def test_the_size_is_that_of_the_head_not_of_its_training(shelves):
+    write_head(shelves[1] / "a", head())
+    (before,) = shelf.list_heads()
+    (shelves[1] / "a" / "state.safetensors").write_bytes(bytes(1000))
+    assert shelf.list_heads() == [before]
 
 
 def test_a_broken_head_is_left_out_with_a_warning(shelves):
@@ -152,6 +160,65 @@ def test_the_head_that_fits_a_table(shelves):
     entry = shelf.entry_for(MAKER)
     assert entry is not None
     assert (entry.name, entry.where) == ("z", "local")
+
+
+def training(folder: Path, finished: object, *, median: int = 2) -> None:
+    """As `dubito.train` leaves it: three seeds and a report."""
+    for seed in (1, 2, 3):
+        write_head(folder / f"seed-{seed}", head(seed=seed))
+    told = {"median_seed": median} | ({} if finished is None else {"finished": finished})
+    (folder / "training.json").write_text(json.dumps(told))
+
+
+def chosen(**options) -> str | None:
+    entry = shelf.entry_for(MAKER, **options)
+    return None if entry is None else entry.name
+
+
+def test_of_several_heads_the_newest_training_s_median_one_is_taken(shelves):
+    shipped, local = shelves
+    write_head(shipped / "a", head())
+    assert chosen() == "a"
+    write_head(local / "n", head())
+    write_head(local / "m", head())
+    assert chosen() == "m"  # of those without a time, the first by name; one's own before what ships
+    training(local / "y", None)
+    assert chosen() == "m"
+    training(local / "z", "2026-01-01T10:00:00+00:00")
+    assert chosen() == "z/seed-2"  # a time is known; of its seeds the median one
+    training(local / "x", "2026-01-01T09:59:59+00:00", median=3)
+    assert chosen() == "z/seed-2"
+    training(local / "w", "2026-01-01T10:30:00+01:00", median=3)  # half past nine by the others' clock
+    assert chosen() == "z/seed-2"
+    training(local / "v", "2026-01-02T00:00:00+00:00", median=3)
+    assert chosen() == "v/seed-3"
+
+
+def test_the_newest_counts_only_if_it_fits(shelves):
+    training(shelves[1] / "new", "2026-01-02T00:00:00+00:00")
+    for seed in (1, 2, 3):
+        write_head(shelves[1] / "new" / f"seed-{seed}", head(maker=MAKER | {"tensors": "c" * 32, "weights": "d" * 32}))
+    training(shelves[1] / "old", "2026-01-01T00:00:00+00:00")
+    assert chosen() == "old/seed-2"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"finished": 3, "median_seed": 2}', '{"finished": "noon"}'])
+def test_a_report_that_cannot_be_read_is_none(shelves, text):
+    training(shelves[1] / "a", "2026-01-01T00:00:00+00:00")
+    training(shelves[1] / "b", "2025-01-01T00:00:00+00:00")
+    (shelves[1] / "a" / "training.json").write_text(text)
+    assert chosen() == "b/seed-2"
+
+
+def test_only_what_ships(shelves):
+    training(shelves[1] / "a", "2026-01-01T00:00:00+00:00")
+    assert chosen(shipped_only=True) is None
+    assert shelf.head_for(MAKER, shipped_only=True) is None
+    write_head(shelves[0] / "a", head(seed=8))
+    write_head(shelves[1] / "a", head(seed=9))  # of the same name
+    found = shelf.head_for(MAKER, shipped_only=True)
+    assert found is not None
+    assert is_seed(found, 8)
 
 
 @pytest.mark.parametrize(

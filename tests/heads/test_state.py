@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dubito.errors import ArtefactError
-from dubito.heads._state import FILE, TrainingState, read_state, write_state
+from dubito.heads._state import FILE, TrainingState, alone, read_state, write_state
 
 IDENTITY = {
     "recipe": {"lr": 0.1, "loss": "ranking"},
@@ -73,7 +73,7 @@ def test_it_replaces_the_one_before(tmp_path):
         ({"rows": 101}, "the number of rows (100 there, 101 here)"),
         ({"source": "ee55"}, "the model that made the table (ab12 there, ee55 here)"),
         ({"losses": "ff66"}, "the losses (cd34 there, ff66 here)"),
-        ({"held_out": "aa"}, "the held-out images (None there, aa here)"),
+        ({"held_out": "aa"}, "the held-out images (none there, aa here)"),
         ({"recipe": {"lr": 0.2, "loss": "ranking"}}, "the recipe (lr=0.1 there, lr=0.2 here)"),
         ({"seed": 2, "rows": 5}, "the seed (1 there, 2 here); the number of rows (100 there, 5 here)"),
     ],
@@ -117,3 +117,26 @@ def test_a_file_of_somebody_else(tmp_path, notes):
     write_state(tmp_path, IDENTITY, state())
     save_file(load_file(tmp_path / FILE), tmp_path / FILE, None if notes is None else {"notes": notes})
     refused(tmp_path)
+
+
+def test_one_training_at_a_time(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    with alone(folder):
+        with pytest.raises(ArtefactError) as error, alone(folder):
+            pass
+        assert str(error.value) == (
+            f"another training is writing into '{folder}'. Wait until it has ended, or train into another folder."
+        )
+        with alone(tmp_path / "other"):
+            pass
+    with alone(folder):  # free again
+        pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ArtefactError, match=r"/file/head' cannot be written \(Not a directory\)\. Train into another"),
+        alone(tmp_path / "file" / "head"),
+    ):
+        pass

@@ -129,6 +129,36 @@ def test_the_column_outlives_its_file():
     assert column.tolist() == [5.0, 2.0]
 
 
+@pytest.mark.parametrize("target", ["expected", "mixed"])
+@pytest.mark.parametrize("made_by", ["bce", "first 0123456789abcdef"])
+def test_another_task_loss_has_no_expectation(target, made_by):
+    maker = {"model": "timm:a", "weights": "ab", "task_loss": made_by}
+    table = Table(name="cache/train", logit=logits(3), loss=[1.0, 2.0, 3.0], maker=maker)
+    refused(
+        table,
+        Recipe(target=target),
+        TableError,
+        f"head.fit with target '{target}' expects a model of the task loss 'cross_entropy', whose expectation it "
+        f"takes; the losses of cache/train were made by '{made_by}'. Train with target='given', or extract with "
+        f"Forward(task_loss='cross_entropy').",
+    )
+    assert target_column(table, Recipe()).tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(TableError, match=rf"^with_expected_loss expects .* were made by '{made_by}'\. Take its own"):
+        with_expected_loss(table)
+
+
+@pytest.mark.parametrize("maker", [None, {"model": "timm:a"}, {"task_loss": None}, {"task_loss": "cross_entropy"}])
+def test_the_usual_task_loss_and_an_unknown_one_are_taken(maker):
+    table = Table(logit=logits(3), loss=[1.0, 2.0, 3.0], maker=maker)
+    assert torch.equal(target_column(table, Recipe(target="expected")), expected_loss(logits(3)).float())
+    assert torch.equal(with_expected_loss(table).loss, expected_loss(logits(3)).float())
+
+
+def test_several_labels_an_image_are_no_column_of_a_table():
+    with pytest.raises(TableError, match=r"^column 'label' of table in memory must have 1 axes; one of shape \(3, 5\)"):
+        Table(logit=logits(3), label=torch.ones(3, 5, dtype=torch.long))
+
+
 def refused(table: Table, recipe: Recipe, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):
         target_column(table, recipe)
@@ -162,8 +192,8 @@ def test_losses_without_meaning(bad, monkeypatch):
         Table(loss=[0.0, 1.0, 2.0, 3.0, bad, 1.0]),
         Recipe(),
         ValueRangeError,
-        "head.fit: losses of table in memory: 1 of 6 values are NaN or infinite, the first at position 4. "
-        "Uncertainties must be finite: look at the logits or features of that row.",
+        "head.fit: 1 of the 6 losses of table in memory are NaN or infinite, the first in row 4. Such a loss has no "
+        "place in an order: look at the label and the logits of that row.",
     )
 
 

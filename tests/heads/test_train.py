@@ -111,7 +111,7 @@ def test_two_steps_by_hand():
 def test_odd_sizes(n, batch):
     trained = train_head(learnable(n), recipe=Recipe(batch=batch, rows=5 * n), **SMALL)
     assert all(bool(one.isfinite().all()) for one in trained.module.parameters())
-    assert trained.rows <= 6 * n
+    assert trained.rows <= (5 * n + batch) * (batch + 1) / batch  # a single row left over joins another batch
 
 
 def test_history():
@@ -225,8 +225,23 @@ def test_another_training_in_the_folder_is_refused(tmp_path):
     again("the number of rows (400 there, 401 here)", table=learnable(401))
     again("the width of the features (8 there, 9 here)", table=learnable(d=9))
     moved = Table(source="another", **{name: learnable().whole(name) for name in ("feature", "loss")})
-    again("training: the model that made the table (None there, another here). Train", table=moved)
-    again("training: the held-out images (None there, ", held_out=learnable(30))
+    again("training: the model that made the table (none there, another here). Train", table=moved)
+    again("training: the held-out images (none there, ", held_out=learnable(30))
+
+
+def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
+    step = train._Run._step
+
+    def meanwhile(self, *rest):
+        with pytest.raises(
+            ArtefactError, match=r"^another training is writing into '.*'\. Wait until it has ended, or"
+        ):
+            train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
+        return step(self, *rest)
+
+    monkeypatch.setattr(train._Run, "_step", meanwhile)
+    trained = train_head(learnable(), recipe=replace(SHORT, rows=60), folder=tmp_path, **SMALL)
+    assert trained.steps == 3
 
 
 def test_a_damaged_state_is_told(tmp_path):

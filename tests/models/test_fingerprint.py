@@ -3,11 +3,12 @@ import hashlib
 import struct
 
 import pytest
+import timm
 import torch
 from torch import nn
 
 from dubito.models import wrap
-from dubito.models.fingerprint import module_digests, tensors_digest
+from dubito.models.fingerprint import module_digests, operations, tensors_digest
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -142,5 +143,29 @@ def test_a_classifier_s_fingerprint_names_weights_and_transform():
         "model": "mine",
         "head": {"layer": None, "output": "logits"},
         **module_digests(network()),
+        "operations": operations(network()),
         "transform": {"kind": "none"},
     }
+
+
+def test_operations_are_activations_and_pools_by_their_settings():
+    assert operations(network()) == {"AdaptiveAvgPool2d(output_size=1)": 1, "LeakyReLU(negative_slope=0.1)": 1}
+    assert operations(network(negative_slope=0.2)) != operations(network())
+    assert operations(network(stride=2)) == operations(network())
+    assert operations(nn.Sequential(nn.ReLU(inplace=True))) == operations(nn.Sequential(nn.ReLU())) == {"ReLU": 1}
+    assert operations(nn.Sequential(nn.LeakyReLU(0.1, inplace=True))) == {"LeakyReLU(negative_slope=0.1)": 1}
+    assert operations(nn.MultiheadAttention(4, 2)) == {}  # lies among torch's activations, and has weights
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet", "test_convnext"])
+def test_operations_of_timm_models(name):
+    module = timm.create_model(name)
+    before = operations(module)
+    assert sum(before.values()) > 0
+    for part in list(module.modules()):
+        for child, activation in part.named_children():
+            if type(activation).__name__ in {"ReLU", "SiLU", "GELU", "GELUTanh"}:
+                setattr(part, child, nn.Tanh())
+    after = operations(module)
+    assert after["Tanh"] > 0
+    assert sum(after.values()) == sum(before.values())

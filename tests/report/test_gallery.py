@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
@@ -30,12 +31,36 @@ def test_both_ends(tmp_path: Path):
     assert shown(page) == {"most uncertain": ["000002", "000004"], "most certain": ["000003", "000001"]}
     text = page.read_text()
     assert "What is clear, and what is not?" in text
-    assert (
-        "2 of the most uncertain images of images in memory and 2 of the most certain ones, from either end of 7."
-        in text
-    )
+    assert "The 2 most uncertain and the 2 most certain images of images in memory." in text
+    assert "Each has its place among all 7: 1 is the most uncertain." in text
     assert "median entropy 0.6" in text
-    assert "<h2><span>c</span>" in text  # the label of 000002
+    # The label of 000002, the most uncertain of all; 000001 is the most certain.
+    assert re.findall(r"<h2><span>(\w)</span> <small>(.*?)</small>", text) == [
+        ("c", "1 of 7"),
+        ("b", "2 of 7"),
+        ("a", "6 of 7"),
+        ("b", "7 of 7"),
+    ]
+
+
+def test_equal_uncertainties_have_places_in_order(tmp_path: Path):
+    text = write_gallery(photos(4), [1.0, 1.0, 1.0, 1.0], tmp_path / "g.html").read_text()
+    assert re.findall(r"<h2><span>(.*?)</span> <small>(.*?)</small>", text) == [
+        ("most uncertain", "1 of 4"),
+        ("most uncertain", "2 of 4"),
+        ("most certain", "3 of 4"),
+        ("most certain", "4 of 4"),
+    ]
+
+
+def test_a_page_does_not_tell_where_the_images_lie(tmp_path: Path):
+    for number in range(2):
+        place = tmp_path / "private" / "set" / "val"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(place / f"{number}.png")
+    text = write_gallery(place, [0.0, 1.0], tmp_path / "g.html").read_text()
+    assert "images of set/val." in text
+    assert "private" not in text
 
 
 @pytest.mark.parametrize(("n", "each"), [(1, (1, 0)), (2, (1, 1)), (5, (2, 2)), (30, (12, 12))])
@@ -63,7 +88,9 @@ def test_random_examples_out_of_the_tails(tmp_path: Path):
     assert all(int(name) >= 80 for name in drawn[0]["most uncertain"])
     assert all(int(name) < 20 for name in drawn[0]["most certain"])
     assert drawn[0]["most uncertain"] != ["000099", "000098", "000097"]
-    assert "drawn at random from the 20% at either end of 100" in (tmp_path / "g.html").read_text()
+    text = (tmp_path / "g.html").read_text()
+    assert "3 of the most uncertain and 3 of the most certain images of images in memory, drawn at random" in text
+    assert "from the 20% at either end. Each has its place among all 100" in text
 
 
 def test_errors(tmp_path: Path):

@@ -139,6 +139,29 @@ def test_one_group_needs_no_filter_and_one_card_no_span(tmp_path: Path) -> None:
     assert "\N{MINUS SIGN}0.00" not in " ".join(found.text)
 
 
+def test_one_score_needs_no_choice_of_an_order(tmp_path: Path) -> None:
+    cards = [Card(Image.new("RGB", (9, 9)), "a", "", "b", group, {"head": 1.0}) for group in ("one", "two")]
+    found = read(write_page(tmp_path / "page.html", "One", cards, lead=""))
+    names = [attributes["name"] for attributes in found.all("input")]
+    assert names == ["group", "group", "group", "flip"]
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ((0.0, 6.9), ["6.90", "0.00"]),
+        ((0.5, 0.95), ["0.95", "0.50"]),  # the logarithm of 0.45 is rounded to 0: two decimals
+        ((0.701, 0.732), ["0.7320", "0.7010"]),  # of 0.031 to -2: two more
+        ((-3.0, -2.8), ["\N{MINUS SIGN}2.800", "\N{MINUS SIGN}3.000"]),
+        ((1.0, 1.0 + 1e-12), ["1.000000", "1.000000"]),
+    ],
+)
+def test_close_scores_have_more_decimals(tmp_path: Path, values: tuple[float, float], texts: list[str]) -> None:
+    cards = [Card(Image.new("RGB", (9, 9)), "a", "", "b", "c", {"head": value}) for value in values]
+    page = write_page(tmp_path / "page.html", "Close", cards, lead="").read_text(encoding="utf-8")
+    assert re.findall(r"</i><span>(.*?)</span></dd>", page) == texts
+
+
 def test_pictures_from_files_are_small(tmp_path: Path) -> None:
     Image.effect_noise((1200, 900), 60).save(tmp_path / "big.png")
     page = write_page(

@@ -154,6 +154,20 @@ def test_trained_further_in_place_the_model_is_another_one(world):
         head.check_model(dubito.wrap(module, transform=None, name="tiny"))
 
 
+def test_another_activation_under_the_same_weights_is_refused(world, tmp_path):
+    _, _, head = world
+    module = network()
+    module[2] = nn.GELU()
+    kept = UncertaintyHead.from_pretrained(head.save_pretrained(tmp_path / "head"))
+    model, table = extracted(module, tmp_path / "cache")
+    with pytest.raises(
+        ModelError, match=r"its operations differ \(ReLU=1 there, none here, GELU\(approximate='none'\)="
+    ):
+        kept.check_model(model)
+    with pytest.raises(TableError, match="its operations differ"):
+        kept.score(table)
+
+
 def test_features_of_another_width():
     head = UncertaintyHead(**SMALL).fit(Table(feature=torch.randn(20, 6), loss=torch.rand(20)))
     with pytest.raises(
@@ -189,6 +203,21 @@ def test_for_model(world, tuned, own):
     assert torch.equal(UncertaintyHead.for_model(model).score(table), head.score(table))
     with pytest.raises(ModelError, match=r"^head: there is none for tiny"):
         UncertaintyHead.for_model(tuned[0])
+
+
+def test_for_model_among_those_that_ship(world, own):
+    model, table, head = world
+    head.save_pretrained(own / "mine")
+    with pytest.raises(ModelError) as error:
+        UncertaintyHead.for_model(model, shipped_only=True)
+    assert str(error.value) == (
+        "head: there is none for tiny among those that ship. Extract photographs and train one: "
+        "dubito.UncertaintyHead().fit(table), or `dubito train CACHE --to NAME`."
+    )
+    shipped = UncertaintyHead(seed=2, **SMALL).fit(table)
+    shipped.save_pretrained(shelf.SHIPPED / "theirs")
+    assert torch.equal(UncertaintyHead.for_model(model, shipped_only=True).weights_, shipped.weights_)
+    assert torch.equal(UncertaintyHead.for_model(model).weights_, head.weights_)
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,31 @@ def scored(
     by: str, scores: Mapping[str, Array | Score], table: Table, *, beside: tuple[str, ...] = ()
 ) -> dict[str, Float[Tensor, "n"]]:
     """By name, the uncertainty of every row; after them the baselines `beside`, where the table has logits."""
-    if len(table) == 0:
-        raise TableError(f"{by} needs at least one row; {table.name} has none. Look at how its rows were chosen.")
+    some_rows(by, table)
     _some(by, scores)
-    found = {name: _rows(by, name, score, table) for name, score in scores.items()}
+    found = {name: uncertainty(by, name, score, table) for name, score in scores.items()}
     if "logit" in table:
         found |= {name: BASELINES[name]().score(table) for name in beside if name not in found}
     return found
+
+
+def uncertainty(by: str, name: str, score: Array | Score, table: Table) -> Float[Tensor, "n"]:
+    """Of every row, by a fitted score; or the given array, if it has one finite number a row."""
+    if isinstance(score, Score):
+        return score.score(table)
+    u = finite(to_tensor(score, f"{by}: score '{name}'").double(), f"{by}: score '{name}'")
+    if u.shape != torch.Size([len(table)]):
+        raise TableError(
+            f"{by}: score '{name}' must have one value a row of {table.name}, ({len(table)},); "
+            f"{tuple(u.shape)} came. Score the same table."
+        )
+    return u
+
+
+def some_rows(by: str, table: Table) -> None:
+    """Raise TableError for a table without rows."""
+    if len(table) == 0:
+        raise TableError(f"{by} needs at least one row; {table.name} has none. Look at how its rows were chosen.")
 
 
 def fitted(by: str, scores: Mapping[str, Any]) -> None:
@@ -50,15 +68,3 @@ def both(flags: Bool[Tensor, "n"]) -> bool:
 def _some(by: str, scores: Mapping[str, Any]) -> None:
     if not scores:
         raise TableError(f"{by} needs at least one score; none came. Give some by name: {{'entropy': Entropy()}}.")
-
-
-def _rows(by: str, name: str, score: Array | Score, table: Table) -> Float[Tensor, "n"]:
-    if isinstance(score, Score):
-        return score.score(table)
-    u = finite(to_tensor(score, f"{by}: score '{name}'").double(), f"{by}: score '{name}'")
-    if u.shape != torch.Size([len(table)]):
-        raise TableError(
-            f"{by}: score '{name}' must have one value a row of {table.name}, ({len(table)},); "
-            f"{tuple(u.shape)} came. Score the same table."
-        )
-    return u

@@ -215,7 +215,7 @@ def _write_picture(path: Path, image: Image.Image) -> None:
 def _scores(model: Classifier) -> dict[str, Score]:
     scores: dict[str, Score] = {name: make_score(name) for name in SCORES}
     with suppress(ModelError):  # no head for this model
-        scores[HEAD] = UncertaintyHead.for_model(model)
+        scores[HEAD] = UncertaintyHead.for_model(model, shipped_only=True)
     return scores
 
 

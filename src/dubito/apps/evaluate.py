@@ -20,10 +20,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dubito import metrics as measures
+from dubito.apps._scored import both, some_rows, uncertainty
+from dubito.apps._text import aligned, cell
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array, Interval
-from dubito.table import Table, to_tensor
-from dubito.types import Json, Score, finite
+from dubito.table import Table
+from dubito.types import Json, Score
 
 TITLES = {
     "error_auroc": "error AUROC",
@@ -73,8 +75,7 @@ def evaluate(
     >>> evaluate({"max_probability": MaxProbability()}, table, resamples=50)["max_probability"]["error_auroc"].value
     1.0
     """
-    if len(table) == 0:
-        raise TableError(f"evaluate needs at least one row; {table.name} has none. Look at how its rows were chosen.")
+    some_rows("evaluate", table)
     bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)
     chosen = _chosen(metrics)
     truth = _Truth.of(table, chosen)
@@ -84,11 +85,13 @@ def evaluate(
 
     found = Evaluation(name=table.name, rows=len(table), model=measured(truth.of_model()))
     for name, score in scores.items():
-        u, seconds = _uncertainty(name, score, table)
+        start = time.perf_counter()
+        u = uncertainty("evaluate", name, score, table)
+        seconds = time.perf_counter() - start
         found.scores[name] = measured(truth.of_score(u))
         if ood is not None and chosen & _OF_FOREIGN:
             found.scores[name] |= measured(_foreign(name, score, u, ood))
-        found.microseconds[name] = None if seconds is None else 1e6 * seconds / len(table)
+        found.microseconds[name] = 1e6 * seconds / len(table) if isinstance(score, Score) else None
     return found
 
 
@@ -135,19 +138,18 @@ class Evaluation:
         """A header and one line a score, as text cells."""
         header = ["score", *(TITLES[key] for key in self.metrics), "µs / image"]
         body = [
-            [name, *(_cell(row.get(key)) for key in self.metrics), _cost(self.microseconds[name])]
+            [name, *(cell(row.get(key)) for key in self.metrics), _cost(self.microseconds[name])]
             for name, row in self.scores.items()
         ]
         return [header, *body]
 
+    def model_cells(self) -> dict[str, str]:
+        """The model's own measures as text, by title."""
+        return {TITLES[key]: cell(value) for key, value in self.model.items()}
+
     def __str__(self) -> str:
-        lines = self.lines()
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        text = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
-        model = "  ".join(f"{TITLES[key]} {_cell(value)}" for key, value in self.model.items())
-        return "\n".join([f"{self.name}: {self.rows} images" + (f"  {model}" if model else ""), *text])
+        title = [f"{self.name}: {self.rows} images", *(f"{name} {text}" for name, text in self.model_cells().items())]
+        return "\n".join(["  ".join(title), *aligned(self.lines())])
 
 
 @dataclass
@@ -186,12 +188,12 @@ class _Truth:
     def of_score(self, u: Float[Tensor, "n"]) -> dict[str, Task]:
         tasks: dict[str, Task] = {}
         if self.wrong is not None:
-            if _both(self.wrong):
+            if both(self.wrong):
                 tasks["error_auroc"] = (measures.auroc, u, self.wrong)
             tasks["aurc"] = (measures.aurc, u, self.wrong)
             tasks["excess_aurc"] = (measures.excess_aurc, u, self.wrong)
             tasks["augrc"] = (measures.augrc, u, self.wrong)
-        if self.strange is not None and _both(self.strange):
+        if self.strange is not None and both(self.strange):
             tasks["r_auroc"] = (measures.auroc, u, self.strange)
         return tasks
 
@@ -225,44 +227,23 @@ def _row_values(batch: Table) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _uncertainty(name: str, score: Array | Score, table: Table) -> tuple[Float[Tensor, "n"], float | None]:
-    if isinstance(score, Score):
-        start = time.perf_counter()
-        return score.score(table), time.perf_counter() - start
-    u = finite(to_tensor(score, f"evaluate: score '{name}'").double(), f"evaluate: score '{name}'")
-    if u.shape != (len(table),):
-        raise TableError(
-            f"evaluate: score '{name}' must have one value a row of {table.name}, ({len(table)},); "
-            f"{tuple(u.shape)} came. Score the same table."
-        )
-    return u, None
-
-
 def _foreign(name: str, score: Array | Score, u: Tensor, ood: Table) -> dict[str, Task]:
     if not isinstance(score, Score):
         raise TableError(
             f"evaluate: with ood=..., '{name}' must be a fitted score, so that the foreign table can be scored too; "
             f"an array came. Pass the score itself."
         )
-    both = torch.cat([u, score.score(ood)])
-    foreign = torch.arange(len(both)) >= len(u)
+    known_and_foreign = torch.cat([u, score.score(ood)])
+    foreign = torch.arange(len(known_and_foreign)) >= len(u)
     return {
-        "ood_auroc": (measures.auroc, both, foreign),
-        "ood_average_precision": (measures.average_precision, both, foreign),
-        "ood_fpr95": (measures.fpr_at_tpr, both, foreign),
+        "ood_auroc": (measures.auroc, known_and_foreign, foreign),
+        "ood_average_precision": (measures.average_precision, known_and_foreign, foreign),
+        "ood_fpr95": (measures.fpr_at_tpr, known_and_foreign, foreign),
     }
 
 
 def _mean(values: Tensor) -> float:
     return float(values.double().mean())
-
-
-def _both(flags: Bool[Tensor, "n"]) -> bool:
-    return bool(flags.any()) and not bool(flags.all())
-
-
-def _cell(value: Interval | None) -> str:
-    return "-" if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
 
 def _cost(microseconds: float | None) -> str:

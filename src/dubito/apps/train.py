@@ -3,7 +3,7 @@
     heads/mine/
       seed-1/   model.safetensors, config.json, README.md: the finished head; state.safetensors: how far it has come
       seed-2/
-      training.json       what all seeds reached
+      training.json       what all seeds reached, and when
 
 Over several seeds a figure is reported as the paper does: the median, and the distance to the farther of minimum and
 maximum (Kirchhof et al. 2024, section 4.1).
@@ -11,13 +11,16 @@ maximum (Kirchhof et al. 2024, section 4.1).
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import final
 
 from dubito.apps.transfer import median_and_spread
 from dubito.cache.shard import write_file
 from dubito.errors import DubitoError
+from dubito.heads._state import alone
 from dubito.heads.config import DiskType
 from dubito.heads.held_out import split
 from dubito.heads.recipe import Recipe
@@ -117,25 +120,39 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     settings = recipe or Recipe()
     about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
     heads, histories, folders = [], [], []
-    for seed in chosen:
-        folder = None if to is None else Path(to) / f"seed-{seed}"
-        result = train_head(
-            table,
-            recipe=settings,
-            width=width,
-            depth=depth,
-            seed=seed,
-            held_out=held_out,
-            folder=folder,
-            progress=progress,
-        )
-        heads.append(_kept(result, table, UncertaintyHead(width, depth, seed, settings), folder, about))
-        histories.append(result.history)
-        folders += [folder] if folder else []
-    training = Training(tuple(heads), tuple(histories), tuple(folders))
-    if to is not None:
-        write_file(Path(to) / TRAINING, (json.dumps(training.to_json(), indent=1) + "\n").encode())
+    with nullcontext() if to is None else alone(Path(to)):
+        for seed in chosen:
+            folder = None if to is None else Path(to) / f"seed-{seed}"
+            result = train_head(
+                table,
+                recipe=settings,
+                width=width,
+                depth=depth,
+                seed=seed,
+                held_out=held_out,
+                folder=folder,
+                progress=progress,
+            )
+            heads.append(_kept(result, table, UncertaintyHead(width, depth, seed, settings), folder, about))
+            histories.append(result.history)
+            folders += [folder] if folder else []
+        training = Training(tuple(heads), tuple(histories), tuple(folders))
+        if to is not None:
+            _write_report(Path(to) / TRAINING, training.to_json())
     return training
+
+
+def _write_report(path: Path, report: Json) -> None:
+    """What all seeds reached, and when; a report that says so already keeps its time."""
+    plain = json.loads(json.dumps(report))
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        before = None
+    if isinstance(before, dict) and {key: before[key] for key in before if key != "finished"} == plain:
+        return
+    finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    write_file(path, (json.dumps(plain | {"finished": finished}, indent=1) + "\n").encode())
 
 
 def _kept(trained: Trained, table: Table, head: UncertaintyHead, folder: Path | None, about: Json) -> UncertaintyHead:

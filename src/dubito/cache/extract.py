@@ -22,12 +22,13 @@ from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, r
 from dubito.cache.open import open_cache
 from dubito.cache.shard import check_name, is_leftover, list_shards, sweep
 from dubito.cache.targets import to_targets
+from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import ImageSet
 from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.probes.forward import Forward
 from dubito.table import Table
-from dubito.types import Classifier, Images, LabelSpace, Probe
+from dubito.types import Classifier, Images, Probe
 
 _LOCK = ".lock"
 _MOST_WORKERS = 8

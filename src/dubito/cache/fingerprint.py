@@ -11,8 +11,8 @@ from dubito.data.digest import hash_array
 from dubito.types import Classifier, Images, Json
 
 MODEL_PARTS = ("weights", "head", "transform")
-CARRIED = (*MODEL_PARTS, "tensors")
-"""Tensors alone are kept too: they outlast other versions of the packages that weights are hashed with."""
+CARRIED = (*MODEL_PARTS, "tensors", "operations")
+"""Tensors and operations are kept too: they outlast other versions of the packages that weights are hashed with."""
 
 
 def identity(

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from dubito.choices import LabelSpace
 from dubito.data.image_set import some
 from dubito.errors import ImagesError, OwnLabelsWarning
-from dubito.types import Classifier, Images, LabelSpace
+from dubito.types import Classifier, Images
 
 _IMAGENET = 1000
 

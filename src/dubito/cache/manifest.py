@@ -99,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 def check_identity(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise StaleCacheError that names every part in which a cache differs from what is asked for."""
     differing = [
-        f"{told} ({_short(was.get(part), now.get(part))} there, {_short(now.get(part), was.get(part))} here)"
+        f"{told} ({told_part(was.get(part), now.get(part))} there, {told_part(now.get(part), was.get(part))} here)"
         for part, told in _PARTS.items()
         if was.get(part) != now.get(part)
     ]
@@ -124,8 +124,12 @@ def check_probe(folder: Path, name: str, was: Json, now: Json) -> None:
         )
 
 
-def _short(part: Any, other: Any) -> str:
-    """A part for people: of settings only those that differ, of a hash its beginning."""
+def told_part(part: Any, other: Any) -> str:
+    """One part of an identity for people: of settings only those that differ from the other's, of a hash its beginning.
+
+    >>> told_part({"lr": 0.1, "k": 2}, {"lr": 0.2, "k": 2}), told_part("ab12cd34ef", "00"), told_part(None, 1)
+    ('lr=0.1', 'ab12cd34', 'none')
+    """
     if isinstance(part, dict):
         known = other if isinstance(other, dict) else {}
         return ", ".join(f"{key}={value}" for key, value in part.items() if known.get(key) != value) or "nothing"

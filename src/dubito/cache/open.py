@@ -40,9 +40,18 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
         label_space=manifest.label_space or "model",
         skipped=[(name, why) for name, why in manifest.skipped],
         source=model_digest(manifest.identity),
-        maker={"model": manifest.model} | {part: manifest.identity.get(part) for part in CARRIED},
+        maker=_maker(manifest, made_losses="loss" in columns),
         **columns,
     )
+
+
+def _maker(manifest: Manifest, *, made_losses: bool) -> Json:
+    """The model part by part and, if there are losses, the task loss that they are of."""
+    maker = {"model": manifest.model} | {part: manifest.identity.get(part) for part in CARRIED}
+    if made_losses:
+        # A probe's settings name the task loss only where it is not the usual one.
+        maker["task_loss"] = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy")
+    return maker
 
 
 def check_model(folder: Path, manifest: Manifest, model: Classifier) -> None:

@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -37,3 +38,22 @@ Heads = Annotated[
 Load = Annotated[
     Path | None, typer.Option("--load", metavar="DIR", help="Use the scores that `dubito score --save DIR` kept.")
 ]
+
+Values = dict[str, dict[str, str]]
+"""Of `--set`, by score and setting."""
+
+
+def parse_settings(texts: Sequence[str]) -> Values:
+    """`NAME.KEY=VALUE` texts, by name and key.
+
+    >>> parse_settings(["neighbours.k=5", "cool.scale=0.2"])
+    {'neighbours': {'k': '5'}, 'cool': {'scale': '0.2'}}
+    """
+    settings: Values = {}
+    for text in texts:
+        where, equals, value = text.partition("=")
+        name, dot, key = where.partition(".")
+        if not (equals and dot and name and key and value):
+            raise typer.BadParameter(f"--set takes NAME.KEY=VALUE, such as neighbours.k=5; '{text}' came.")
+        settings.setdefault(name, {})[key] = value
+    return settings

@@ -15,30 +15,30 @@ import dubito
 from dubito.cache import open_cache
 from dubito.cache.fingerprint import model_digest
 from dubito.cache.manifest import Manifest, read_manifest
+from dubito.cli import _options as options
 from dubito.cli._console import Screen
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, TableError
 from dubito.scores.registry import SCORES, make_score
 from dubito.table import Table
 from dubito.types import Score
 
-Settings = dict[str, dict[str, str]]
 _HEAD, _AUTO = "head", "auto"
 
 
-def parse_settings(texts: Sequence[str]) -> Settings:
-    """`NAME.KEY=VALUE` texts, by name and key.
-
-    >>> parse_settings(["neighbours.k=5", "cool.scale=0.2"])
-    {'neighbours': {'k': '5'}, 'cool': {'scale': '0.2'}}
-    """
-    settings: Settings = {}
-    for text in texts:
-        where, equals, value = text.partition("=")
-        name, dot, key = where.partition(".")
-        if not (equals and dot and name and key and value):
-            raise typer.BadParameter(f"--set takes NAME.KEY=VALUE, such as neighbours.k=5; '{text}' came.")
-        settings.setdefault(name, {})[key] = value
-    return settings
+def ready_scores(
+    cache: Path,
+    table: Table,
+    screen: Screen,
+    *,
+    names: Sequence[str],
+    settings: options.Values,
+    fit: Path | None,
+    heads: Sequence[str],
+    load: Path | None,
+) -> dict[str, Score]:
+    """What `--score`, `--set`, `--fit`, `--head` and `--load` ask for, ready for the table of a cache."""
+    learn_from = open_fit(fit, cache)
+    return choose_scores(names, settings, table, learn_from, load, screen, heads=open_heads(heads, table))
 
 
 def open_fit(fit: Path | None, cache: Path) -> Table | None:
@@ -83,7 +83,7 @@ def open_heads(values: Sequence[str], table: Table) -> dict[str, Score]:
 
 def choose_scores(
     names: Sequence[str],
-    settings: Settings,
+    settings: options.Values,
     table: Table,
     fit: Table | None,
     load: Path | None,

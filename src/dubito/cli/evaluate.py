@@ -14,6 +14,7 @@ from dubito.cli._console import Screen, facts, grid
 
 if TYPE_CHECKING:
     from dubito.apps.evaluate import Evaluation
+    from dubito.table import Table
 
 
 def evaluate(  # noqa: PLR0913 (a command's options)
@@ -42,33 +43,37 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     Are wrong answers, bad neighbours and foreign images the uncertain ones? Values come with 95% intervals.
     """
     screen = Screen.current(json=json, debug=debug)
+    wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
-        from dubito.cache import open_cache
-        from dubito.cli._scores import check_same_model, choose_scores, open_fit, open_heads, parse_settings
+        from dubito.cli._scores import ready_scores
 
-        wanted = parse_settings(settings)
-        table = open_cache(cache)
-        learn_from = open_fit(fit, cache)
-        foreign = open_cache(ood) if ood else None
-    if ood:
-        check_same_model(cache, ood, "--ood")
-    if "label" not in table and foreign is None:
-        raise dubito.DubitoError(
-            f"evaluate: '{cache}' has no labels and no --ood CACHE came, so there is nothing to compare with. "
-            f"Extract it with labels (class folders or --labels FILE), or give --ood."
-        )
+        table = dubito.open(cache)
+        foreign = _foreign(ood, cache, table)
     with screen.waiting("scoring, with bootstrap intervals"):
-        heads = open_heads(head, table)
-        chosen = choose_scores(score, wanted, table, learn_from, load, screen, heads=heads)
+        chosen = ready_scores(cache, table, screen, names=score, settings=wanted, fit=fit, heads=head, load=load)
         found = dubito.evaluate(chosen, table, ood=foreign, metrics=metric or None, resamples=resamples, seed=seed)
     screen.result(found.to_json(), *_shown(found))
 
 
-def _shown(found: "Evaluation") -> tuple[RenderableType, RenderableType]:
-    from dubito.apps.evaluate import TITLES
+def _foreign(ood: Path | None, cache: Path, table: "Table") -> "Table | None":
+    """The images that the model does not know, of the same model; without them, labels are needed."""
+    from dubito.cli._scores import check_same_model
 
-    model = {TITLES[key]: f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" for key, one in found.model.items()}
+    if ood is not None:
+        foreign = dubito.open(ood)
+        check_same_model(cache, ood, "--ood")
+        return foreign
+    if "label" not in table:
+        raise dubito.DubitoError(
+            f"evaluate: '{cache}' has no labels and no --ood CACHE came, so there is nothing to compare with. "
+            f"Extract it with labels (class folders or --labels FILE), or give --ood."
+        )
+    return None
+
+
+def _shown(found: "Evaluation") -> tuple[RenderableType, RenderableType]:
     header, *lines = found.lines()
     # A value above its interval: eight metrics side by side fit a terminal.
     rows = [[cell.replace(" [", "\n[") for cell in line] for line in lines]
-    return facts(f"{found.name}: {found.rows} images", model), grid("", header, rows, numbers=len(header) - 1)
+    title = f"{found.name}: {found.rows} images"
+    return facts(title, found.model_cells()), grid("", header, rows, numbers=len(header) - 1)

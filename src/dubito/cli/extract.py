@@ -3,13 +3,13 @@
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 import time
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import dubito
+from dubito.choices import KnownLoss, LabelSpace, Strong
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
@@ -18,31 +18,6 @@ if TYPE_CHECKING:
     from dubito.table import Table
 
 _SKIPPED_SHOWN = 10
-
-
-class Loss(str, Enum):
-    """The task losses that have a name."""
-
-    cross_entropy = "cross_entropy"
-    bce = "bce"
-
-
-class Strong(str, Enum):
-    """The strong augmentations."""
-
-    augmix = "augmix"
-    cutmix = "cutmix"
-    mixup = "mixup"
-    blur = "blur"
-    crop = "crop"
-    box = "box"
-
-
-class Space(str, Enum):
-    """Whose classes the labels are."""
-
-    model = "model"
-    own = "own"
 
 
 def extract(  # noqa: PLR0913 (a command's options)
@@ -66,7 +41,7 @@ def extract(  # noqa: PLR0913 (a command's options)
         Path | None, typer.Option("--labels", metavar="FILE", help="A CSV of image names and labels.")
     ] = None,
     label_space: Annotated[
-        Space | None,
+        LabelSpace | None,
         typer.Option(
             "--label-space", help="Are labels the model's classes, or their own set? By default seen from names."
         ),
@@ -76,8 +51,8 @@ def extract(  # noqa: PLR0913 (a command's options)
         typer.Option("--targets", metavar="FILE", help="What the task loss compares with, if not labels: .npy, .npz."),
     ] = None,
     task_loss: Annotated[
-        Loss, typer.Option("--task-loss", help="Of one class an image, or of several (needs --targets).")
-    ] = Loss.cross_entropy,
+        KnownLoss, typer.Option("--task-loss", help="Of one class an image, or of several (needs --targets).")
+    ] = "cross_entropy",
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, metavar="N", help="Every image N times, each time augmented anew.")
     ] = 1,
@@ -121,11 +96,11 @@ def extract(  # noqa: PLR0913 (a command's options)
         images,
         to,
         labels=labels,
-        label_space=label_space.value if label_space else None,
+        label_space=label_space,
         targets=targets,
         epochs=epochs,
         augment=_augment(epochs, strong, augment_seed),
-        probes=[dubito.Forward(store_logit=not no_logit, task_loss=task_loss.value)],
+        probes=[dubito.Forward(store_logit=not no_logit, task_loss=task_loss)],
         batch_size=batch_size,
         workers=workers,
         progress=not quiet,
@@ -140,7 +115,7 @@ def _augment(epochs: int, strong: Strong | None, seed: int | None) -> "Augment |
 
     if epochs == 1 and strong is None and seed is None:
         return None
-    return Augment(strong=strong.value if strong else None, seed=seed or 0)
+    return Augment(strong=strong, seed=seed or 0)
 
 
 def _summary(table: "Table", to: Path, before: dict[str, int], seconds: float) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
-from enum import Enum
+from collections.abc import Callable
 from fnmatch import fnmatch
 from inspect import getdoc, isfunction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -14,16 +14,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid
 
 Entries = list[dict[str, Any]]
-
-
-class Kind(str, Enum):
-    """What can be listed."""
-
-    scores = "scores"
-    heads = "heads"
-    probes = "probes"
-    models = "models"
-    metrics = "metrics"
+Kind = Literal["scores", "heads", "probes", "models", "metrics"]
 
 
 def list_(
@@ -39,16 +30,16 @@ def list_(
     """List what there is: scores, heads, probes, models, metrics."""
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("looking around"):
-        found = {one.value: _LISTS[one](filter_) for one in ([kind] if kind else Kind)}
+        found = {one: _LISTS[one](filter_) for one in ([kind] if kind else get_args(Kind))}
     result = {"filter": filter_ or None, **found}
     if kind is None:
         screen.result(result, _overview(found))
-    elif kind is Kind.models:
+    elif kind == "models":
         screen.result(result, *_models_shown(found["models"], filter_))
-    elif kind is Kind.heads:
+    elif kind == "heads":
         screen.result(result, *_heads_shown(found["heads"]))
     else:
-        screen.result(result, _entries_shown(kind.value, found[kind.value]))
+        screen.result(result, _entries_shown(kind, found[kind]))
 
 
 def _scores(filter_: str) -> Entries:
@@ -117,7 +108,13 @@ def _models(filter_: str) -> Entries:
     ]
 
 
-_LISTS = {Kind.scores: _scores, Kind.heads: _heads, Kind.probes: _probes, Kind.models: _models, Kind.metrics: _metrics}
+_LISTS: dict[Kind, Callable[[str], Entries]] = {
+    "scores": _scores,
+    "heads": _heads,
+    "probes": _probes,
+    "models": _models,
+    "metrics": _metrics,
+}
 
 
 def _fits(name: str, filter_: str) -> bool:

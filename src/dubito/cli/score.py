@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 import csv
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dubito.table import Table
+    from dubito.types import Score
 
 _ENDINGS = (".csv", ".npz")
 
@@ -39,77 +41,86 @@ def score(  # noqa: PLR0913 (a command's options)
     The most uncertain ones are shown, by the first score.
     """
     screen = Screen.current(json=json, debug=debug)
+    wanted = options.parse_settings(settings)
     if to is not None and to.suffix.lower() not in _ENDINGS:
         raise typer.BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; '{to}' came.")
     with screen.waiting("opening the cache"):
-        from dubito.cache import open_cache
-        from dubito.cli._scores import choose_scores, folder_name, open_fit, open_heads, parse_settings
+        from dubito.cli._scores import ready_scores
 
-        wanted = parse_settings(settings)
-        table = open_cache(cache)
-        learn_from = open_fit(fit, cache)
+        table = dubito.open(cache)
     with screen.waiting("scoring"):
-        heads = open_heads(head, table)
-        chosen = choose_scores(score, wanted, table, learn_from, load, screen, heads=heads)
-        found = {name: one.score(table) for name, one in chosen.items()}
-        prediction, probability = _predictions(table)
-    for name, one in chosen.items() if save else ():
-        dubito.save_score(one, Path(save or "") / folder_name(name))
+        chosen = ready_scores(cache, table, screen, names=score, settings=wanted, fit=fit, heads=head, load=load)
+        found = _scored(table, chosen)
+    if save is not None:
+        _save(chosen, save)
     if to is not None:
-        _write(to, table, prediction, probability, found)
-    rows = _top(table, prediction, probability, found, top)
+        _write(to, found)
     result = {
         "cache": str(cache),
         "rows": len(table),
         "scores": {name: {"kind": one.kind, "needs": list(one.needs)} for name, one in chosen.items()},
-        "order_by": next(iter(found)),
-        "top": rows,
+        "order_by": next(iter(chosen)),
+        "top": _top(found, top),
         "to": str(to) if to else None,
         "saved": str(save) if save else None,
     }
     screen.result(result, *_shown(result))
 
 
-def _predictions(table: "Table") -> tuple["Tensor", "Tensor"]:
-    """The predicted class of every row and its probability."""
+@dataclass(frozen=True)
+class _Scored:
+    """All rows of a table: the predicted class, its probability, and by name the uncertainties."""
+
+    table: "Table"
+    prediction: "Tensor"
+    probability: "Tensor"
+    scores: dict[str, "Tensor"]
+
+
+def _scored(table: "Table", scores: dict[str, "Score"]) -> _Scored:
     import torch
 
+    found = {name: score.score(table) for name, score in scores.items()}
     best = [batch.logit.double().softmax(-1).max(-1) for batch in table.batches("logit")]
-    return torch.cat([one.indices for one in best]), torch.cat([one.values for one in best])
+    return _Scored(table, torch.cat([one.indices for one in best]), torch.cat([one.values for one in best]), found)
 
 
-def _top(
-    table: "Table", prediction: "Tensor", probability: "Tensor", found: dict[str, "Tensor"], top: int
-) -> list[Any]:
+def _save(scores: dict[str, "Score"], to: Path) -> None:
+    from dubito.cli._scores import folder_name
+
+    for name, score in scores.items():
+        dubito.save_score(score, to / folder_name(name))
+
+
+def _top(found: _Scored, top: int) -> list[Any]:
     """The most uncertain rows by the first score; equal ones in the table's order."""
-    order = next(iter(found.values())).argsort(descending=True, stable=True)[:top]
-    ids: Any = table.select("id").rows(order).id if len(order) else []
+    classes = found.table.classes
+    order = next(iter(found.scores.values())).argsort(descending=True, stable=True)[:top]
+    ids: Any = found.table.select("id").rows(order).id if len(order) else []
     return [
         {
             "id": str(name),
-            "prediction": int(prediction[row]),
-            "class": table.classes[int(prediction[row])] if table.classes else None,
-            "probability": float(probability[row]),
-            "scores": {key: float(values[row]) for key, values in found.items()},
+            "prediction": int(found.prediction[row]),
+            "class": classes[int(found.prediction[row])] if classes else None,
+            "probability": float(found.probability[row]),
+            "scores": {key: float(values[row]) for key, values in found.scores.items()},
         }
         for name, row in zip(ids, order.tolist(), strict=True)
     ]
 
 
-def _write(to: Path, table: "Table", prediction: "Tensor", probability: "Tensor", found: dict[str, "Tensor"]) -> None:
-    columns: dict[str, Any] = {"id": table.id, "prediction": prediction.numpy()}
-    if table.classes and to.suffix.lower() == ".csv":
-        columns["class"] = [table.classes[index] for index in prediction.tolist()]
-    columns["probability"] = probability.numpy()
+def _write(to: Path, found: _Scored) -> None:
+    table, is_csv = found.table, to.suffix.lower() == ".csv"
+    columns: dict[str, Any] = {"id": table.id, "prediction": found.prediction.numpy()}
+    if table.classes and is_csv:
+        columns["class"] = [table.classes[index] for index in found.prediction.tolist()]
+    columns["probability"] = found.probability.numpy()
     if "label" in table:
         columns["label"] = table.label.numpy()
-    columns |= {name: values.numpy() for name, values in found.items()}
+    columns |= {name: values.numpy() for name, values in found.scores.items()}
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        if to.suffix.lower() == ".npz":
-            _write_npz(to, columns)
-        else:
-            _write_csv(to, columns)
+        (_write_csv if is_csv else _write_npz)(to, columns)
     except OSError as error:
         raise dubito.DubitoError(f"--to: '{to}' cannot be written ({error.strerror}). Give another place.") from error
 

@@ -4,7 +4,7 @@
 
 import shlex
 import time
-from enum import Enum
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,49 +12,13 @@ import typer
 
 import dubito
 from dubito.cli import _options as options
+from dubito.cli import _recipe as setting
 from dubito.cli._console import Screen, facts
 
 if TYPE_CHECKING:
     from dubito.apps.train import Training
     from dubito.heads import Recipe
     from dubito.table import Table
-
-_FIT = "fit"
-
-
-class Loss(str, Enum):
-    """What the head is trained on."""
-
-    ranking = "ranking"
-    l2 = "l2"
-    l1 = "l1"
-    log_l2 = "log_l2"
-    variance_nll = "variance_nll"
-
-
-class Target(str, Enum):
-    """Whose losses it learns."""
-
-    given = "given"
-    expected = "expected"
-    mixed = "mixed"
-
-
-class Optimizer(str, Enum):
-    """The optimisers."""
-
-    adamw = "adamw"
-    adam = "adam"
-    sgd = "sgd"
-    lion = "lion"
-
-
-class Schedule(str, Enum):
-    """Learning rates after the warm-up."""
-
-    cosine = "cosine"
-    step = "step"
-    constant = "constant"
 
 
 def train(  # noqa: PLR0913 (a command's options)
@@ -79,45 +43,31 @@ def train(  # noqa: PLR0913 (a command's options)
             "--held-out", metavar="CACHE|SHARE", help="Watch R-AUROC on this cache, or on a share of the photos."
         ),
     ] = None,
-    loss: Annotated[Loss, typer.Option("--loss", help="What is minimised.")] = Loss.ranking,
-    target: Annotated[
-        Target, typer.Option("--target", help="Losses of given labels, those that the model expects, or both.")
-    ] = Target.given,
-    temperature: Annotated[
-        str | None,
-        typer.Option(
-            "--temperature",
-            metavar=f"T|{_FIT}",
-            help="For expected losses: how far the model is believed; fit finds it on the given labels.",
-            show_default="1",
-        ),
-    ] = None,
     width: Annotated[int, typer.Option("--width", min=1, help="Of the hidden layers.")] = 512,
     depth: Annotated[int, typer.Option("--depth", min=0, help="How many hidden layers.")] = 2,
-    margin: Annotated[float, typer.Option("--margin", help="Of the ranking loss.")] = 0.1,
-    leeway: Annotated[
-        float, typer.Option("--leeway", help="Losses that differ by no more than this have no order.")
-    ] = 0.0,
-    optimizer: Annotated[Optimizer, typer.Option("--optimizer", help="Which optimiser.")] = Optimizer.adamw,
-    lr: Annotated[float, typer.Option("--lr", help="Peak learning rate at a batch of 256.")] = 1e-3,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", help="On matrices, not on biases.")] = 1e-4,
-    episodes: Annotated[int, typer.Option("--episodes", help="Steps of the schedule.")] = 460,
-    warmup: Annotated[int, typer.Option("--warmup", help="How many of them warm up.")] = 25,
-    mix: Annotated[float, typer.Option("--mix", help="Weight of the expected loss in --target mixed.")] = 0.5,
-    dropout: Annotated[
-        float, typer.Option("--dropout", help="Share of the features dropped while learning; 0.8 for few photographs.")
-    ] = 0.0,
-    schedule: Annotated[Schedule, typer.Option("--schedule", help="After the warm-up.")] = Schedule.cosine,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=2, help="Rows at once.", show_default="2048, less of a small cache")
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option("--rows", min=2, help="Rows seen in all.", show_default="by the caches' size")
-    ] = None,
     corpus: Annotated[
         str | None, typer.Option("--corpus", metavar="TEXT", help="On which images, for the model card.")
     ] = None,
     float16: Annotated[bool, typer.Option("--float16", help="Keep the weights in half the space.")] = False,
+    loss: setting.Loss = "ranking",
+    margin: setting.Margin = 0.1,
+    leeway: setting.Leeway = 0.0,
+    target: setting.Target = "given",
+    temperature: setting.Temperature = None,
+    mix: setting.Mix = 0.5,
+    optimizer: setting.Optimizer = "adamw",
+    lr: setting.Lr = 1e-3,
+    betas: setting.Betas = "0.8,0.95",
+    weight_decay: setting.WeightDecay = 1e-4,
+    schedule: setting.Schedule = "cosine",
+    warmup_lr: setting.WarmupLr = 1e-4,
+    final_lr: setting.FinalLr = 1e-8,
+    episodes: setting.Episodes = 460,
+    warmup: setting.Warmup = 25,
+    batch: setting.Batch = None,
+    rows: setting.Rows = None,
+    dropout: setting.Dropout = 0.0,
+    init: setting.Init = "default",
     quiet: options.Quiet = False,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -127,51 +77,92 @@ def train(  # noqa: PLR0913 (a command's options)
     Neither images nor the model are needed any more. Stopped at any instant, the same command goes on where it was.
     """
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
-    chosen = _seeds(seeds)
-    _check_temperature(temperature, target)
+    chosen, pair = _seeds(seeds), setting.parse_betas(betas)
+    setting.check_temperature(temperature, target)
     with screen.waiting("opening the caches"):
-        from dubito.heads.held_out import split
-
-        table = dubito.joined(*(dubito.open(cache) for cache in caches))
-        watched = _held_out(held_out, caches)
-        table_rows = len(table)
-        if isinstance(watched, float):  # before anything is fitted
-            table, watched = split(table, watched)
         recipe = dubito.Recipe(
-            loss=loss.value,
-            target=target.value,
-            temperature=_temperature(temperature, table),
+            loss=loss,
             margin=margin,
             leeway=leeway,
-            optimizer=optimizer.value,
+            target=target,
+            mix=mix,
+            optimizer=optimizer,
             lr=lr,
-            schedule=schedule.value,
+            betas=pair,
             weight_decay=weight_decay,
+            schedule=schedule,
+            warmup_lr=warmup_lr,
+            final_lr=final_lr,
             episodes=episodes,
             warmup=warmup,
-            mix=mix,
-            dropout=dropout,
             batch=batch,
             rows=rows,
+            dropout=dropout,
+            init=init,
         )
+        tables = _tables(caches, held_out)
+        recipe = replace(recipe, temperature=_temperature(temperature, tables.learned))
     place, name = _place(to)
     screen.when_stopped = f"'{place}' holds all but the last seconds: the same command goes on from there."
     start = time.perf_counter()
-    training = dubito.train(
-        table,
+    training = _trained(
+        tables, recipe, place, seeds=chosen, width=width, depth=depth, float16=float16, corpus=corpus, quiet=quiet
+    )
+    found = _summary(training, tables, recipe, place, name, time.perf_counter() - start)
+    screen.result(found, _shown(found, training))
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The caches' rows, of which some may be held out.
+
+    Attributes:
+        caches: Where they come from.
+        rows: All of them.
+        learned: Those to learn from.
+        watched: Others, on which figures are watched meanwhile.
+    """
+
+    caches: list[Path]
+    rows: int
+    learned: "Table"
+    watched: "Table | None"
+
+
+def _tables(caches: list[Path], held_out: str | None) -> _Tables:
+    from dubito.heads.held_out import split
+
+    table = dubito.joined(*(dubito.open(cache) for cache in caches))
+    watched = _held_out(held_out, caches)
+    # A share is split off here, before a temperature is fitted to what is left.
+    learned, watched = split(table, watched) if isinstance(watched, float) else (table, watched)
+    return _Tables(caches, len(table), learned, watched)
+
+
+def _trained(  # noqa: PLR0913 (the command's options, passed on)
+    tables: _Tables,
+    recipe: "Recipe",
+    place: Path,
+    *,
+    seeds: list[int],
+    width: int,
+    depth: int,
+    float16: bool,
+    corpus: str | None,
+    quiet: bool,
+) -> "Training":
+    return dubito.train(
+        tables.learned,
         place,
-        seeds=chosen,
+        seeds=seeds,
         recipe=recipe,
         width=width,
         depth=depth,
-        held_out=watched,
+        held_out=tables.watched,
         progress=not quiet,
         dtype="float16" if float16 else "float32",
         trained={"corpus": corpus} if corpus else None,
     )
-    found = _summary(training, recipe, place, name, time.perf_counter() - start)
-    found = {"caches": [str(cache) for cache in caches], "table_rows": table_rows, **found}
-    screen.result(found, _shown(found, training))
 
 
 def _seeds(text: str) -> list[int]:
@@ -181,17 +172,8 @@ def _seeds(text: str) -> list[int]:
         raise typer.BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; '{text}' came.") from error
 
 
-def _check_temperature(text: str | None, target: Target) -> None:
-    if text is None:
-        return
-    if target is Target.given:
-        raise typer.BadParameter("--temperature is for expected losses: --target expected, or mixed.")
-    if text != _FIT and _number(text) is None:
-        raise typer.BadParameter(f"--temperature takes a number, or {_FIT}; '{text}' came.")
-
-
 def _temperature(text: str | None, table: "Table") -> float:
-    if text == _FIT:
+    if text == setting.FIT:
         return dubito.Temperature().fit(table).temperature_
     return 1.0 if text is None else float(text)
 
@@ -200,7 +182,7 @@ def _held_out(text: str | None, caches: list[Path]) -> "Table | float | None":
     if text is None:
         return None
     if not Path(text).exists():
-        share = _number(text)
+        share = setting.number(text)
         if share is None:
             raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; '{text}' came.")
         return share
@@ -215,13 +197,6 @@ def _held_out(text: str | None, caches: list[Path]) -> "Table | float | None":
     return table
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _place(to: str) -> tuple[Path, str]:
     """The folder, and what `--head` calls it: a bare name is one on the shelf."""
     from dubito.heads.shelf import local_folder
@@ -231,10 +206,14 @@ def _place(to: str) -> tuple[Path, str]:
     return local_folder() / to, to
 
 
-def _summary(training: "Training", recipe: "Recipe", place: Path, name: str, seconds: float) -> dict[str, Any]:
+def _summary(
+    training: "Training", tables: _Tables, recipe: "Recipe", place: Path, name: str, seconds: float
+) -> dict[str, Any]:
     seed = training.head.seed
     ends = [history[-1] for history in training.histories]
     return {
+        "caches": [str(cache) for cache in tables.caches],
+        "table_rows": tables.rows,
         "model": (training.head.maker_ or {}).get("model"),
         "to": str(place),
         "recipe": recipe.to_json(),

@@ -25,17 +25,17 @@ is set aside for that moment: do not draw in other threads meanwhile.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Literal, final, get_args
+from typing import final, get_args
 
 import numpy as np
 import torch
 from PIL import Image
 
+from dubito.choices import Strong
 from dubito.data.deteriorate import deteriorate
 from dubito.errors import ValueRangeError
 from dubito.types import Json
 
-Strong = Literal["augmix", "cutmix", "mixup", "blur", "crop", "box"]
 Size = tuple[int, int]
 """Height and width."""
 

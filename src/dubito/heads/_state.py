@@ -1,22 +1,30 @@
-"""The state of a training on disk: one file, replaced in one step, that says which training it belongs to."""
+"""The state of a training on disk: one file, replaced in one step, that says which training it belongs to.
+
+One training at a time writes into a folder, under a lock as a cache has it.
+"""
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from filelock import FileLock, Timeout
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from dubito.cache.manifest import told_part
 from dubito.cache.shard import write_file
 from dubito.errors import ArtefactError
 from dubito.types import Json
 
 FILE = "state.safetensors"
+LOCK = ".lock"
 _PARTS = {
     "recipe": "the recipe",
     "seed": "the seed",
@@ -51,6 +59,27 @@ class TrainingState:
     history: list[Json] = field(default_factory=list)
     module: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock while training into it; the system lets go of it when the process dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK, timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise ArtefactError(
+            f"another training is writing into '{folder}'. Wait until it has ended, or train into another folder."
+        ) from error
+    except OSError as error:
+        raise ArtefactError(
+            f"the folder '{folder}' cannot be written ({error.strerror}). Train into another one."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def write_state(folder: Path, identity: Json, state: TrainingState) -> None:
@@ -102,7 +131,7 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _check(folder: Path, was: Json, now: Json) -> None:
     plain = json.loads(json.dumps(now))
     differing = [
-        f"{told} ({_told(was.get(part), plain[part])} there, {_told(plain[part], was.get(part))} here)"
+        f"{told} ({told_part(was.get(part), plain.get(part))} there, {told_part(plain.get(part), was.get(part))} here)"
         for part, told in _PARTS.items()
         if was.get(part) != plain.get(part)
     ]
@@ -110,11 +139,3 @@ def _check(folder: Path, was: Json, now: Json) -> None:
         raise ArtefactError(
             f"'{folder}' holds another training: {'; '.join(differing)}. Train into another folder, or delete this one."
         )
-
-
-def _told(part: Any, other: Any) -> str:
-    """A part for people: of settings only those that differ."""
-    if isinstance(part, dict):
-        known = other if isinstance(other, dict) else {}
-        return ", ".join(f"{key}={value}" for key, value in part.items() if known.get(key) != value) or "nothing"
-    return str(part)

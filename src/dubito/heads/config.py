@@ -99,8 +99,8 @@ def same_backbone(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | No
     """Why a head's backbone and a table's maker are not the same; None if they are.
 
     Weights agree where either their hash or that of the tensors alone does: the first changes with the versions of timm
-    and torch, see `dubito.models.fingerprint`. So a structure that was changed under the same tensors, such as another
-    activation, is not seen here; a cache, which compares the first, sees it.
+    and torch, see `dubito.models.fingerprint`. What has no tensors, activations and pools, is compared by itself
+    (`operations`), where both sides know it: heads and caches from before it was recorded do not.
 
     >>> same_backbone({"weights": "ab12"}, {"weights": "cd34"})
     'its weights differ (ab12 there, cd34 here): the backbone was fine-tuned or is another one'
@@ -110,6 +110,9 @@ def same_backbone(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | No
         part = "tensors" if there.get("tensors") and here.get("tensors") else "weights"
         told = f"{_short(there.get(part))} there, {_short(here.get(part))} here"
         reasons.append(f"its weights differ ({told}): the backbone was fine-tuned or is another one")
+    if _changed(there.get("operations"), here.get("operations")):
+        told = _differing(there.get("operations"), here.get("operations"))
+        reasons.append(f"its operations differ ({told}): activations or pools were replaced")
     if _plain(there.get("transform")) != _plain(here.get("transform")):
         told = _differing(there.get("transform"), here.get("transform"))
         reasons.append(f"its transform differs ({told}): images were prepared in another way")
@@ -121,6 +124,11 @@ def same_backbone(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | No
 
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _changed(there: Any, here: Any) -> bool:
+    """Whether two parts differ; what one side does not know is not compared."""
+    return there is not None and here is not None and _plain(there) != _plain(here)
 
 
 def _plain(part: Any) -> str:

@@ -49,15 +49,20 @@ class HeldOut:
         """At most 10,000 rows of a table, one a photograph."""
         table.require("feature", by="held_out")
         chosen = one_epoch(table)
+        if len(chosen) < 2:
+            raise TableError(
+                f"held_out: an order needs at least two photographs; {table.name} holds {len(chosen)} out. Hold out "
+                f"more of them (a larger share, another table), or train without held_out."
+            )
         chosen = chosen[:: -(-len(chosen) // _MOST)]
         names = [name for name in ("feature", "label", "loss", "logit") if name in table]
         rows = table.select(*names).rows(chosen)
         strange = None
-        if "label" in rows and len(rows) > 1:
+        if "label" in rows:
             strange = ~neighbour_matches(rows.feature, rows.label)
             strange = None if bool(strange.all()) or not bool(strange.any()) else strange
         known = all(name in rows for name in NEEDS[recipe.target])
-        losses = target_column(rows, recipe).clone() if known and len(rows) > 1 else None
+        losses = target_column(rows, recipe).clone() if known else None
         if strange is None and losses is None:
             raise TableError(
                 f"held_out: {table.name} has neither labels, some with and some without a neighbour of the same label, "

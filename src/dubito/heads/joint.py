@@ -6,21 +6,29 @@ z is what the classifying layer reads, L_i the task loss of image i and L^det th
 al., Pretrained Visual Uncertainties (2024), section 3.2, 3.3 and Fig. 3. Without sg the head's gradients flow into the
 backbone and disturb its own task. With it, everything but the head trains as if there were no head, bit for bit: the
 head reads a detached feature, draws no random numbers, and is added to a loss whose other term it does not change.
-We deviate in one place: the head computes in its own precision, also under autocast, because a margin of 0.1 is coarse
-in bfloat16.
+We deviate in one place: the head computes in float32 at least, also under autocast and in a half-precision module,
+because a margin of 0.1 is coarse in bfloat16.
 """
 
-from difflib import get_close_matches
+import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dubito.cache.fingerprint import model_identity
 from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.heads._layer import classifying_layer, width_read
+from dubito.heads.checkpoint import HeadConfig, PretrainedHead
 from dubito.heads.losses import DIRECT_LOSSES, ranking_loss
 from dubito.heads.module import HeadModule
-from dubito.models import wrap
+from dubito.models.frozen import frozen
+from dubito.types import Classifier
+
+_CLOSE = 1e-3
+"""How far u may differ, relatively, between the training's precision and the one that is kept."""
 
 
 class JointOutput(NamedTuple):
@@ -63,17 +71,13 @@ def with_uncertainty(
             f"with_uncertainty: {type(module).__name__} already holds a model with an uncertainty head. "
             f"Give the model inside, its .module."
         )
-    if layer is not None:
-        name = _named(module, layer)
-    elif example is not None:
-        name = _watched(module, example)
-    else:
-        name = _last_linear(module)
+    name = classifying_layer(module, layer, example)
     part = module.get_submodule(name)
-    head = HeadModule(_reads(part, name), width=width, depth=depth, seed=seed)
+    head = HeadModule(width_read(part, name), width=width, depth=depth, seed=seed)
     weight = next(part.parameters())
+    precise = torch.promote_types(weight.dtype, torch.float32)
     checked = layer is not None or example is not None
-    return WithUncertainty(module, head.to(weight.device, weight.dtype), name, stop_gradient, checked=checked)
+    return WithUncertainty(module, head.to(weight.device, precise), name, stop_gradient, checked=checked)
 
 
 @final
@@ -82,7 +86,7 @@ class WithUncertainty(nn.Module):
 
     Attributes:
         module: The classifier, the very object that was given.
-        head_module: The head; take it out when the training is over.
+        head_module: The head, in float32, or float64 where the module is; `pretrained` takes it out.
         layer: The name of the classifying layer within `module`. If one pass calls it twice, the last call counts.
         stop_gradient: Whether the head reads a detached feature.
     """
@@ -95,9 +99,11 @@ class WithUncertainty(nn.Module):
         self.layer, self.stop_gradient = layer, stop_gradient
         self.training = module.training
         self._checked = checked
+        self._size: tuple[int, ...] | None = None
 
     def forward(self, x: Float[Tensor, "n ..."]) -> JointOutput:
         """Logits and u of a batch, from one run of the module."""
+        self._size = tuple(x.shape[1:])
         part = self.module.get_submodule(self.layer)
         calls: list[tuple[Tensor, Tensor]] = []
 
@@ -120,6 +126,59 @@ class WithUncertainty(nn.Module):
         if not self._checked:
             self._check(output, logit)
         return JointOutput(logit, self._doubt(self._feature(source, part, len(x))))
+
+    def pretrained(self, classifier: Classifier, example: Tensor | None = None) -> PretrainedHead:
+        """The head as it can be kept, when the training is over: it knows its model and will refuse any other.
+
+        `dubito.UncertaintyHead.from_joint` makes a score of it.
+
+        Args:
+            classifier: `dubito.wrap` of the trained module, with the transform and the class names that it will have.
+            example: A batch of inputs, to check that the classifier reads what the head has learned from. By default
+                noise of the size of the last batch.
+        """
+        module = copy.deepcopy(self.head_module).cpu().float().requires_grad_(False).eval()
+        self._check_reads(classifier, self._example(example), module)
+        config = HeadConfig(
+            features=module.features,
+            width=module.width,
+            depth=module.depth,
+            model=classifier.name,
+            maker={"model": classifier.name} | model_identity(classifier),
+            trained={"jointly": True, "stop_gradient": self.stop_gradient},
+        )
+        return PretrainedHead(module, config)
+
+    def _example(self, given: Tensor | None) -> Tensor:
+        if given is not None:
+            return given
+        if self._size is None:
+            raise ModelError(
+                f"with_uncertainty: {type(self.module).__name__} has not seen a batch yet, so the size of its inputs "
+                f"is not known. Give one as example=."
+            )
+        weight = next(self.module.get_submodule(self.layer).parameters())
+        return torch.rand(2, *self._size, generator=torch.Generator().manual_seed(0)).to(weight)
+
+    def _check_reads(self, classifier: Classifier, x: Tensor, head: HeadModule) -> None:
+        """Raise ModelError unless the head says the same of the classifier's features as it says of the module's."""
+        with frozen(self):
+            expected = self(x).u
+        z = classifier.features(x).cpu().float()
+        same = z.shape[1] == head.features and torch.allclose(head(z), expected.cpu().float(), rtol=_CLOSE)
+        if not same:
+            raise ModelError(
+                f"with_uncertainty: {classifier.name} does not compute the features that the head was trained on, what "
+                f"layer '{self.layer}' of {type(self.module).__name__} reads. Wrap the trained module itself, "
+                f"dubito.wrap(model.module); only a head on the layer that gives the logits can be kept."
+            )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WithUncertainty":
+        """Moves to another device or precision reach the head too, except for half precision."""
+        if recurse:
+            self.module._apply(fn)  # type: ignore[no-untyped-call]
+            self.head_module._apply(lambda tensor: _precise(fn(tensor), tensor))  # type: ignore[no-untyped-call]
+        return self
 
     def _doubt(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
         if self.stop_gradient:
@@ -187,47 +246,10 @@ def joint_loss(
     return task_losses.mean() + weight * doubt
 
 
-def _named(module: nn.Module, layer: str) -> str:
-    names = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    if layer not in names:
-        near = get_close_matches(layer, [name for name in names if name], n=3, cutoff=0.3)
-        raise ModelError(
-            f"layer: {type(module).__name__} has no layer '{layer}'. Nearest: {', '.join(near) or 'none'}."
-        )
-    return layer
-
-
-def _watched(module: nn.Module, example: Tensor) -> str:
-    model = wrap(module)
-    model.features(example)
-    names: list[str] = [name for name, part in module.named_modules() if part is model.layer]
-    if names:
-        return names[0]
-    raise ModelError(
-        f"with_uncertainty: {type(module).__name__} classifies by something else than one nn.Linear. "
-        f"Name the layer whose input the head shall read with layer='...'; it may be a 1x1 convolution."
-    )
-
-
-def _last_linear(module: nn.Module) -> str:
-    names: list[str] = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    if not names:
-        raise ModelError(
-            f"with_uncertainty: {type(module).__name__} has no linear layer. "
-            f"Name the layer whose input the head shall read with layer='...'; it may be a 1x1 convolution."
-        )
-    return names[-1]
-
-
-def _reads(part: nn.Module, name: str) -> int:
-    """The width of the feature, known before the first pass so that an optimizer gets the head's parameters."""
-    if isinstance(part, nn.Linear):
-        return part.in_features
-    if isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1) and part.groups == 1:
-        return part.in_channels
-    raise ModelError(
-        f"layer: '{name}' is a {type(part).__name__}. Name the nn.Linear or the 1x1 convolution that gives the logits."
-    )
+def _precise(moved: Tensor, before: Tensor) -> Tensor:
+    """A tensor that was moved, in no less than float32: rounded to half precision, it could not be restored."""
+    wanted = torch.promote_types(moved.dtype, torch.float32)
+    return moved if moved.dtype == wanted else before.to(moved.device, wanted)
 
 
 def _logit(out: Any, n: int, module: nn.Module) -> Float[Tensor, "n c"]:

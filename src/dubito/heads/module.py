@@ -7,15 +7,15 @@ authors' code, not in their text: it keeps u positive where softplus underflows.
 """
 
 from itertools import pairwise
-from typing import Literal, final, get_args
+from typing import final, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dubito.choices import Init
 from dubito.errors import TableError, ValueRangeError
 
-Init = Literal["default", "zero"]
 SMALLEST = 1e-6
 _SLOPE = 0.01
 

@@ -12,16 +12,11 @@ and of the step schedule, which the paper names in Table 3 without giving them.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, final, get_args
+from typing import final, get_args
 
+from dubito.choices import Init, LossName, Optimizer, Schedule, Target
 from dubito.errors import ValueRangeError
 from dubito.types import Json
-
-LossName = Literal["ranking", "l2", "l1", "log_l2", "variance_nll"]
-Target = Literal["given", "expected", "mixed"]
-Optimizer = Literal["adamw", "adam", "sgd", "lion"]
-Schedule = Literal["cosine", "step", "constant"]
-Init = Literal["default", "zero"]
 
 _BATCH = 2048
 _REFERENCE_BATCH = 256

@@ -4,7 +4,8 @@
     DUBITO_HEADS/NAME/                 the user's own; by default in the system's folder for data of programs
     DUBITO_HEADS/NAME/seed-1/          one of several, by the name NAME/seed-1
 
-Of two with the same name, the user's own is taken.
+Of two with the same name, the user's own is taken. Of several heads for one model (`entry_for`), the user's own go
+before those that ship; among them the training that ended last goes first, by its median seed; then the names decide.
 """
 
 import json
@@ -14,12 +15,13 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, final
 
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
-from dubito.heads.checkpoint import CONFIG, PretrainedHead, read_config, read_head, same_backbone
+from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head, same_backbone
 
 SHIPPED = Path(__file__).parent / "pretrained"
 VARIABLE = "DUBITO_HEADS"
@@ -39,7 +41,7 @@ class HeadEntry:
         path: Its folder.
         model: Its backbone.
         features: The width of what it reads.
-        size: Bytes of its folder.
+        size: Bytes of its own files: weights, config and card, not the state of its training.
         where: "shipped" or "local".
         about: On what it was trained, in one line.
     """
@@ -68,15 +70,7 @@ def local_folder() -> Path:
 
 def list_heads() -> list[HeadEntry]:
     """All heads on the shelf, by name; one that cannot be read is left out with a warning."""
-    found: dict[str, HeadEntry] = {}
-    places: tuple[tuple[Where, Path], ...] = (("shipped", SHIPPED), ("local", local_folder()))
-    for where, folder in places:
-        for path in sorted([*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")]):
-            name = path.parent.relative_to(folder).as_posix()
-            try:
-                found[name] = _entry(name, path.parent, where)
-            except DubitoError as error:
-                warnings.warn(f"left out: {error}", DubitoWarning, stacklevel=2)
+    found = _entries("shipped", SHIPPED) | _entries("local", local_folder())
     return [found[name] for name in sorted(found)]
 
 
@@ -124,21 +118,55 @@ def _median(training: Path) -> Path:
     return training / f"seed-{seed}"
 
 
-def head_for(maker: Mapping[str, Any] | None) -> PretrainedHead | None:
-    """The shelf's head whose backbone is a table's maker, or None."""
-    entry = entry_for(maker)
+def head_for(maker: Mapping[str, Any] | None, *, shipped_only: bool = False) -> PretrainedHead | None:
+    """The shelf's head whose backbone is a table's maker, or None; of several, see `entry_for`."""
+    entry = entry_for(maker, shipped_only=shipped_only)
     return None if entry is None else read_head(entry.path)
 
 
-def entry_for(maker: Mapping[str, Any] | None) -> HeadEntry | None:
-    """Where `head_for` finds it; the user's own come first."""
+def entry_for(maker: Mapping[str, Any] | None, *, shipped_only: bool = False) -> HeadEntry | None:
+    """Where `head_for` finds it. A head counts only if its backbone is the very same (`same_backbone`).
+
+    Of several, in this order: the user's own before those that ship; the training that ended last, as its training.json
+    says, and behind it by name those without one; of one training the median seed.
+
+    Args:
+        maker: `Table.maker`, or `model_identity` of a model.
+        shipped_only: Leave the user's own aside: the same answer on every machine.
+    """
     if maker is None:
         return None
-    for entry in sorted(list_heads(), key=lambda entry: entry.where != "local"):
-        known = read_config(entry.path).maker
-        if known is not None and same_backbone(known, maker) is None:
-            return entry
-    return None
+    entries = _entries("shipped", SHIPPED).values() if shipped_only else list_heads()
+    return min((entry for entry in entries if _fits(entry, maker)), key=_preference, default=None)
+
+
+def _fits(entry: HeadEntry, maker: Mapping[str, Any]) -> bool:
+    known = read_config(entry.path).maker
+    return known is not None and same_backbone(known, maker) is None
+
+
+def _preference(entry: HeadEntry) -> tuple[bool, float, str, bool, str]:
+    """The lowest is taken."""
+    ended, median = 0.0, None
+    try:
+        told = json.loads((entry.path.parent / TRAINING).read_text())
+        median = f"seed-{told['median_seed']}"
+        ended = datetime.fromisoformat(told["finished"]).timestamp()
+    except (OSError, KeyError, TypeError, ValueError):  # kept by hand, or before times were recorded
+        pass
+    return entry.where != "local", -ended, entry.name.partition("/")[0], entry.path.name != median, entry.name
+
+
+def _entries(where: Where, folder: Path) -> dict[str, HeadEntry]:
+    """The heads of one place by name."""
+    found = {}
+    for path in sorted([*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")]):
+        name = path.parent.relative_to(folder).as_posix()
+        try:
+            found[name] = _entry(name, path.parent, where)
+        except DubitoError as error:
+            warnings.warn(f"left out: {error}", DubitoWarning, stacklevel=3)
+    return found
 
 
 def _entry(name: str, path: Path, where: Where) -> HeadEntry:
@@ -149,7 +177,7 @@ def _entry(name: str, path: Path, where: Where) -> HeadEntry:
         path=path,
         model=config.model,
         features=config.features,
-        size=sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        size=sum((path / name).stat().st_size for name in (WEIGHTS, CONFIG, CARD) if (path / name).is_file()),
         where=where,
         about=next(iter(corpus.splitlines()), ""),
     )

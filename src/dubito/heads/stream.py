@@ -6,7 +6,8 @@
 
 Disks read blocks fast and single rows slowly; a buffer of many blocks from everywhere mixes well enough. The batch of
 any step depends on (seed, step) alone, so a training that was stopped goes on with the very batches it would have seen.
-A table that fits into one buffer is read once and shuffled wholly.
+A table that fits into one buffer is read once and shuffled wholly. A single row left over at the end of a pass has
+nobody to be ranked with: it joins the batch before it.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ class Stream:
     Attributes:
         features: (n, d), a tensor or a column on disk.
         losses: (n).
-        batch: Rows of a batch; the last one of a pass may have fewer, and of one row it is left out.
+        batch: Rows of a batch; the last one of a pass may have fewer, but never a single one: then it has one more.
         seed: Of all orders.
         name: How errors call the table.
     """
@@ -50,9 +51,9 @@ class Stream:
     def __post_init__(self) -> None:
         n, d = self.features.shape
         fits = max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // (4 * d)) // self.batch) * self.batch
-        # A buffer is a whole number of batches, and of blocks, so that only the last batch of a pass is smaller.
+        # A buffer is a whole number of batches, and of blocks, so that only the last batch of a pass is another size.
         self._block = _BLOCK if fits % _BLOCK == 0 else self.batch
-        self._buffer = fits if fits < n else n
+        self._buffer = fits if fits + 1 < n else n
         self._blocks = -(-n // self._block)
 
     @property
@@ -62,10 +63,9 @@ class Stream:
         return n // self.batch + (n % self.batch > 1)
 
     def rows_until(self, step: int) -> int:
-        """How many rows the batches before a step have: a pass may end with a smaller batch, or without a row."""
-        n = self.features.shape[0]
+        """How many rows the batches before a step have: a pass may end with a smaller batch, or one of a row more."""
         passes, rest = divmod(step, self.batches_a_pass)
-        return passes * (n - (n % self.batch == 1)) + rest * self.batch
+        return passes * self.features.shape[0] + rest * self.batch
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]]:
         """The batches of steps start to stop."""
@@ -78,7 +78,8 @@ class Stream:
             order = torch.randperm(len(losses), generator=generator(self.seed, number, which))
             last = min(a_buffer, self.batches_a_pass - which * a_buffer, first + stop - step)
             for index in range(first, last):
-                chosen = order[index * self.batch : (index + 1) * self.batch]
+                is_last = which * a_buffer + index + 1 == self.batches_a_pass
+                chosen = order[index * self.batch : None if is_last else (index + 1) * self.batch]
                 yield rows.index_select(0, chosen), losses.index_select(0, chosen)
             step += last - first
 
@@ -93,17 +94,19 @@ class Stream:
 
     def _chosen(self, number: int, which: int) -> Int[Tensor, "k"]:
         """The blocks of one buffer; a short last block always comes last, as buffers are cut by full ones."""
-        full = self.features.shape[0] // self._block
+        n = self.features.shape[0]
+        full = n // self._block
         order = torch.randperm(full, generator=generator(self.seed, number))
         order = torch.cat([order, torch.arange(full, self._blocks)])
         size = self._buffer // self._block
-        return order[which * size : (which + 1) * size]
+        is_last = n - (which + 1) * self._buffer <= 1  # a single row more comes along
+        return order[which * size : None if is_last else (which + 1) * size]
 
     def _read(self, blocks: Int[Tensor, "k"]) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
         n, d = self.features.shape
         spans = [(block * self._block, min((block + 1) * self._block, n)) for block in blocks.tolist()]
         if self._space is None:  # made once: fresh memory costs more than filling it
-            self._space = torch.empty(self._buffer, d), torch.empty(self._buffer)
+            self._space = torch.empty(self._buffer + 1, d), torch.empty(self._buffer + 1)
         total = sum(end - start for start, end in spans)
         rows, losses = (space[:total] for space in self._space)
         done = 0

@@ -6,12 +6,11 @@
 
 The expected loss is the mean of the task loss over labels drawn from the model's own temperature-scaled prediction. It
 needs no label, so any folder of photographs serves; and it is less noisy than one drawn label. T is what temperature
-scaling finds on labelled images; 1 believes the model as it is. It is the expectation of cross-entropy: beside another
-task loss (BCE, a callable), "mixed" would add different scales; use "given" there.
+scaling finds on labelled images; 1 believes the model as it is. It is the expectation of cross-entropy: a table whose
+losses are known to come from another task loss (BCE, a callable) is refused, "given" being the target there.
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import final
@@ -20,16 +19,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dubito.choices import Target
 from dubito.errors import TableError, ValueRangeError
+from dubito.heads._scratch import scratch_column
 from dubito.heads.losses import DIRECT_LOSSES
-from dubito.heads.recipe import Recipe, Target
+from dubito.heads.recipe import Recipe
 from dubito.table import Column, Exact, Table
-from dubito.types import finite
 
 NEEDS: Mapping[Target, tuple[str, ...]] = MappingProxyType(
     {"given": ("loss",), "expected": ("logit",), "mixed": ("loss", "logit")}
 )
 """The columns of each target."""
+_CROSS_ENTROPY = "cross_entropy"
 _CHECKED_AT_ONCE = 1 << 20
 
 
@@ -46,6 +47,7 @@ def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Flo
 def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
     """The table with the expected loss as its loss: unlabelled photographs beside labelled ones (`joined`)."""
     table.require("logit", by="with_expected_loss")
+    _check_task_loss(table, "with_expected_loss", "Take its own losses instead")
     if not 0 < temperature < math.inf:
         raise ValueRangeError(
             f"with_expected_loss: temperature must be positive; {temperature} came. 1 is the model's."
@@ -69,18 +71,21 @@ def target_column(table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
     """The losses to learn, float32, one a row; on disk behind a memory map, so that memory does not grow with rows.
 
     Raises:
-        TableError: Fewer than two rows, or all losses are the same.
+        TableError: Fewer than two rows, all losses are the same, or another task loss made them than the target's.
         ValueRangeError: A loss is NaN or infinite, or negative where the head must predict it.
+        DiskFullError: The folder for temporary files cannot take the column.
     """
     needs = NEEDS[recipe.target]
-    table.require(*needs, by=f"head.fit with target '{recipe.target}'" if recipe.target != "given" else "head.fit")
+    by = f"head.fit with target '{recipe.target}'" if recipe.target != "given" else "head.fit"
+    table.require(*needs, by=by)
+    if recipe.target != "given":
+        _check_task_loss(table, by, "Train with target='given'")
     if len(table) < 2:
         raise TableError(
             f"head.fit needs at least two rows, to learn which of two images is harder; {table.name} has {len(table)}. "
             f"Fit on more images."
         )
-    with tempfile.NamedTemporaryFile() as file:
-        column = torch.from_file(file.name, shared=True, size=len(table), dtype=torch.float32)
+    column = scratch_column(len(table), f"head.fit: the losses of {table.name}")
     start = 0
     for batch in table.batches(*needs):
         column[start : start + len(batch)] = _TARGETS[recipe.target](batch, recipe).float()
@@ -102,9 +107,18 @@ _TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
 )
 
 
+def _check_task_loss(table: Table, by: str, repair: str) -> None:
+    """Raise TableError where the table knows that something else than cross-entropy made its losses."""
+    made_by = (table.maker or {}).get("task_loss") or _CROSS_ENTROPY
+    if made_by != _CROSS_ENTROPY:
+        raise TableError(
+            f"{by} expects a model of the task loss '{_CROSS_ENTROPY}', whose expectation it takes; the losses of "
+            f"{table.name} were made by '{made_by}'. {repair}, or extract with Forward(task_loss='{_CROSS_ENTROPY}')."
+        )
+
+
 def _checked(column: Float[Tensor, "n"], table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
-    if not all(bool(part.isfinite().all()) for part in torch.split(column, _CHECKED_AT_ONCE)):
-        finite(column, f"head.fit: losses of {table.name}")
+    _check_finite(column, table)
     low, high = float(column.min()), float(column.max())
     if high - low <= recipe.leeway:
         raise TableError(
@@ -118,3 +132,15 @@ def _checked(column: Float[Tensor, "n"], table: Table, recipe: Recipe) -> Float[
             f"Use loss='ranking', which needs their order alone."
         )
     return column
+
+
+def _check_finite(column: Float[Tensor, "n"], table: Table) -> None:
+    parts = torch.split(column, _CHECKED_AT_ONCE)  # so that memory does not grow with rows
+    bad = [int((~part.isfinite()).sum()) for part in parts]
+    if any(bad):
+        number = next(number for number, count in enumerate(bad) if count)
+        first = number * _CHECKED_AT_ONCE + int((~parts[number].isfinite()).nonzero()[0, 0])
+        raise ValueRangeError(
+            f"head.fit: {sum(bad)} of the {len(column)} losses of {table.name} are NaN or infinite, the first in row "
+            f"{first}. Such a loss has no place in an order: look at the label and the logits of that row."
+        )

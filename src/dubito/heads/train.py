@@ -9,6 +9,7 @@ import hashlib
 import math
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 
 from dubito.cache.progress import Advance, bar
 from dubito.errors import ConstantHeadWarning, TableError, ValueRangeError
-from dubito.heads._state import TrainingState, read_state, write_state
+from dubito.heads._state import TrainingState, alone, read_state, write_state
 from dubito.heads.held_out import HeldOut
 from dubito.heads.losses import DIRECT_LOSSES, HeadLoss, ranking_loss
 from dubito.heads.module import HeadModule
@@ -88,7 +89,8 @@ def train_head(
     watched = None if held_out is None else _watched(held_out, table, settings)
     identity = _identity(table, watched, losses, plan, module, seed)
     run = _Run(plan, module, make_optimizer(module, settings), stream, watched, folder, identity)
-    run.go(f"train seed {seed}", progress)
+    with nullcontext() if folder is None else alone(folder):
+        run.go(f"train seed {seed}", progress)
     return Trained(module.eval(), run.state.history, plan.steps, stream.rows_until(plan.steps))
 
 
@@ -165,7 +167,6 @@ class _Run:
         due = time.monotonic() - self._saved > _SECONDS_BETWEEN_STATES
         if self.folder is None or not (due or always):
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.state.module = dict(self.module.state_dict())
         self.state.optimizer = optimizer_tensors(self.optimizer)
         write_state(self.folder, self.identity, self.state)

@@ -1,14 +1,18 @@
 """Who is this model: hashes of its structure and of every weight.
 
-    tensors = blake2b( (key, dtype, shape, blake2b(bytes)) of every parameter and buffer, by key )
-    weights = blake2b( (name, class, settings) of every submodule, tensors )
+    tensors    = blake2b( (key, dtype, shape, blake2b(bytes)) of every parameter and buffer, by key )
+    weights    = blake2b( (name, class, settings) of every submodule, tensors )
+    operations = how often each activation and pool stands among the submodules
 
 Classes and settings are those of timm and torch, whose versions rename and extend them. So `weights` tells any change
-of the computation, and `tensors` alone stays the same on another machine with other versions.
+of the submodules, and `tensors` alone stays the same on another machine with other versions. `operations` tells of the
+most likely change that leaves tensors as they are, another activation, by names that versions hardly change. None of
+them sees what a forward calls as a function.
 """
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +29,26 @@ def module_digests(module: nn.Module) -> dict[str, str]:
         state.update(f"{name}|{type(part).__qualname__}|{settings}\n".encode())
     state.update(tensors.encode())
     return {"weights": state.hexdigest(), "tensors": tensors}
+
+
+def operations(module: nn.Module) -> dict[str, int]:
+    """How often each activation and pool without weights is there, by its class and settings.
+
+    >>> operations(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), nn.ReLU(), nn.LeakyReLU(0.2)))
+    {'LeakyReLU(negative_slope=0.2)': 1, 'ReLU': 2}
+    """
+    found = Counter(
+        _operation(part)
+        for part in module.modules()
+        if re.search(r"\b(activations?|pooling)\b", type(part).__module__) and not list(part.parameters())
+    )
+    return dict(sorted(found.items()))
+
+
+def _operation(part: nn.Module) -> str:
+    """Class and settings; whether it writes into its input does not change what comes out."""
+    settings = re.sub(r"(, )?inplace(=True)?", "", part.extra_repr())
+    return type(part).__name__ + (f"({settings})" if settings else "")
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

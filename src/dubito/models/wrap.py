@@ -21,7 +21,7 @@ from dubito.errors import ModelError
 from dubito.models._plan import Output, Plan, make_plan, named_weight
 from dubito.models._spy import Call, Reached, Spy
 from dubito.models._tap import plain_layer, read_input
-from dubito.models.fingerprint import module_digests
+from dubito.models.fingerprint import module_digests, operations
 from dubito.models.frozen import KeptBuffers, frozen
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.types import Json, Transform
@@ -161,6 +161,7 @@ class WrappedClassifier:
             "model": self.name,
             "head": {"layer": self._head, "output": self._output},
             **module_digests(_eager(self.module)),
+            "operations": operations(_eager(self.module)),
             "transform": self.transform.describe(),
         }
 

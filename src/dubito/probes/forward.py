@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from dubito.choices import KnownLoss
 from dubito.errors import ValueRangeError
-from dubito.probes.task_loss import KnownLoss, Mixed, check_task_loss, describe_task_loss, task_loss
+from dubito.probes.task_loss import Mixed, check_task_loss, describe_task_loss, task_loss
 from dubito.types import Classifier, Json, TaskLoss
 
 

@@ -8,18 +8,18 @@
 A row that is mixed from two photos (CutMix, MixUp) has the loss w L(y) + (1 - w) L(y').
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from dubito.choices import KnownLoss
 from dubito.errors import ValueRangeError
 from dubito.probes._code import describe_callable
 from dubito.types import TaskLoss
 
-KnownLoss = Literal["cross_entropy", "bce"]
 Mixed = tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n"]]
 """The other photo's target, and the weight of the own one."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from dubito.data import open_images
@@ -56,33 +56,42 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
         )
     values = finite(to_tensor(u, "write_gallery: u").double(), "write_gallery: u").numpy()
     rows = _rows(opened, ids, values.shape)
-    certain, uncertain = _ends(values, count, tail, seed)
+    order = np.argsort(values, kind="stable")
+    rank = {position: len(order) - place for place, position in enumerate(order.tolist())}
+    certain, uncertain = _ends(order, count, tail, seed)
     cards = [
-        _card(opened, rows[position], float(values[position]), group, score)
+        _card(opened, rows[position], {score: float(values[position])}, group, f"{rank[position]} of {len(values)}")
         for group, chosen in ((UNCERTAIN, uncertain), (CERTAIN, certain))
-        for position in chosen.tolist()
+        for position in sorted(chosen.tolist(), key=rank.__getitem__)
     ]
-    how = f"drawn at random from the {tail:.0%} at either end" if tail else "from either end"
     return write_page(
         to,
         title,
         cards,
-        lead=f"{len(uncertain)} of the most uncertain images of {opened.name} and {len(certain)} of the most certain "
-        f"ones, {how} of {len(values)}.",
-        facts=(f"{len(values)} images", f"median {score} {np.median(values):.3g}"),
+        lead=_lead(opened.name, len(uncertain), len(certain), len(values), tail),
+        facts=(f"{len(values)} images", f"median {score.replace('_', ' ')} {np.median(values):.3g}"),
     )
 
 
+def _lead(name: str, uncertain: int, certain: int, count: int, tail: float) -> str:
+    short = "/".join(name.split("/")[-2:])  # where it lies on this machine does not matter to whoever opens the page
+    found = f"The {uncertain} most uncertain and the {certain} most certain images of {short}."
+    if tail:
+        found = (
+            f"{uncertain} of the most uncertain and {certain} of the most certain images of {short}, drawn at random "
+            f"from the {tail:.0%} at either end."
+        )
+    return f"{found} Each has its place among all {count}: 1 is the most uncertain."
+
+
 def _ends(
-    u: Float64[np.ndarray, "n"], count: int, tail: float, seed: int
+    order: Int64[np.ndarray, "n"], count: int, tail: float, seed: int
 ) -> tuple[Int64[np.ndarray, "a"], Int64[np.ndarray, "b"]]:
     """Positions of the most certain and the most uncertain; with an odd middle image on neither side."""
-    order = np.argsort(u, kind="stable")
-    most = min(count, len(u) // 2)
+    most = min(count, len(order) // 2)
     if not most:
         return order[:0], order
-    size = max(most, round(tail * len(u)))
-    size = min(size, len(u) // 2)
+    size = min(max(most, round(tail * len(order))), len(order) // 2)
     rng = np.random.default_rng(seed)
     ends = [order[:size], order[-size:]]
     low, high = (end if size == most else rng.choice(end, most, replace=False) for end in ends)
@@ -106,7 +115,7 @@ def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, s
     return [row_of[name] for name in names]
 
 
-def _card(images: Images, row: int, u: float, group: str, score: str) -> Card:
+def _card(images: Images, row: int, scores: dict[str, float], group: str, place: str) -> Card:
     image = images.read(row)
     if isinstance(image, Tensor):
         raise ValueRangeError(
@@ -114,4 +123,4 @@ def _card(images: Images, row: int, u: float, group: str, score: str) -> Card:
         )
     known = images.labels is not None and images.classes is not None
     title = images.classes[int(images.labels[row])] if known else group  # type: ignore[index]
-    return Card(image, title, "", images.ids[row], group, {score: u})
+    return Card(image, title, place, images.ids[row], group, scores)

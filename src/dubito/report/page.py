@@ -182,7 +182,7 @@ def _cell(cell: Cell) -> str:
 def _controls(names: Sequence[str], groups: Sequence[str], count: int) -> str:
     shown = [("", "all"), *((group, group) for group in groups)]
     return f"""<form class="controls" id="controls" hidden>
-{_choice("Order by", "order", [(str(i), _spoken(name)) for i, name in enumerate(names)])}
+{_choice("Order by", "order", [(str(i), _spoken(name)) for i, name in enumerate(names)]) if len(names) > 1 else ""}
 {_choice("Show", "group", shown) if len(groups) > 1 else ""}
 <label class="flip"><input type="checkbox" name="flip"> surest first</label>
 <output id="count" aria-live="polite">{count} pictures</output>
@@ -202,7 +202,7 @@ def _card(card: Card, spans: Mapping[str, tuple[float, float]]) -> str:
     shares = {name: _share(value, spans[name]) for name, value in card.scores.items()}
     bars = "".join(
         f"<div{'' if i else ' class=chosen'}><dt>{escape(_spoken(name))}</dt>"
-        f'<dd><i style="--f:{shares[name]:.3f}"></i><span>{_number(value)}</span></dd></div>'
+        f'<dd><i style="--f:{shares[name]:.3f}"></i><span>{_number(value, spans[name])}</span></dd></div>'
         for i, (name, value) in enumerate(card.scores.items())
     )
     data = escape(json.dumps([[value, round(shares[name], 3)] for name, value in card.scores.items()]))
@@ -241,9 +241,11 @@ def _share(value: float, span: tuple[float, float]) -> float:
     return (value - low) / (high - low) if high > low else 0.0
 
 
-def _number(value: float) -> str:
-    """Two decimals, with a real minus and no minus zero."""
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", "\N{MINUS SIGN}")
+def _number(value: float, span: tuple[float, float]) -> str:
+    """Two decimals, more where the pictures of a page are close to each other; a real minus, and no minus zero."""
+    width = span[1] - span[0]
+    places = min(max(2 - round(math.log10(width)), 2), 6) if width > 0 else 2
+    return f"{round(value, places) + 0.0:.{places}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _spoken(name: str) -> str:

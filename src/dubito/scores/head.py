@@ -21,6 +21,7 @@ from dubito.cache.fingerprint import model_identity
 from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, same_backbone, write_head
 from dubito.heads.config import DiskType
+from dubito.heads.joint import WithUncertainty
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe, as_recipe
 from dubito.heads.shelf import find_head, head_for
@@ -153,15 +154,38 @@ class UncertaintyHead(Score):
         return cls.of(find_head(name, **hub))
 
     @classmethod
-    def for_model(cls, model: Classifier) -> "UncertaintyHead":
-        """The head that ships, or that you keep on your shelf, for this very model."""
-        found = head_for(model_identity(model))
+    def for_model(cls, model: Classifier, *, shipped_only: bool = False) -> "UncertaintyHead":
+        """The head for this very model: one that you keep on your shelf, or one that ships.
+
+        Its backbone must be the same to the last weight. Of several, your own go before those that ship; of your own,
+        the training that ended last (its median seed), as far as that was recorded; then the first by name.
+
+        Args:
+            model: From dubito.load or dubito.wrap.
+            shipped_only: Leave your own aside, so that every machine gives the same answer.
+        """
+        found = head_for(model_identity(model), shipped_only=shipped_only)
         if found is None:
             raise ModelError(
-                f"head: there is none for {model.name} among `dubito list heads`. Extract photographs and train one: "
-                f"dubito.UncertaintyHead().fit(table), or `dubito train CACHE --to NAME`."
+                f"head: there is none for {model.name} among "
+                + ("those that ship. " if shipped_only else "`dubito list heads`. ")
+                + "Extract photographs and train one: dubito.UncertaintyHead().fit(table), or `dubito train CACHE --to "
+                "NAME`."
             )
         return cls.of(found)
+
+    @classmethod
+    def from_joint(
+        cls, model: WithUncertainty, classifier: Classifier, example: Tensor | None = None
+    ) -> "UncertaintyHead":
+        """The head of a model that was trained together with it, once the training is over (`with_uncertainty`).
+
+        Args:
+            model: What `with_uncertainty` gave.
+            classifier: `dubito.wrap` of the trained module, as it will be used: the head belongs to it alone.
+            example: A batch of inputs, to check that both read the same features; by default noise.
+        """
+        return cls.of(model.pretrained(classifier, example))
 
     @classmethod
     def of(cls, head: PretrainedHead) -> "UncertaintyHead":

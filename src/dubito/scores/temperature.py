@@ -12,10 +12,11 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
-from dubito.types import Kind, Score, finite
+from dubito.types import Score, finite
 
 _SMALLEST, _LARGEST = 1e-3, 1e3
 

@@ -1,0 +1,25 @@
+"""An option takes the choices of its room, and names them all when it gets another."""
+
+from typing import Any, get_args
+
+import pytest
+
+from dubito import choices
+
+from .conftest import Run
+
+
+@pytest.mark.parametrize(
+    ("command", "original"),
+    [
+        (("extract", "timm:test_resnet", "photos", "--to", "c", "--task-loss"), choices.KnownLoss),
+        (("extract", "timm:test_resnet", "photos", "--to", "c", "--strong"), choices.Strong),
+        (("extract", "timm:test_resnet", "photos", "--to", "c", "--label-space"), choices.LabelSpace),
+        (("train", "cache", "--to", "mine", "--optimizer"), choices.Optimizer),
+        (("train", "cache", "--to", "mine", "--schedule"), choices.Schedule),
+    ],
+)
+def test_another_value_is_answered_with_all_of_them(run: Run, command: tuple[str, ...], original: Any) -> None:
+    answer = run(*command, "neither")
+    assert (answer.code, f"Invalid value for '{command[-1]}'" in answer.err) == (2, True), answer.err
+    assert all(f"'{value}'" in answer.err for value in get_args(original))
