@@ -24,8 +24,9 @@ MAY_KNOW = {
     "cache": GROUND | {"data", "probes"},
     "heads": GROUND | {"views", "models", "metrics", "cache"},
     "scores": GROUND | {"views", "metrics", "cache", "heads"},
-    "apps": GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores"},
-    "report": GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores", "apps"},
+    "diagnose": GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores"},
+    "apps": GROUND | {"diagnose", "views", "data", "models", "metrics", "probes", "cache", "heads", "scores"},
+    "report": GROUND | {"diagnose", "views", "data", "models", "metrics", "probes", "cache", "heads", "scores", "apps"},
 }
 """Rooms from the ground up, and whom they may import besides themselves."""
 KNOW_ALL = {"cli", "__init__", "__main__"}

@@ -15,3 +15,7 @@ Target = Literal["given", "expected", "mixed"]
 Optimizer = Literal["adamw", "adam", "sgd", "lion"]
 Schedule = Literal["cosine", "step", "constant"]
 Init = Literal["default", "zero"]
+
+Covariance = Literal["full", "tied", "diagonal", "spherical"]
+Space = Literal["z", "log"]
+Start = Literal["class", "free"]

@@ -1,0 +1,142 @@
+"""Does the audit find what people do wrong, and keep quiet where nothing is? Faults planted on EfficientNet-Lite0.
+
+    python experiments/audit_faults.py --data DIR [--limit 500] [--write]
+
+DIR holds imagenet_val_dev2000/ (images256.zip and labels.csv). One half of the photographs is audited, the other stands
+for the training set. Each set-up has one fault, the first one none. Prints a table of what was planted and what was
+found; the last line is one JSON object; --write puts it into expected/audit_faults.json, too.
+"""
+
+import argparse
+import copy
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import dubito
+from dubito.data import Labelled, Subset
+from dubito.diagnose.audit import Audit, audit
+from dubito.models import WrappedClassifier
+from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD
+
+SHARED = 30
+"""Photographs that are put into both sets."""
+DEAD = 400
+"""Features that are set to zero, of 1,280."""
+FACTOR = 50
+
+TRANSFORM, TRAIN = "wrong normalisation or channel order", "train mode"
+PLANTED = {
+    "nothing": None,
+    "ImageNet mean and std": TRANSFORM,
+    "blue before red": TRANSFORM,
+    "train mode": TRAIN,
+    "probabilities as logits": "probabilities in place of logits",
+    f"logits x {FACTOR}": "saturated softmax",
+    "labels + 1": "labels off by one",
+    f"{SHARED} photographs in both sets": "duplicates across the sets",
+    f"{DEAD} features set to zero": "dead features",
+}
+
+
+def main() -> None:
+    """Plant, audit, compare."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", type=Path, required=True)
+    options.add_argument("--limit", type=int, default=500)
+    options.add_argument("--write", action="store_true")
+    asked = options.parse_args()
+    found = study(asked.data / "imagenet_val_dev2000", asked.limit)
+    if asked.write:
+        target = Path(__file__).parent / "expected" / "audit_faults.json"
+        command = "python experiments/audit_faults.py --data DIR --write"
+        target.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
+    print(json.dumps(found))
+
+
+def study(photos: Path, limit: int) -> dict:
+    """Every set-up in turn."""
+    images = dubito.open_images(photos / "images256.zip", labels=photos / "labels.csv")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).tolist()
+    half = len(order) // 2
+    test, train = Subset(images, order[:half]), Subset(images, order[half:])
+    leaky = Subset(images, order[half:] + order[:SHARED])
+    shifted = Labelled(test, test.labels + 1)
+    model = dubito.load("pypi:efficientnet_lite0")
+    models = {name: planted(model, name) for name in PLANTED}
+    table, rows = Table("planted", "found", "what was seen", "seconds"), []
+    for name, expected in PLANTED.items():
+        audited = shifted if name == "labels + 1" else test
+        other = leaky if "both sets" in name else train
+        start = time.perf_counter()
+        result = audit(models[name], audited, against=other, limit=limit)
+        rows.append(row(name, expected, result, time.perf_counter() - start))
+        table.add_row(name, rows[-1]["verdict"], "\n".join(rows[-1]["said"]), f"{rows[-1]['seconds']:.0f}")
+    Console(width=160).print(table)
+    right = sum(entry["verdict"] in ("yes", "quiet") for entry in rows)
+    return {"photographs": half, "limit": limit, "right": right, "set_ups": len(rows), "rows": rows}
+
+
+def row(name: str, expected: str | None, found: Audit, seconds: float) -> dict:
+    """Whether the planted fault was found, and what else was said."""
+    checks = [finding.check for finding in found.findings]
+    if expected is None:
+        verdict = "false alarm" if checks else "quiet"
+    elif expected not in checks:
+        verdict = "missed"
+    else:
+        verdict = "yes" if checks == [expected] else "yes, and more"
+    return {
+        "planted": name,
+        "verdict": verdict,
+        "findings": [[finding.severity, finding.check] for finding in found.findings],
+        "said": [finding.what for finding in found.findings],
+        "ok": found.ok,
+        "accuracy": found.figures.get("accuracy"),
+        "seconds": round(seconds, 1),
+    }
+
+
+def planted(model: WrappedClassifier, fault: str) -> WrappedClassifier:
+    """The model with the fault, where it is one of the model."""
+    transform, module = model.transform, model.module
+    if fault == "ImageNet mean and std":
+        transform = replace(transform, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    elif fault == "blue before red":
+        transform = replace(transform, channels="BGR")
+    elif fault == "train mode":
+        module = copy.deepcopy(module).train()
+    elif fault == "probabilities as logits":
+        module = nn.Sequential(module, nn.Softmax(-1))
+    elif fault.startswith("logits x"):
+        module = copy.deepcopy(module)
+        with torch.no_grad():
+            module.classifier.weight *= FACTOR
+            module.classifier.bias *= FACTOR
+    elif fault.endswith("set to zero"):
+        module = DeadFeatures(module, DEAD)
+    return dubito.wrap(module, transform=transform, classes=model.classes, name=f"{model.name} with {fault}")
+
+
+class DeadFeatures(nn.Module):
+    """The network with its first features zeroed before the classifier."""
+
+    def __init__(self, network: nn.Module, dead: int) -> None:
+        super().__init__()
+        self.network, self.dead = network, dead
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool, zero, classify."""
+        z = self.network.forward_head(self.network.forward_features(x), pre_logits=True)
+        alive = torch.arange(z.shape[1], device=z.device) >= self.dead
+        return self.network.classifier(z * alive)
+
+
+if __name__ == "__main__":
+    main()

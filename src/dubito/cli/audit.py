@@ -1,0 +1,106 @@
+"""`dubito audit`: look for faults in a set-up of model, transform, images and labels."""
+
+# ruff: noqa: PLC0415 (torch is not imported before a command runs)
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+import dubito
+from dubito.choices import LabelSpace
+from dubito.cli import _options as options
+from dubito.cli._console import Screen, facts
+
+if TYPE_CHECKING:
+    from dubito.diagnose.audit import Audit
+
+SOMETHING_WRONG = 3
+"""The exit code when a fault was found, so that a script can stop there."""
+
+_STYLES = {"wrong": "bold red", "suspicious": "yellow", "note": "dim"}
+
+
+def audit(  # noqa: PLR0913 (a command's options)
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="source:name, see `dubito list models`.", show_default=False)
+    ],
+    images: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGES",
+            help="A folder, with or without class folders; an image; a .csv, .zip or .npz file.",
+            show_default=False,
+        ),
+    ],
+    *,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", metavar="FILE", help="A CSV of image names and labels.")
+    ] = None,
+    label_space: Annotated[
+        LabelSpace | None,
+        typer.Option(
+            "--label-space", help="Are labels the model's classes, or their own set? By default seen from names."
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="IMAGES", help="Training images: none should be in both sets.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Images that the model is run on.")] = 500,
+    compare: Annotated[
+        int, typer.Option("--compare", min=1, metavar="N", help="Images of a set that are compared for duplicates.")
+    ] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="PATH|none", help="A weights file, or none for random weights.")
+    ] = "pretrained",
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps.", show_default="cpu")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Images at once.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=0, help="Processes that decode.")] = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Look for what ruins every score of a MODEL on IMAGES, and how to repair it.
+
+    Wrong normalisation, labels off by one, a softmax too many, duplicates and more. Exit code 3 if anything is wrong.
+    """
+    screen = Screen.current(json=json, debug=debug, quiet=quiet)
+    with screen.waiting(f"loading {model}"):
+        from dubito.diagnose.audit import audit as look
+
+        classifier = dubito.load(model, weights=None if weights.lower() == "none" else weights, device=device)
+    found = look(
+        classifier,
+        images,
+        against=against,
+        labels=labels,
+        label_space=label_space,
+        limit=limit,
+        compare=compare,
+        seed=seed,
+        batch_size=batch_size,
+        workers=workers,
+        progress=not quiet,
+    )
+    screen.result(found.to_json(), *_shown(found))
+    if not found.ok:
+        raise typer.Exit(SOMETHING_WRONG)
+
+
+def _shown(found: "Audit") -> list[RenderableType]:
+    accuracy = found.figures.get("accuracy")
+    pairs = {
+        "model": found.model,
+        "images": f"{found.rows} of {found.of}" + ("" if accuracy is None else f", accuracy {accuracy:.4f}"),
+        "looked for": ", ".join(found.checked),
+    }
+    pairs |= {f"not looked for: {check}": reason for check, reason in found.unchecked.items()}
+    title = found.images + (": nothing wrong was found" if not found.findings else "")
+    return [facts(title, pairs), *(_finding(entry.severity, str(entry)) for entry in found.in_order())]
+
+
+def _finding(severity: str, text: str) -> Text:
+    return Text.assemble("\n", (severity, _STYLES[severity]), text.removeprefix(severity))

@@ -1,0 +1,1 @@
+"""Why softmax fails: causes, boundary structure, regions, filtering, and an audit of a set-up."""

@@ -1,0 +1,220 @@
+"""What `diagnose` is given: checked, split, and with a density where none came.
+
+Which density, if none is given, for n training rows of d features and c classes:
+
+    start        by class, k = c Gaussians, where there are labels and n >= 10 c;
+                 else free (k-means), k = n / 50 Gaussians, at least 1 and at most c
+    covariance   full where n >= 5 k d and 16 k d^2 bytes are at most 1 GB; else tied where n >= 5 d; else diagonal
+    EM           with more than 100 Gaussians a class-wise start stays as it is, in closed form
+
+so that every variance is learned from several rows: with one photograph a class, Gaussians by class were worse than a
+single one. Features are taken as they are (z), and 1e-5 is added to every variance. The size is known before anything
+is fitted.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from dubito.choices import Covariance
+from dubito.errors import NotFittedError, TableError, ValueRangeError
+from dubito.scores.density import Density
+from dubito.table import Table
+from dubito.types import Score
+from dubito.views import chosen_rows
+
+ROWS_PER_FEATURE = 5
+ROWS_PER_CLASS = 10
+ROWS_PER_CLUSTER = 50
+FULL_BYTES = 1e9
+CLOSED_FORM_FROM = 100
+_BY = "diagnose"
+
+
+@final
+@dataclass(frozen=True)
+class Given:
+    """What will be scored, and what the density learns from.
+
+    Attributes:
+        whole: The known rows as they came.
+        known: Those of them to be scored.
+        foreign: By name, rows to be scored.
+        train: Rows that the density is fitted on; None for one that is fitted already.
+        train_name: What they are, in words.
+        density: Fitted or not.
+    """
+
+    whole: Table
+    known: Table
+    foreign: dict[str, Table]
+    train: Table | None
+    train_name: str
+    density: Score
+
+
+def given(
+    known: Table,
+    ood: Table | Mapping[str, Table],
+    train: Table | None,
+    density: Score | None,
+    *,
+    covariance: Covariance | None = None,
+    seed: int = 0,
+) -> Given:
+    """Everything checked; the known rows split in two halves where there is nothing else to fit a density on."""
+    if density is not None and covariance is not None:
+        raise ValueRangeError(
+            f"{_BY}: covariance is that of the default density; '{covariance}' came together with a density. Set it "
+            f"there: Density(covariance='{covariance}')."
+        )
+    foreign = {called(ood, "ood"): ood} if isinstance(ood, Table) else dict(ood)
+    if not foreign:
+        raise TableError(f"{_BY} needs at least one OOD table; none came. Give a table, or some by name.")
+    _check_rows(called(known, "known"), known)
+    for name, table in foreign.items():
+        _check_rows(name, table)
+        _check_alike(known, table)
+    if train is not None:
+        if train is known:
+            raise TableError(
+                f"{_BY}: train must be other rows than known; the same table came twice. A density knows the rows it "
+                f"was fitted on too well. Give training images, or leave train out: then known is split."
+            )
+        _check_alike(known, train)
+    elif density is not None and is_fitted(density):
+        return Given(known, known, foreign, None, "what it was fitted on before", density)
+    scored = known
+    if train is None:
+        train, scored = _halves(known, seed)
+        name = f"half of {called(known, 'known')} ({len(train)} rows drawn with seed {seed}), which is not scored"
+    else:
+        name = f"{called(train, 'train')} ({len(train)} rows)"
+    return Given(
+        known, scored, foreign, train, name, default_density(train, covariance) if density is None else density
+    )
+
+
+def default_density(train: Table, covariance: Covariance | None = None) -> Density:
+    """The density that fits the size of a table: see the rule above.
+
+    >>> table = Table(feature=torch.randn(400, 8), logit=torch.randn(400, 4), label=torch.arange(400) % 4)
+    >>> default_density(table).covariance, default_density(table.rows(slice(0, 90))).covariance
+    ('full', 'tied')
+    """
+    train.require("feature", by=_BY)
+    rows, width = train.shape("feature")
+    classes = _labels(train) if "label" in train else train.shape("logit")[1] if "logit" in train else 1
+    by_class = "label" in train and rows >= ROWS_PER_CLASS * classes
+    components = classes if by_class else max(1, min(classes, rows // ROWS_PER_CLUSTER))
+    return Density(
+        components=None if by_class else components,
+        covariance=covariance or _covariance(rows, width, components),
+        start="class" if by_class else "free",
+        max_iterations=0 if by_class and components > CLOSED_FORM_FROM else 100,
+    )
+
+
+def told(density: Score, train: Table | None) -> str:
+    """The density in words, with its size."""
+    if not isinstance(density, Density) or train is None:
+        return density.name
+    width = density.neurons or train.shape("feature")[1]
+    components = density.components or (_labels(train) if density.start == "class" else None)
+    many = {None: "Gaussians", 1: "1 Gaussian"}.get(components, f"{components} Gaussians")
+    by = " (one a class)" if density.start == "class" else " (found by k-means)" if components != 1 else ""
+    size = ""
+    if components:
+        numbers = {"full": components * width**2, "tied": width**2 + components * width}
+        size = f", {8 * numbers.get(density.covariance, 2 * components * width) / 1e6:,.1f} MB"
+    fit = "in closed form" if density.max_iterations == 0 else "by EM"
+    where = " (log z)" if density.space == "log" else ""
+    return f"{many}{by}, {density.covariance} covariances of {width} features{where}, {fit}{size}"
+
+
+def is_fitted(score: Score) -> bool:
+    """Whether there is nothing left to learn."""
+    try:
+        score.check_fitted()
+    except NotFittedError:
+        return False
+    return True
+
+
+def called(table: Table, otherwise: str) -> str:
+    """A short name: where a cache lies does not matter."""
+    short = table.name.rstrip("/").rpartition("/")[2]
+    return otherwise if short in ("", "table in memory") else short
+
+
+def repeated_rows(table: Table, among: Table) -> int:
+    """How many rows of a table have the very feature of a row of another."""
+    seen: set[int] = set()
+    for batch in among.batches("feature"):
+        seen.update(_hashes(batch))
+    return sum(row in seen for batch in table.batches("feature") for row in _hashes(batch))
+
+
+def check_numbers(**counts: Any) -> None:
+    """Raise ValueRangeError for a confidence outside (0, 1) or a count below one."""
+    confidence = counts.pop("confidence")
+    if not 0 < confidence < 1 or not all(math.isfinite(count) and count >= 1 for count in counts.values()):
+        came = ", ".join(f"{name}={count}" for name, count in {"confidence": confidence, **counts}.items())
+        raise ValueRangeError(
+            f"{_BY} needs a confidence in (0, 1) and at least one draw and resample; {came} came. "
+            f"0.95, 5 and 1000 are usual."
+        )
+
+
+def _covariance(rows: int, width: int, components: int) -> Covariance:
+    if rows >= ROWS_PER_FEATURE * components * width and 16 * components * width**2 <= FULL_BYTES:
+        return "full"
+    return "tied" if rows >= ROWS_PER_FEATURE * width else "diagonal"
+
+
+def _labels(table: Table) -> int:
+    return len(set(table.label.tolist()))
+
+
+def _check_rows(name: str, table: Table) -> None:
+    table.require("feature", "logit", by=f"{_BY} ({name})")
+    if len(table) < 2:
+        raise TableError(
+            f"{_BY}: {name} must have at least 2 rows; it has {len(table)}. "
+            + ("Look at how its rows were chosen." if len(table) == 0 else "One image has no distribution: give more.")
+        )
+
+
+def _check_alike(known: Table, other: Table) -> None:
+    """Raise TableError for tables of different models."""
+    if known.source and other.source and known.source != other.source:
+        names = [str((table.maker or {}).get("name") or table.source) for table in (known, other)]
+        raise TableError(
+            f"{_BY}: {other.name} and {known.name} must come from one model with one transform; they come from "
+            f"different ones ({names[1]} and {names[0]}). Extract both with the same model."
+        )
+    for column in ("feature", "logit"):
+        if column in known and column in other and known.shape(column)[1] != other.shape(column)[1]:
+            raise TableError(
+                f"{_BY}: column '{column}' must be as wide in {other.name} as in {known.name}; "
+                f"{other.shape(column)[1]} and {known.shape(column)[1]} came. Give tables of one model."
+            )
+
+
+def _halves(known: Table, seed: int) -> tuple[Table, Table]:
+    """Rows to fit on and rows to score, at random."""
+    if len(known) < 4:
+        raise TableError(
+            f"{_BY}: without train, known is split in two halves and needs at least 4 rows; it has {len(known)}. "
+            f"Give train, a table of training images."
+        )
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
+    half = len(known) // 2
+    return chosen_rows(known, order[:half].sort().values), chosen_rows(known, order[half:].sort().values)
+
+
+def _hashes(batch: Table) -> list[int]:
+    return [hash(row.tobytes()) for row in batch.feature.contiguous().numpy()]

@@ -1,0 +1,78 @@
+"""Many numbers in a few: the spread of a list, of the cosines of all pairs of rows, and their histograms.
+
+Cosines of c rows are c (c-1) / 2 numbers, so they are counted in blocks and never held at once.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_ROWS = 512
+_BINS = 400
+
+
+@final
+@dataclass(frozen=True)
+class Spread:
+    """Many numbers in four, and the skewness: positive where a few are far above the rest."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    skew: float
+
+
+def spread(values: Float[Tensor, "n"]) -> Spread:
+    """Of a list of numbers."""
+    shift = float(values.mean())
+    off = values.double() - shift
+    powers = torch.stack([off.new_tensor(len(off)), off.sum(), off.square().sum(), off.pow(3).sum()])
+    return _moments(powers, shift, float(values.min()), float(values.max()))
+
+
+def pair_cosines(weight: Float[Tensor, "c d"]) -> tuple[Spread, tuple[Tensor, Tensor]]:
+    """Cosines of all pairs, in blocks: their moments around the optimum, and a histogram."""
+    unit, shift = directions(weight), -1 / (len(weight) - 1)
+    powers, counts = torch.zeros(4, dtype=torch.float64), torch.zeros(_BINS, dtype=torch.float64)
+    low, high = math.inf, -math.inf
+    for start in range(0, len(unit) - 1, _ROWS):
+        block = unit[start : start + _ROWS] @ unit[start:].T
+        cosine = block[torch.ones_like(block, dtype=torch.bool).triu(1)].clamp(-1, 1)
+        off = cosine - shift
+        powers += torch.stack([off.new_tensor(len(off)), off.sum(), off.square().sum(), off.pow(3).sum()])
+        counts += torch.histc(cosine, _BINS, -1, 1)
+        low, high = min(low, float(cosine.min())), max(high, float(cosine.max()))
+    edges = torch.linspace(-1, 1, _BINS + 1, dtype=torch.float64)
+    return _moments(powers, shift, low, high), ((edges[1:] + edges[:-1]) / 2, counts)
+
+
+def histogram(values: Float[Tensor, "n"], bins: int = 40) -> tuple[Tensor, Tensor]:
+    """The middles of equal bins, and how many values each holds."""
+    low, high = float(values.min()), float(values.max())
+    room = max(high - low, 1e-6 * max(abs(low), abs(high), 1.0))
+    edges = torch.linspace(low - room / 20, high + room / 20, bins + 1, dtype=torch.float64)
+    return (edges[1:] + edges[:-1]) / 2, torch.histogram(values, edges).hist
+
+
+def lengths(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+    """Of every row."""
+    length: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return length
+
+
+def directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Every row at length one; a row of zeros stays."""
+    return rows / lengths(rows).clamp(min=1e-300)[:, None]
+
+
+def _moments(powers: Float[Tensor, "4"], shift: float, low: float, high: float) -> Spread:
+    """A spread from the count and the sums of the first three powers around a shift."""
+    first, second, third = (powers[1:] / powers[0]).tolist()
+    std = math.sqrt(max(second - first**2, 0.0))
+    cubed = third - 3 * first * second + 2 * first**3
+    return Spread(shift + first, std, low, high, cubed / std**3 if std > 1e-9 else 0.0)

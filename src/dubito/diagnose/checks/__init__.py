@@ -1,0 +1,1 @@
+"""The checks of `dubito.audit`, one kind of fault a file."""

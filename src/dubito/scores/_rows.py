@@ -1,0 +1,52 @@
+"""Features of a table, checked and by class, block by block: what scores that learn Gaussians read."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.table import Table
+
+
+def finite_features(feature: Float[Tensor, "n d"], where: str) -> Float64[Tensor, "n d"]:
+    """In float64; ValueRangeError for NaN and infinity."""
+    z = feature.double()
+    bad = ~torch.isfinite(z)
+    if bool(bad.any()):
+        row, column = bad.nonzero()[0].tolist()
+        raise ValueRangeError(
+            f"{where}: features must be finite; feature {column} of row {row} of the batch is {float(z[row, column])}. "
+            f"Look at that image's feature."
+        )
+    return z
+
+
+def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
+    """The labels that occur, in order; TableError if there are none."""
+    classes = torch.empty(0, dtype=torch.long)
+    for batch in table.batches("label"):
+        classes = torch.unique(torch.cat([classes, batch.label]))
+    if len(classes) == 0:
+        raise TableError(f"{where} needs labelled rows; {table.name} has none. Fit on images that the model knows.")
+    return classes
+
+
+def labelled(
+    table: Table, classes: Int64[Tensor, "c"], prepare: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Prepared features (n, d), and where each row's label stands among the classes (n)."""
+    for batch in table.batches("feature", "label"):
+        yield prepare(batch.feature), torch.searchsorted(classes, batch.label)
+
+
+def means_of_classes(
+    pairs: Iterator[tuple[Tensor, Tensor]], c: int, d: int
+) -> tuple[Float64[Tensor, "c d"], Float64[Tensor, "c"]]:
+    """The mean of every class, and how many rows it has."""
+    sums, counts = torch.zeros(c, d, dtype=torch.float64), torch.zeros(c, dtype=torch.float64)
+    for z, label in pairs:
+        sums.index_add_(0, label, z)
+        counts += torch.bincount(label, minlength=c)
+    return sums / counts[:, None], counts

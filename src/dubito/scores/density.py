@@ -1,0 +1,256 @@
+"""Density of the training features under a Gaussian mixture: far from all that the model has seen (Pearce et al. 2021).
+
+    u(x) = -log q(z),   q(z) = sum_k pi_k N(z; mu_k, Sigma_k)                     (eq. 3, appendices C.5, C.6 and E.1)
+
+The mixture is fitted by EM (`_mixture`), its densities are in `_gaussians`. The paper starts from k-means; here the
+classes are the default start, because they are known and need no luck. `space="log"` fits log(z + offset): the paper
+does so for pre-trained networks, and leaves open what it does with features that are zero.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, final, get_args
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from dubito.choices import Covariance, Space, Start
+from dubito.errors import TableError, ValueRangeError
+from dubito.scores._gaussians import Mixture
+from dubito.scores._mixture import improve, kmeans, maximise, nearest_centre
+from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes
+from dubito.table import Table
+from dubito.types import Score
+
+if TYPE_CHECKING:
+    from dubito.scores._tune import Tuned
+
+_AT_ONCE = 8192
+_SAMPLE = 16_384
+_SAMPLE_EACH = 64
+"""k-means sees so many rows, or so many for each component if that is more."""
+
+
+def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: str) -> Float64[Tensor, "n d"]:
+    """The features in float64, or log(z + offset); ValueRangeError where there is no such number."""
+    z = finite_features(feature, where)
+    if space == "z":
+        return z
+    if not bool((z > -offset).all()):
+        value, column = float(z.min()), int(z.min(0).values.argmin())
+        raise ValueRangeError(
+            f"{where}: with space='log', features must be larger than -offset = {-offset:g}; {value:g} came in "
+            f"feature {column}. Choose space='z' (features before a non-linearity may be "
+            f"negative), or a larger offset."
+        )
+    return (z + offset).log()
+
+
+def class_count(table: Table) -> int | None:
+    """The columns of the logits, or else the number of labels that occur; None where there are neither."""
+    if "logit" in table:
+        return table.shape("logit")[1]
+    return len(classes_of(table, "density.fit")) if "label" in table else None
+
+
+@final
+@dataclass
+class Density(Score):
+    """Minus the log-density of the feature under a Gaussian mixture of training features.
+
+    Attributes:
+        components: How many Gaussians. None: one a class; with start="free", as many as the logits have columns, or
+            else as there are labels.
+        covariance: "full", "tied" (one for all components), "diagonal" or "spherical". A class with a single row has no
+            variance of its own but the regularisation, unless it is tied.
+        space: Fit z, or log(z + offset). The paper's best was z for networks trained from scratch, log for pre-trained.
+        offset: Keeps the logarithm of a zero finite; about the smallest size of a feature that means something. The
+            paper does not say its own.
+        regularisation: Added to every variance. 1e-5 on z; on log z the paper's best was 1e-3.
+        start: "class": one component for each label. "free": clusters by k-means, without labels.
+        max_iterations: Of EM. With 0, the mixture stays as it started: class by class, in closed form.
+        tolerance: EM ends when the mean log-likelihood changes by less.
+        neurons: Use so many features, drawn at random; None: all.
+        seed: Of that draw and of k-means.
+        memory: Gigabytes that the fit may take for the mixture; more is refused before it is taken.
+        weights_: (k), once fitted.
+        means_: (k, d).
+        factors_: Cholesky factors of the precisions: full (k, d, d), tied (d, d), diagonal (k, d), spherical (k).
+        neurons_: (d) which features are used.
+        width_: Of the features that came.
+        log_likelihoods_: Mean over the training rows, before each iteration of EM.
+    """
+
+    components: int | None = None
+    covariance: Covariance = "full"
+    space: Space = "z"
+    offset: float = 1e-2
+    regularisation: float = 1e-5
+    start: Start = "class"
+    max_iterations: int = 100
+    tolerance: float = 1e-3
+    neurons: int | None = None
+    seed: int = 0
+    memory: float = 4.0
+
+    name = "density"
+    kind = "epistemic"
+    needs = ("feature",)
+    learns_from: tuple[str, ...] = field(default=("feature", "label"), init=False, repr=False, compare=False)
+    learned = ("weights_", "means_", "factors_", "neurons_", "width_", "log_likelihoods_")
+
+    def __post_init__(self) -> None:
+        for name, kinds in {"covariance": Covariance, "space": Space, "start": Start}.items():
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueRangeError(
+                    f"density: {name} must be one of {', '.join(get_args(kinds))}; '{getattr(self, name)}' came."
+                )
+        _check_numbers(self)
+        self.learns_from = ("feature", "label") if self.start == "class" else ("feature",)
+
+    def learn(self, table: Table) -> None:
+        """Fit the mixture; the table is read block by block, in every iteration again."""
+        for name in self.learned:  # a fit that fails leaves nothing of the one before
+            self.__dict__.pop(name, None)
+        self.width_ = table.shape("feature")[1]
+        self.neurons_ = _drawn(self.width_, self.neurons, self.seed)
+        classes = classes_of(table, "density.fit") if self.start == "class" else None
+        k = self._count(table, classes)
+        self._check_memory(k, len(self.neurons_))
+        mixture = self._free(table, k) if classes is None else self._by_class(table, classes)
+        mixture, self.log_likelihoods_ = improve(
+            lambda: (self._prepared(batch.feature, "fit") for batch in table.batches("feature")),
+            mixture,
+            regularisation=self.regularisation,
+            max_iterations=self.max_iterations,
+            tolerance=self.tolerance,
+        )
+        self.weights_, self.means_, self.factors_ = mixture.weights, mixture.means, mixture.factors
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """-log q of every row, in the space of the fit."""
+        if batch.shape("feature")[1] != self.width_:
+            raise TableError(
+                f"density.score: features must be {self.width_} wide, as in fit; {batch.shape('feature')[1]} came in "
+                f"{batch.name}. Score a table of the same model."
+            )
+        return -self.mixture.log_density(self._prepared(batch.feature, "score"))
+
+    @property
+    def mixture(self) -> Mixture:
+        """What was fitted: weights, means, factors; `covariances()` computes the covariances."""
+        self.check_fitted()
+        return Mixture(self.covariance, self.weights_, self.means_, self.factors_)
+
+    @classmethod
+    def tune(
+        cls,
+        train: Table,
+        validation: Table,
+        *,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        budget: int = 32,
+        seed: int = 0,
+        **settings: Any,
+    ) -> "Tuned":
+        """Choose the settings by the log-likelihood of held-out rows of the same kind as the training's (C.5).
+
+        Foreign images have no part in it: a score tuned on them is tested on them. Likelihoods are those of all
+        features in z, so that spaces and numbers of neurons can be compared; see `Tuned`.
+
+        Args:
+            train: Rows to fit on.
+            validation: Rows of the same data that were not fitted on.
+            grid: Values by setting; what is left out has those of C.5.
+            budget: Fits at most. All combinations of covariance, space and components get a turn, one after the other,
+                each time with other settings drawn at random.
+            seed: Of the draws.
+            settings: Further settings that all candidates share.
+        """
+        from dubito.scores._tune import tune  # noqa: PLC0415 (it makes scores of this class)
+
+        return tune(train, validation, grid=grid, budget=budget, seed=seed, **settings)
+
+    def _prepared(self, feature: Float[Tensor, "n d"], verb: str) -> Float64[Tensor, "n neurons"]:
+        z = in_space(feature, self.space, self.offset, f"density.{verb}")
+        return z if len(self.neurons_) == z.shape[1] else z[:, self.neurons_]
+
+    def _count(self, table: Table, classes: Int64[Tensor, "c"] | None) -> int:
+        """How many components, checked against the rows."""
+        k = self.components
+        if classes is not None:
+            if k not in (None, len(classes)):
+                raise TableError(
+                    f"density.fit: with start='class' there is one component for each of the {len(classes)} labels of "
+                    f"{table.name}; components={k} came. Leave components out, or choose start='free'."
+                )
+            k = len(classes)
+        elif k is None:
+            k = class_count(table)
+        if k is None:
+            raise TableError(
+                f"density.fit: components must be given; {table.name} has neither label nor logit to tell the number "
+                f"of classes. Say Density(components=...)."
+            )
+        if k > len(table):
+            raise TableError(
+                f"density.fit: {k} components need at least as many rows; {table.name} has {len(table)}. "
+                f"Fit on more images or choose fewer components."
+            )
+        return k
+
+    def _check_memory(self, k: int, d: int) -> None:
+        size = 8 * {"full": 2 * k * d * d, "tied": 4 * d * d + 4 * k * d}.get(self.covariance, 6 * k * d)
+        if size > self.memory * 1e9:
+            raise ValueRangeError(
+                f"density.fit: {k} components with {self.covariance} covariances of {d} features take {size / 1e9:.1f} "
+                f"GB ({size:,} bytes); memory={self.memory:g} allows {self.memory:g} GB. Choose covariance='tied' or "
+                f"'diagonal', fewer features (neurons=...) or components, or allow more memory."
+            )
+
+    def _by_class(self, table: Table, classes: Int64[Tensor, "c"]) -> Mixture:
+        prepare = partial(self._prepared, verb="fit")
+        means, _ = means_of_classes(labelled(table, classes, prepare), len(classes), len(self.neurons_))
+        return maximise(labelled(table, classes, prepare), means, self.covariance, self.regularisation)
+
+    def _free(self, table: Table, k: int) -> Mixture:
+        centres = kmeans(self._sample(table, max(_SAMPLE, _SAMPLE_EACH * k)), k, self.seed)
+
+        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in table.batches("feature"):
+                z = self._prepared(batch.feature, "fit")
+                yield z, nearest_centre(z, centres)
+
+        return maximise(pairs(), centres, self.covariance, self.regularisation)
+
+    def _sample(self, table: Table, size: int) -> Float[Tensor, "s d"]:
+        draw = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))
+        features = table.select("feature")
+        parts = [
+            self._prepared(features.rows(rows).feature, "fit").float()
+            for rows in torch.split(draw[:size].sort().values, _AT_ONCE)
+        ]
+        return torch.cat(parts)
+
+
+def _drawn(width: int, neurons: int | None, seed: int) -> Int64[Tensor, "d"]:
+    if neurons is None:
+        return torch.arange(width)
+    if neurons > width:
+        raise TableError(
+            f"density.fit: neurons must be at most the {width} features; {neurons} came. Leave it out to use all."
+        )
+    return torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:neurons].sort().values
+
+
+def _check_numbers(score: Density) -> None:
+    at_least = {"components": 1, "neurons": 1, "max_iterations": 0, "regularisation": 0, "tolerance": 0, "offset": 0}
+    for name, least in at_least.items():
+        value = getattr(score, name)
+        if value is not None and not (math.isfinite(value) and value >= least):
+            raise ValueRangeError(f"density: {name} must be at least {least}; {value} came.")
+    if not score.memory > 0:
+        raise ValueRangeError(f"density: memory must be more than 0 gigabytes; {score.memory} came.")

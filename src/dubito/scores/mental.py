@@ -1,0 +1,135 @@
+"""The mental model: softmax confidence from the feature's length and its angle to the nearest class weight alone.
+
+    a(z)    = ||z|| (1 / (K - 1) + max_i cos(z, w_i))
+    U(z)    = -1 / (1 + (K - 1) exp(-a(z)))                                    (Pearce et al. 2021, eq. 7, prop. 6)
+    u(x)    = log(K - 1) - a(z)  =  log((1 - p) / p),  p = -U(z)
+
+`rows` gives u, the log-odds against the predicted class: the same order as U, which in floating point becomes -1 for
+all confident images (a above 37). It says what max p would be if the weights were an optimal simplex without biases,
+and so shows the two parts of a confidence: how strong the features are, and how familiar their combination.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from dubito.cache.fingerprint import model_digest, model_identity
+from dubito.errors import ModelError, TableError
+from dubito.scores._rows import finite_features
+from dubito.table import Table
+from dubito.types import Classifier, Score, finite
+
+_LARGEST_RESIDUAL = 0.2
+"""Of the logits' deviation: half precision costs a thousandth, a head that is not linear most of it."""
+_RANK = 1e-12
+"""Directions with a smaller share of the largest variance are those of dead features."""
+
+
+def mental_log_odds(z: Float[Tensor, "n d"], weights: Float[Tensor, "c d"]) -> Float64[Tensor, "n"]:
+    """log((1 - p) / p) of the mental model; grows with the uncertainty and never saturates.
+
+    >>> mental_log_odds(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])).item()  # -3 (1 + 1)
+    -6.0
+    """
+    z, others = z.double(), len(weights) - 1
+    directions = torch.nn.functional.normalize(weights.double(), dim=1)
+    # ||z|| max cos is the largest product with a direction: a feature of zeros needs no angle.
+    strength: Tensor = z.norm(dim=1) / others + (z @ directions.T).amax(1)
+    return math.log(others) - strength
+
+
+def mental_probability(z: Float[Tensor, "n d"], weights: Float[Tensor, "c d"]) -> Float64[Tensor, "n"]:
+    """The largest class probability p = -U(z) by eq. 7, between 0 and 1."""
+    return torch.sigmoid(-mental_log_odds(z, weights))
+
+
+@final
+@dataclass
+class MentalModel(Score):
+    """Log-odds against the predicted class, from ||z|| and max cos(z, w_i) alone.
+
+    `MentalModel.of(classifier)` takes the weights of the classifier itself. `fit` finds them from features and logits
+    by least squares, which is exact where the logits are linear in the features; features that never vary get weight 0.
+
+    Attributes:
+        weights_: (c, d) of the classifying layer, once fitted.
+    """
+
+    name = "mental"
+    kind = "total"
+    needs = ("feature",)
+    learns_from = ("feature", "logit")
+    learned = ("weights_",)
+
+    @classmethod
+    def of(cls, classifier: Classifier) -> "MentalModel":
+        """With the weights of the classifier's own last layer; it must have seen a batch."""
+        weight, _ = classifier.head()
+        score = cls()
+        score.weights_ = _usable(weight.detach().cpu().double(), f"mental: the head of {classifier.name}")
+        identity = model_identity(classifier)
+        score.fitted_on_, score.maker_ = model_digest(identity), identity
+        return score
+
+    def learn(self, table: Table) -> None:
+        """Least squares of the logits on the features, streaming."""
+        self.weights_ = _usable(_least_squares(table), f"mental.fit: the weights from {table.name}")
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """The log-odds of every row."""
+        if batch.shape("feature")[1] != self.weights_.shape[1]:
+            raise TableError(
+                f"mental.score: features must be {self.weights_.shape[1]} wide, as in fit; "
+                f"{batch.shape('feature')[1]} came in {batch.name}. Score a table of the same model."
+            )
+        return mental_log_odds(finite_features(batch.feature, "mental.score"), self.weights_)
+
+
+def _least_squares(table: Table) -> Float64[Tensor, "c d"]:
+    """W of the best logits = W z + b."""
+    (n, d), c = table.shape("feature"), table.shape("logit")[1]
+    if n <= d + 1:
+        raise TableError(
+            f"mental.fit: weights of {d} features need more than {d + 1} rows; {table.name} has {n}. "
+            f"Fit on more images, or take the weights of the model itself: MentalModel.of(classifier)."
+        )
+    z_mean, y_mean = torch.zeros(d, dtype=torch.float64), torch.zeros(c, dtype=torch.float64)
+    for batch in table.batches("feature", "logit"):
+        z_mean += finite_features(batch.feature, "mental.fit").sum(0) / n
+        y_mean += finite(batch.logit, f"mental.fit: logits of {table.name}").double().sum(0) / n
+    zz, zy = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, c, dtype=torch.float64)
+    yy = 0.0
+    for batch in table.batches("feature", "logit"):
+        z, y = batch.feature.double() - z_mean, batch.logit.double() - y_mean
+        zz.addmm_(z.T, z)
+        zy.addmm_(z.T, y)
+        yy += float(y.square().sum())
+    values, vectors = torch.linalg.eigh(zz)
+    kept = values > _RANK * values.amax()
+    weights = (vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)
+    _check_residual(max(yy - float((weights * zy).sum()), 0.0), yy, table)
+    found: Tensor = weights.T.contiguous()
+    return found
+
+
+def _check_residual(residual: float, total: float, table: Table) -> None:
+    share = math.sqrt(residual / total) if total > 0 else 1.0
+    if share > _LARGEST_RESIDUAL:
+        raise TableError(
+            f"mental.fit: logits must be linear in the features; a linear layer misses those of {table.name} by "
+            f"{share:.0%} of their deviation. Give features and logits of the same layer and model, or take the "
+            f"weights of the model itself: MentalModel.of(classifier)."
+        )
+
+
+def _usable(weights: Float64[Tensor, "c d"], what: str) -> Float64[Tensor, "c d"]:
+    if len(weights) < 2:
+        raise ModelError(f"{what} must be of two classes or more; {len(weights)} came. Use a model with more classes.")
+    empty = (weights.norm(dim=1) == 0).nonzero()[:, 0]
+    if len(empty):
+        raise ModelError(f"{what} must have a direction for every class; those of class {int(empty[0])} are all zero.")
+    return weights

@@ -1,0 +1,72 @@
+"""`dubito diagnose`: the same numbers as the library, shown, as JSON, or on a page."""
+
+from pathlib import Path
+
+import pytest
+
+import dubito
+from dubito.diagnose.causes import diagnose
+
+from .conftest import MODEL, Run, write_images
+
+
+@pytest.fixture(scope="module")
+def caches(run: Run, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("diagnose")
+    found = {}
+    for seed, (name, count) in enumerate({"train": 20, "cats": 8, "dogs": 6}.items(), start=5):
+        write_images(folder / "images" / name, count, seed=seed)
+        command = ("extract", MODEL, folder / "images" / name, "--to", folder / name, "--weights", weights)
+        assert run(*command, "--workers", 0).code == 0
+        found[name] = folder / name
+    return found
+
+
+def test_json_is_that_of_the_library(run: Run, cache: Path, caches: dict[str, Path]) -> None:
+    options = ("--train", caches["train"], "--draws", 3, "--resamples", 20, "--seed", 2)
+    answer = run("diagnose", cache, caches["cats"], caches["dogs"], *options, "--json")
+    assert answer.code == 0, answer.err
+    tables = {name: dubito.open(caches[name]) for name in ("cats", "dogs")}
+    train = dubito.open(caches["train"])
+    expected = diagnose(dubito.open(cache), tables, train=train, draws=3, resamples=20, seed=2).to_json()
+    assert answer.json == {**expected, "page": None, "notes": []}
+    assert list(answer.json["sets"]) == ["cats", "dogs", "mean"]
+
+
+def test_text_and_page(run: Run, cache: Path, caches: dict[str, Path], tmp_path: Path) -> None:
+    options = ("--covariance", "spherical", "--resamples", 10, "--html", tmp_path / "why.html")
+    answer = run("diagnose", cache, caches["cats"], *options)
+    assert answer.code == 0, answer.err
+    for text in ("6 images scored", "A max p", "3 overlap", "spherical covariances", "half of plain (6 rows"):
+        assert text in answer.out
+    assert "cats: The entropy misses" in answer.out or "cats: There is little to explain" in answer.out
+    assert f"The page with the pictures: {tmp_path / 'why.html'}" in answer.out
+    assert "Why does confidence fail on cats?" in (tmp_path / "why.html").read_text(encoding="utf-8")
+
+
+def test_folders_of_one_name_are_told_apart(run: Run, cache: Path, caches: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "cats").symlink_to(caches["dogs"])
+    other = tmp_path / "more" / "cats"
+    other.parent.mkdir()
+    other.symlink_to(caches["cats"])
+    answer = run("diagnose", cache, tmp_path / "cats", other, "--resamples", 10, "--json")
+    assert list(answer.json["sets"]) == ["dogs", "cats", "mean"]  # by where links lead
+    twice = run("diagnose", cache, caches["cats"], other, "--resamples", 10, "--json")
+    assert list(twice.json["sets"]) == [str(caches["cats"]), str(other), "mean"]
+
+
+def test_the_known_cache_itself_is_noted(run: Run, cache: Path) -> None:
+    answer = run("diagnose", cache, cache, "--resamples", 10, "--json")
+    assert answer.code == 0
+    assert "12 of 12 images of plain have the very features of images of plain" in answer.json["notes"][0]
+
+
+def test_errors(run: Run, images: Path, cache: Path, caches: dict[str, Path], tmp_path: Path) -> None:
+    other = ("extract", MODEL, images, "--to", tmp_path / "other", "--weights", "none", "--workers", 0)
+    assert run(*other).code == 0
+    answer = run("diagnose", cache, tmp_path / "other")
+    assert (answer.code, answer.err[:12]) == (1, "error: OOD: ")
+    answer = run("diagnose", cache, caches["cats"], "--train", tmp_path / "other")
+    assert (answer.code, answer.err[:16]) == (1, "error: --train: ")
+    assert run("diagnose", cache).code == 2
+    assert run("diagnose", cache, caches["cats"], "--covariance", "round").code == 2

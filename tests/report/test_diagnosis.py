@@ -1,0 +1,124 @@
+"""The page of a diagnosis: valid, escaped, self-contained, and its drawings where the numbers say."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from dubito.diagnose.causes import diagnose
+from dubito.report._drawings import bars, histogram
+from dubito.report.diagnosis import write_diagnosis_page
+from dubito.scores import Neighbours
+from dubito.table import Table
+
+from .test_page import Reader
+
+EVIL = "<b>cats</b> & co"
+
+
+def table(n: int, seed: int, scale: float) -> Table:
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % 3
+    feature = scale * torch.eye(3, 5)[label] + torch.randn(n, 5, generator=draw)
+    return Table(feature=feature, logit=2 * feature[:, :3], label=label)
+
+
+@pytest.fixture(scope="module")
+def found():
+    foreign = {EVIL: table(40, 2, 0.0), "dogs": table(30, 3, 2.0)}
+    linear = torch.nn.Linear(5, 3)
+    train = table(60, 0, 5.0)
+    return diagnose(
+        table(50, 1, 5.0), foreign, train=train, density=Neighbours(k=3), classifier=linear, draws=2, resamples=30
+    )
+
+
+def test_page(found, tmp_path: Path):
+    page = write_diagnosis_page(found, tmp_path / "deep" / "why.html")
+    text = page.read_text(encoding="utf-8")
+    reader = Reader(text)
+    assert reader.open == []
+    assert "Why does confidence fail on 2 sets of foreign images?" in text
+    assert EVIL not in text
+    assert "&lt;b&gt;cats&lt;/b&gt; &amp; co" in text
+    assert "default-src 'none'" in text
+    assert not re.search(r"<script|https?://|url\(|@import", text)
+    # Three bars for either set and the mean; six histograms for either set.
+    assert text.count("<svg") == 3 + 2 * 6
+    assert len(reader.all("tr")) == 1 + 3
+    overlap = found["dogs"].causes["overlap"]
+    assert f"<b>{100 * overlap.value:.1f}</b><small>[{100 * overlap.low:.1f}, {100 * overlap.high:.1f}]</small>" in text
+
+
+def test_page_says_what_the_diagnosis_says(found, tmp_path: Path):
+    words = " ".join(Reader(write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")).text)
+    plain = words.replace("\N{MINUS SIGN}", "-")
+    for sentence in found.findings()["dogs"]:
+        for part in sentence.split("`")[::2]:  # names of scores stand in tags of their own
+            assert part in plain
+    assert found.findings()["mean"][0] in plain
+    assert "50 images" in words
+    assert found.fitted_on in words
+
+
+def test_one_set_has_its_verdict_once(tmp_path: Path):
+    single = diagnose(table(50, 1, 5.0), {"cats": table(40, 2, 0.0)}, density=Neighbours(k=3), resamples=20)
+    text = write_diagnosis_page(single, tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "Why does confidence fail on cats?" in text
+    assert text.count(single.findings()["cats"][0]) == 1
+    assert text.count("<svg") == 1 + 4  # without a classifier, there are neither lengths nor cosines
+
+
+def test_notes_stand_on_the_page(tmp_path: Path):
+    same = table(20, 0, 1.0)
+    with pytest.warns(UserWarning, match="very features"):
+        found = diagnose(same, {"twin": same}, train=table(20, 1, 1.0), density=Neighbours(k=3), resamples=20)
+    text = write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")
+    assert '<p class="note">20 of 20 images of twin' in text
+
+
+def parsed(drawing: str) -> ElementTree.Element:
+    return ElementTree.fromstring(drawing)  # noqa: S314 (our own drawing)
+
+
+def heights(drawing: str, name: str) -> list[float]:
+    """Of every bin, from the outline."""
+    path = next(p for p in parsed(drawing).iter("path") if p.get("class") == name)
+    return [130 - float(y) for y in re.findall(r"L\S+ (\S+?)(?=L|Z)", path.get("d"))[:-1:2]]
+
+
+def test_histogram():
+    known, foreign = np.repeat([0.0, 1.0], [30, 10]), np.repeat([1.0, 2.0], [10, 10])
+    drawing = histogram(known, foreign)
+    inside, outside = heights(drawing, "in"), heights(drawing, "out")
+    assert len(inside) == len(outside) == 36
+    # Each has an area of one: 3/4 and 1/4 of the known, halves of the foreign; the highest bin is 122 high.
+    assert [inside[0], inside[18], inside[35]] == pytest.approx([122, 122 / 3, 0], abs=0.1)
+    assert [outside[0], outside[18], outside[35]] == pytest.approx([0, 122 * 2 / 3, 122 * 2 / 3], abs=0.1)
+    assert "Histogram of 40 known and 20 foreign images" in drawing
+    assert re.findall(r">([\d.]+)</text>", drawing) == ["0.0", "0.5", "1.0", "1.5", "2.0"]
+
+
+def test_histogram_of_powers_and_of_one_value():
+    drawing = histogram(np.array([0.0, 1e-8]), np.array([1e-4, 1.0]), log=True)  # zero counts as 1e-16
+    assert re.findall(r"<tspan[^>]*>([^<]+)<", drawing) == ["\N{MINUS SIGN}15", "\N{MINUS SIGN}10", "\N{MINUS SIGN}5"]
+    assert parsed(histogram(np.zeros(3), np.zeros(2))).tag == "svg"
+
+
+def test_bars():
+    drawing = parsed(bars({"a": (-10.0, -12.0, -8.0), "<b>": (30.0, 25.0, 35.0)}, (-12.0, 40.0)))
+    (negative, positive), (zero,) = drawing.iter("rect"), [
+        line for line in drawing.iter("line") if line.get("class") == "axis"
+    ]  # fmt: skip
+    assert negative.get("class") == "bar negative"
+    # Both begin at zero, and their lengths are as 10 to 30.
+    start = float(zero.get("x1"))
+    assert float(positive.get("x")) == start
+    assert float(negative.get("x")) + float(negative.get("width")) == pytest.approx(start, abs=0.11)
+    assert float(positive.get("width")) == pytest.approx(3 * float(negative.get("width")), abs=0.3)
+    whiskers = [line for line in drawing.iter("line") if line.get("class") == "whisker"]
+    assert float(whiskers[1].get("x1")) < start + float(positive.get("width")) < float(whiskers[1].get("x2"))
+    assert drawing.get("aria-label") == "a \N{MINUS SIGN}10.0, <b> 30.0"

@@ -1,0 +1,267 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.mixture import GaussianMixture
+
+from dubito.errors import NotFittedError, TableError, ValueRangeError
+from dubito.scores.artefact import load_score, save_score
+from dubito.scores.density import Density, in_space
+from dubito.table import Table
+
+COVARIANCES = ("full", "tied", "diagonal", "spherical")
+
+
+def data(n: int = 300, d: int = 6, c: int = 3, *, seed: int = 0, name: str = "table in memory") -> Table:
+    """Positive features around three means, with labels and logits."""
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % c
+    means = 6 + 2 * torch.randn(c, d, generator=torch.Generator().manual_seed(99))
+    feature = (means[label] + torch.randn(n, d, generator=generator)).abs()
+    return Table(feature=feature, label=label, logit=torch.eye(c)[label], name=name)
+
+
+def test_by_hand():
+    # One Gaussian of mean 2 and variance 1 in each of two features: -log N = log 2 pi + (9 + 1) / 2
+    train = Table(feature=[[1.0, 1.0], [3.0, 3.0], [1.0, 3.0], [3.0, 1.0]], label=[0, 0, 0, 0])
+    for covariance in COVARIANCES:
+        score = Density(covariance=covariance, regularisation=0.0).fit(train)
+        assert score.score(Table(feature=[[5.0, 1.0]])).item() == pytest.approx(math.log(2 * math.pi) + 5)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("space", ["z", "log"])
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_from_the_classes_on_it_is_sklearns(covariance, space):
+    train, rows = data(), data(50, seed=1)
+    score = Density(covariance=covariance, space=space, offset=0.5, max_iterations=5, tolerance=0.0).fit(train)
+    z, y = train.feature.double().numpy(), train.label.numpy()
+    z = np.log(z + 0.5) if space == "log" else z
+    closed = Density(covariance=covariance, space=space, offset=0.5, max_iterations=0).fit(train)
+    covariances = closed.mixture.covariances()
+    theirs = GaussianMixture(
+        3,
+        covariance_type={"diagonal": "diag"}.get(covariance, covariance),
+        max_iter=5,
+        tol=0.0,
+        reg_covar=1e-5,
+        weights_init=[1 / 3] * 3,
+        means_init=[z[y == c].mean(0) for c in range(3)],
+        precisions_init=(covariances.inverse() if covariance in ("full", "tied") else 1 / covariances).numpy(),
+    ).fit(z)
+    q = rows.feature.double().numpy()
+    expected = -theirs.score_samples(np.log(q + 0.5) if space == "log" else q)
+    assert score.score(rows).numpy() == pytest.approx(expected, rel=1e-6)
+    assert score.log_likelihoods_[-1] == pytest.approx(theirs.lower_bound_, rel=1e-8)
+    assert closed.log_likelihoods_ == []
+
+
+def test_without_iterations_it_stays_class_by_class():
+    train = data()
+    score = Density(max_iterations=0).fit(train)
+    for c in range(3):
+        z = train.feature[train.label == c].double().numpy()
+        assert score.means_[c].numpy() == pytest.approx(z.mean(0))
+        expected = np.cov(z.T, bias=True) + 1e-5 * np.eye(6)
+        assert score.mixture.covariances()[c].numpy() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert score.weights_.tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_free_finds_the_same_clusters_without_labels():
+    train, rows = data(), data(50, seed=1)
+    free = Density(components=3, start="free", tolerance=1e-10).fit(train.select("feature"))
+    assert torch.allclose(free.score(rows), Density(tolerance=1e-10).fit(train).score(rows), rtol=1e-3)
+    assert torch.equal(
+        free.score(rows), Density(components=3, start="free", tolerance=1e-10).fit(train.select("feature")).score(rows)
+    )
+
+
+def test_the_number_of_components():
+    train = data()
+    assert len(Density().fit(train).weights_) == 3
+    assert len(Density(start="free").fit(train).weights_) == 3
+    wide = Table(feature=train.feature, label=train.label, logit=torch.zeros(300, 5))
+    assert len(Density(start="free").fit(wide).weights_) == 5
+    assert len(Density(start="free").fit(train.select("feature", "label")).weights_) == 3
+    with pytest.raises(
+        TableError, match=r"^density\.fit: components must be given; table in memory has neither label nor logit to te"
+    ):
+        Density(start="free").fit(train.select("feature"))
+    with pytest.raises(
+        TableError,
+        match=r"^density\.fit: with start='class' there is one component for each of the 3 labels of table in memory; "
+        r"components=4 came\. Leave components out, or choose start='free'\.",
+    ):
+        Density(components=4).fit(train)
+    with pytest.raises(
+        TableError, match=r"^density\.fit: 301 components need at least as many rows; table in memory has 300\. Fit on"
+    ):
+        Density(components=301, start="free").fit(train)
+    with pytest.raises(TableError, match=r"density\.fit needs labelled rows; table in memory has none"):
+        Density().fit(train.rows(slice(0, 0)))
+
+
+def test_as_many_components_as_rows():
+    few = data(12)
+    score = Density(components=12, start="free", covariance="tied", regularisation=0.1, max_iterations=3)
+    assert bool(score.fit(few).score(few).isfinite().all())
+
+
+def test_rows_that_are_all_the_same():
+    same = Table(feature=torch.ones(20, 4))
+    score = Density(components=3, start="free").fit(same)
+    # Any number of needles at one place: one Gaussian with the variance of the regularisation.
+    expected = 0.5 * 4 * math.log(2 * math.pi * 1e-5)
+    assert score.score(same).numpy() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_a_class_with_one_example(covariance):
+    train = data(60)
+    label = train.label.clone()
+    label[0] = 9
+    train = train.extended(label=label)
+    score = Density(covariance=covariance, max_iterations=0).fit(train)
+    assert score.weights_.tolist() == pytest.approx([19 / 60, 20 / 60, 20 / 60, 1 / 60])
+    assert torch.allclose(score.means_[3], train.feature[0].double())
+    if covariance == "full":
+        # A needle: its variance is the regularisation alone.
+        assert torch.allclose(score.mixture.covariances()[3], 1e-5 * torch.eye(6).double(), atol=1e-12)
+    assert bool(score.score(data(30, seed=1)).isfinite().all())
+
+
+def test_a_feature_that_never_varied():
+    feature = torch.cat([data().feature, torch.full((300, 1), 7.0)], dim=1)
+    train = Table(feature=feature, label=data().label)
+    for covariance in ("full", "tied", "diagonal"):
+        score = Density(covariance=covariance, max_iterations=0).fit(train)
+        moved = Table(feature=feature + torch.tensor([0.0] * 6 + [0.25]))
+        # Its variance is the regularisation: 0.25^2 / (2e-5) = 3125 more
+        assert (score.score(moved) - score.score(train)).numpy() == pytest.approx(3125, rel=1e-4)
+        with pytest.raises(ValueRangeError, match=r"density\.fit: the covariance of .* is singular, even with regular"):
+            Density(covariance=covariance, regularisation=0.0).fit(train)
+
+
+def test_fewer_rows_than_features():
+    few = data(12, d=40)
+    assert bool(Density().fit(few).score(few).isfinite().all())
+    with pytest.raises(ValueRangeError, match="there are fewer rows than features"):
+        Density(regularisation=0.0).fit(few)
+
+
+def test_the_logarithm():
+    z = torch.tensor([[0.0, 1.0]])
+    assert in_space(z, "log", 0.5, "x")[0].tolist() == pytest.approx([math.log(0.5), math.log(1.5)])
+    with pytest.raises(ValueRangeError) as error:
+        Density(space="log", offset=0.01).fit(Table(feature=[[1.0, 0.0], [2.0, -0.01]], label=[0, 0]))
+    assert str(error.value) == (
+        "density.fit: with space='log', features must be larger than -offset = -0.01; -0.01 came in feature 1. Choose "
+        "space='z' (features before a non-linearity may be negative), or a larger offset."
+    )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_features_without_meaning(bad):
+    train = data()
+    broken = train.feature.clone()
+    broken[7, 2] = bad
+    message = f"features must be finite; feature 2 of row 7 of the batch is {bad}. Look at that image's feature."
+    with pytest.raises(ValueRangeError) as error:
+        Density(neurons=2).fit(train.extended(feature=broken))
+    assert str(error.value) == f"density.fit: {message}"
+    with pytest.raises(ValueRangeError) as error:
+        Density().fit(train).score(Table(feature=broken))
+    assert str(error.value) == f"density.score: {message}"
+
+
+def test_some_neurons():
+    train, rows = data(), data(20, seed=1)
+    score = Density(neurons=2, seed=3).fit(train)
+    chosen = score.neurons_
+    assert len(chosen.unique()) == 2
+    narrow = Density().fit(Table(feature=train.feature[:, chosen], label=train.label))
+    assert torch.allclose(score.score(rows), narrow.score(Table(feature=rows.feature[:, chosen])), rtol=1e-9)
+    assert {tuple(Density(neurons=2, seed=s).fit(train).neurons_.tolist()) for s in range(8)} != {
+        tuple(chosen.tolist())
+    }
+    with pytest.raises(
+        TableError, match=r"density\.fit: neurons must be at most the 6 features; 7 came\. Leave it out"
+    ):
+        Density(neurons=7).fit(train)
+
+
+def test_memory_is_asked_for_beforehand():
+    # 2 x 1000 x 1280 x 1280 x 8 bytes: the features themselves are never read.
+    train = Table(feature=torch.zeros(1, 1280).expand(1000, 1280), label=torch.arange(1000))
+    with pytest.raises(ValueRangeError) as error:
+        Density().fit(train)
+    assert str(error.value) == (
+        "density.fit: 1000 components with full covariances of 1280 features take 26.2 GB (26,214,400,000 bytes); "
+        "memory=4 allows 4 GB. Choose covariance='tied' or 'diagonal', fewer features (neurons=...) or components, or "
+        "allow more memory."
+    )
+    with pytest.raises(
+        ValueRangeError, match=r"density\.fit: 3 components with tied covariances of 6 features take 0\.0"
+    ):
+        Density(covariance="tied", memory=1e-7).fit(data())
+
+
+@pytest.mark.parametrize("covariance", ["tied", "diagonal", "spherical"])
+def test_a_thousand_classes_of_many_features(covariance, one_thread):
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(1000, 320, generator=generator)
+    label = torch.arange(2000) % 1000
+    train = Table(feature=means[label] + 0.3 * torch.randn(2000, 320, generator=generator), label=label)
+    score = Density(covariance=covariance, max_iterations=2, regularisation=1e-3).fit(train)
+    known = score.score(train.rows(slice(0, 100)))
+    unknown = score.score(Table(feature=2 * torch.randn(100, 320, generator=generator)))
+    assert known.max() < unknown.min()
+
+
+def test_far_is_more_uncertain():
+    train = data()
+    centre = train.feature.mean(0)
+    steps = torch.tensor([5.0, 10.0, 100.0, 1e4])[:, None]
+    u = Density().fit(train).score(Table(feature=centre + steps))
+    assert bool((u.diff() > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"regularisation": -1.0}, "regularisation must be at least 0; -1.0 came."),
+        ({"regularisation": float("nan")}, "regularisation must be at least 0; nan came."),
+        ({"components": 0}, "components must be at least 1; 0 came."),
+        ({"max_iterations": -1}, "max_iterations must be at least 0; -1 came."),
+        ({"memory": 0.0}, "memory must be more than 0 gigabytes; 0.0 came."),
+    ],
+)
+def test_settings_that_cannot_be(settings, said):
+    with pytest.raises(ValueRangeError) as error:
+        Density(**settings)
+    assert str(error.value) == f"density: {said}"
+
+
+def test_features_of_another_width():
+    score = Density(neurons=2).fit(data())
+    with pytest.raises(
+        TableError, match=r"density\.score: features must be 6 wide, as in fit; 5 came in cache/other\. Score a table"
+    ):
+        score.score(Table(feature=torch.ones(3, 5), name="cache/other"))
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_saved_and_loaded(covariance, tmp_path):
+    score = Density(covariance=covariance, neurons=4, space="log").fit(data())
+    loaded = load_score(save_score(score, tmp_path))
+    assert torch.equal(loaded.score(data(20, seed=1)), score.score(data(20, seed=1)))
+    assert loaded.log_likelihoods_ == score.log_likelihoods_
+
+
+def test_a_fit_that_fails_leaves_nothing_behind():
+    score = Density(neurons=3).fit(data())
+    with pytest.raises(TableError, match="neurons must be at most the 2 features; 3 came"):
+        score.fit(data(d=2))
+    with pytest.raises(NotFittedError, match=r"density\.score was called before fit"):
+        score.score(data())

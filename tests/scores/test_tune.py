@@ -1,0 +1,123 @@
+import math
+
+import pytest
+import torch
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.scores.density import Density
+from dubito.table import Table
+
+
+def data(n: int = 300, d: int = 6, c: int = 3, *, seed: int = 0, name: str = "table in memory") -> Table:
+    """Positive features around three means, with labels and logits."""
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % c
+    means = 6 + 2 * torch.randn(c, d, generator=torch.Generator().manual_seed(99))
+    feature = (means[label] + torch.randn(n, d, generator=generator)).abs()
+    return Table(feature=feature, label=label, logit=torch.eye(c)[label], name=name)
+
+
+def test_tune_prefers_what_explains_held_out_rows():
+    # Two correlated clusters of positive features: neither one Gaussian nor independent features will do.
+    generator = torch.Generator().manual_seed(0)
+    label = torch.arange(800) % 2
+    shared = torch.randn(800, 1, generator=generator)
+    feature = 20 + 8 * label[:, None] + shared + 0.1 * torch.randn(800, 3, generator=generator)
+    table = Table(feature=feature, label=label)
+    train, held_out = table.rows(slice(0, 400)), table.rows(slice(400, 800))
+    grid = {"neurons": (None, 2), "regularisation": (1.0, 1e-4), "components": (1, None), "space": ("z",)}
+    tuned = Density.tune(train, held_out, grid=grid, budget=200)
+    best = tuned.tried[0]
+    assert (best["covariance"], best["components"], best["neurons"], best["regularisation"]) in [
+        ("full", None, None, 1e-4),
+        ("tied", None, None, 1e-4),
+    ]
+    assert best["log_likelihood"] == pytest.approx(-tuned.density.score(held_out).mean().item(), rel=1e-9)
+    values = [row["log_likelihood"] for row in tuned.tried]
+    assert values == sorted(values, reverse=True)
+    assert str(tuned).splitlines()[0].split()[:3] == ["covariance", "space", "components"]
+    assert len(str(tuned).splitlines()) == len(values) + 1
+
+
+def test_likelihoods_of_both_spaces_are_of_the_same_z():
+    # Log-normal features: in log(z) they are Gaussian, so that space must win; and the truth is known.
+    generator = torch.Generator().manual_seed(0)
+    feature = torch.exp(0.8 * torch.randn(4000, 2, generator=generator)).double()
+    train, held_out = Table(feature=feature[:2000]), Table(feature=feature[2000:])
+    tuned = Density.tune(
+        train, held_out, grid={"components": (1,), "neurons": (None,)}, budget=100, offset=0.0, max_iterations=0
+    )
+    assert tuned.tried[0]["space"] == "log"
+    z = held_out.feature
+    truth = torch.distributions.LogNormal(0.0, 0.8).log_prob(z).sum(1).mean().item()
+    assert tuned.tried[0]["log_likelihood"] == pytest.approx(truth, abs=0.02)
+    assert max(row["log_likelihood"] for row in tuned.tried if row["space"] == "z") < truth - 0.5
+
+
+def test_neurons_that_are_left_out_are_independent_gaussians():
+    # Independent features: leaving some out costs nothing, and without the rest of the density it would pay.
+    z = 3 * torch.randn(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    grid = {"neurons": (1, 2, None), "components": (1,), "covariance": ("diagonal",), "space": ("z",)}
+    tuned = Density.tune(Table(feature=z[:2000]), Table(feature=z[2000:]), grid=grid, regularisation=0.0, budget=50)
+    values = [row["log_likelihood"] for row in tuned.tried]
+    assert {row["neurons"] for row in tuned.tried} == {1, 2, None}
+    assert values == pytest.approx([values[0]] * len(values), rel=1e-9)
+    assert values[0] == pytest.approx(-4 * (0.5 * math.log(2 * math.pi * 9) + 0.5), rel=0.01)
+
+
+def test_constant_features_do_not_decide_but_stay_in_the_score():
+    train, held_out = data(), data(100, seed=1)
+    grid = {"regularisation": (1e-12, 1e-3), "components": (None,), "neurons": (None,)}
+
+    def with_dead(table: Table) -> Table:
+        return table.extended(feature=torch.cat([torch.zeros(len(table), 30), table.feature], dim=1))
+
+    alive = Density.tune(train, held_out, grid=grid, budget=20)
+    tuned = Density.tune(with_dead(train), with_dead(held_out), grid=grid, budget=20)
+    assert tuned.tried == alive.tried
+    assert tuned.density.width_ == 36
+    assert tuned.density.score(with_dead(held_out)).shape == (100,)
+
+
+def test_tune_goes_by_its_budget_and_seed():
+    train, held_out = data(60), data(30, seed=1)
+    first = Density.tune(train, held_out, budget=6, seed=1, max_iterations=2)
+    assert len(first.tried) == 6
+    assert first.tried == Density.tune(train, held_out, budget=6, seed=1, max_iterations=2).tried
+    assert first.tried != Density.tune(train, held_out, budget=6, seed=2, max_iterations=2).tried
+    # The cells of the full grid take turns: six fits, six different cells.
+    assert len({(row["covariance"], row["space"], row["components"]) for row in first.tried}) == 6
+
+
+def test_tune_says_what_failed():
+    train, held_out = data(60), data(30, seed=1)
+    tuned = Density.tune(train, held_out, grid={"components": (1, 100)}, covariance="tied", space="z", budget=8)
+    failed = [row for row in tuned.tried if row["log_likelihood"] is None]
+    assert failed
+    assert all(row["components"] == 100 for row in failed)
+    assert failed[0]["error"].startswith(
+        "density.fit: 100 components need at least as many rows; table in memory has 60"
+    )
+    with pytest.raises(
+        TableError, match=r"density\.tune: none of 4 candidates could be fitted\. The first: density\.fit"
+    ):
+        Density.tune(train, held_out, grid={"components": (100,)}, budget=4)
+
+
+def test_tune_of_what_cannot_be():
+    train, held_out = data(60), data(30, seed=1)
+    with pytest.raises(
+        TableError, match=r"density\.tune: grid may have covariance, space, .*; 'colour' came\. Give one"
+    ):
+        Density.tune(train, held_out, grid={"colour": ("red",)})
+    with pytest.raises(ValueRangeError, match=r"density\.tune: budget must be at least 1 fit; 0 came\."):
+        Density.tune(train, held_out, budget=0)
+    with pytest.raises(TableError, match=r"density\.tune needs rows to fit on and rows to compare by; none has none\."):
+        Density.tune(train, data(0, name="none"))
+    with pytest.raises(TableError, match=r"density\.tune: features must have one width; 6 and 5 came, the latter in"):
+        Density.tune(train, data(9, d=5, name="narrow"))
+
+
+def test_a_smaller_offset_cannot_be_searched_for():
+    with pytest.raises(TableError, match=r"density\.tune: grid may have .*; 'offset' came\."):
+        Density.tune(data(60), data(30, seed=1), grid={"offset": (1e-2, 1e-9)})
