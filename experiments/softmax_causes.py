@@ -14,10 +14,11 @@ other DIR holds cifar10.npz, MNIST/raw and FashionMNIST/raw.
 
 The density is that of the paper for networks trained from scratch: K = 10 Gaussians with full covariances on the
 features after the non-linearity, 1e-5 on the variances. For the ResNets, D is also given for two others with their
-default settings, as all rests on it: the paper's for pre-trained networks (log z, 1e-3), and the distance to neighbours. The paper's networks are ResNet-18, its foreign images other
-data sets, so that its values beside ours show an order of magnitude. Intervals are bootstrap intervals of images; those
-of the LeNets are followed by means and deviations over seeds. --limit N takes the first N images of every set, to try
-the script out. The last line is one JSON object; --write puts it into experiments/expected.
+default settings, as all rests on it: the paper's for pre-trained networks (log z, 1e-3), and the distance to
+neighbours. The paper's networks are ResNet-18, its foreign images other data sets, so that its values beside ours show
+an order of magnitude. Intervals are bootstrap intervals of images; those of the LeNets are followed by means and
+deviations over seeds. --limit N takes the first N images of every set, to try the script out. The last line is one JSON
+object; --write puts it into experiments/expected.
 """
 
 import argparse

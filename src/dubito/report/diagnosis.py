@@ -122,8 +122,8 @@ def _table(found: Diagnosis) -> str:
     return f"""<section class="part">
 <h2>AUROC of foreign against known images, and what each cause costs, in per cent</h2>
 <p class="fine">Means over {found.draws} balanced draws, the {found.confidence:.0%} bootstrap interval, and the standard
-deviation over draws. The three causes add up to what the entropy misses. A cause is coloured where it is the largest, beyond
-the interval.</p>
+deviation over draws. The three causes add up to what the entropy misses. A cause is coloured where it is the largest,
+beyond the interval.</p>
 <div class="wide"><table class="results"><thead><tr><th scope="col">foreign images</th>{header}</tr></thead>
 <tbody>{"".join(_rows(found))}</tbody></table></div>
 </section>"""
