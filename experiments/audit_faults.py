@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.data import Labelled, Subset
-from dubito.diagnose.audit import Audit, audit
+from dubito.diagnosis.audit import Audit, audit
 from dubito.models import WrappedClassifier
 from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD
 

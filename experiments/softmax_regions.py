@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dubito.diagnose import _pictures as pictures
-from dubito.diagnose.fields import Gaussians, density_field, entropy_field, max_probability_field
-from dubito.diagnose.regions import LinearRegion, Region, exact_region, two_class_region
-from dubito.diagnose.simplex import Layer, simplex
+from dubito.diagnosis import pictures
+from dubito.diagnosis.fields import Gaussians, density_field, entropy_field, max_probability_field
+from dubito.diagnosis.regions import LinearRegion, Region, exact_region, two_class_region
+from dubito.diagnosis.simplex import Layer, simplex
 from dubito.scores.softmax import entropy, max_probability
 
 SPAN, ROWS = 4.0, 200_000

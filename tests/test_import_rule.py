@@ -11,6 +11,8 @@ import dubito
 
 SOURCE = Path(dubito.__file__).parent
 GROUND = {"errors", "choices", "table", "types"}
+BELOW = GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores"}
+"""All that asks models and scores what they say."""
 MAY_KNOW = {
     "errors": set(),
     "choices": set(),
@@ -24,9 +26,9 @@ MAY_KNOW = {
     "cache": GROUND | {"data", "probes"},
     "heads": GROUND | {"views", "models", "metrics", "cache"},
     "scores": GROUND | {"views", "metrics", "cache", "heads"},
-    "diagnose": GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores"},
-    "apps": GROUND | {"diagnose", "views", "data", "models", "metrics", "probes", "cache", "heads", "scores"},
-    "report": GROUND | {"diagnose", "views", "data", "models", "metrics", "probes", "cache", "heads", "scores", "apps"},
+    "diagnosis": BELOW,
+    "apps": BELOW | {"diagnosis"},
+    "report": BELOW | {"diagnosis", "apps"},
 }
 """Rooms from the ground up, and whom they may import besides themselves."""
 KNOW_ALL = {"cli", "__init__", "__main__"}

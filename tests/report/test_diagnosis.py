@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dubito.diagnose.causes import diagnose
+from dubito.diagnosis.causes import diagnose
 from dubito.report._drawings import bars, histogram
 from dubito.report.diagnosis import write_diagnosis_page
 from dubito.scores import Neighbours

@@ -15,7 +15,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
 if TYPE_CHECKING:
-    from dubito.diagnose.audit import Audit
+    from dubito.diagnosis.audit import Audit
 
 SOMETHING_WRONG = 3
 """The exit code when a fault was found, so that a script can stop there."""
@@ -69,7 +69,7 @@ def audit(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     with screen.waiting(f"loading {model}"):
-        from dubito.diagnose.audit import audit as look
+        from dubito.diagnosis.audit import audit as look
 
         classifier = dubito.load(model, weights=None if weights.lower() == "none" else weights, device=device)
     found = look(

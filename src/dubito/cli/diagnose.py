@@ -16,7 +16,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts, grid
 
 if TYPE_CHECKING:
-    from dubito.diagnose.diagnosis import Diagnosis
+    from dubito.diagnosis.result import Diagnosis
     from dubito.table import Table
 
 
@@ -56,7 +56,7 @@ def diagnose(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     with screen.waiting("opening the caches"):
-        from dubito.diagnose.causes import diagnose as find
+        from dubito.diagnosis.causes import diagnose as find
 
         table = dubito.open(known)
         tables = {name: _opened(path, known, "OOD") for name, path in _names(ood).items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dubito.diagnose.diagnosis import SCORES, Causes, Diagnosis
+from dubito.diagnosis.result import SCORES, Causes, Diagnosis
 from dubito.report._drawings import bars, histogram
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -1,0 +1,118 @@
+"""What features and logits themselves give away: NaN, a saturated softmax, dead features, one answer for everything."""
+
+from collections import Counter
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dubito.diagnosis.checks.finding import Finding, NotChecked, Outcome, Severity, counted, listed, percent
+from dubito.diagnosis.checks.understand import FINITE, form_finding, form_of
+from dubito.types import Json
+
+SATURATED, DEAD, ONE_ANSWER, READABLE = "saturated softmax", "dead features", "one answer for all", "unreadable images"
+_LISTED = 100
+_FEWEST = 20
+_TIED, _MANY_TIED = 0.01, 0.05
+_DEAD, _MANY_DEAD = 0.01, 0.5
+_MANY_BROKEN = 0.05
+
+
+def check_readable(broken: list[tuple[str, str]], n: int) -> Outcome:
+    """Images that cannot be decoded."""
+    if not broken:
+        return []
+    severity: Severity = "wrong" if len(broken) >= _MANY_BROKEN * n else "suspicious"
+    evidence: Json = {"unreadable": len(broken), "images": n, "ids": [name for name, _ in broken[:_LISTED]]}
+    what = f"{len(broken)} of {counted(n, 'image')} cannot be read, such as {broken[0][0]}: {broken[0][1]}"
+    return [Finding(READABLE, severity, what, "Replace them, or take them out of the set: others skip them.", evidence)]
+
+
+def check_finite(logit: Float[Tensor, "n c"], feature: Float[Tensor, "n d"], ids: list[str]) -> Outcome:
+    """NaN and infinity in what the model says."""
+    bad_logit, bad_feature = ~logit.isfinite().all(-1), ~feature.isfinite().all(-1)
+    bad = [ids[row] for row in (bad_logit | bad_feature).nonzero().flatten().tolist()]
+    if not bad:
+        return []
+    what = f"Logits or features of {len(bad)} of {counted(len(ids), 'image')} hold NaN or infinity: {listed(bad)}."
+    repair = "Look at these images; if they are fine, run the model in float32: half precision overflows at 65,504."
+    evidence: Json = {
+        "logits": int(bad_logit.sum()),
+        "features": int(bad_feature.sum()),
+        "images": len(ids),
+        "ids": bad[:_LISTED],
+    }
+    return [Finding(FINITE, "wrong", what, repair, evidence)]
+
+
+def check_logits(logit: Float[Tensor, "n c"]) -> Outcome:
+    """Logits that have been through a softmax already."""
+    form = form_of(logit)
+    return [] if form is None else [form_finding(form, logit)]
+
+
+def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
+    """Largest probabilities that are exactly one in float32, and so have lost their order."""
+    if len(logit) == 0 or logit.shape[1] < 2:
+        return NotChecked("it takes images, and more than one class")
+    top = logit.float().softmax(-1).amax(-1)
+    share = float((top == 1).float().mean())
+    counts = Counter(top.tolist())
+    tied = sum(count for count in counts.values() if count > 1) / len(top)
+    if share < _TIED or int((top == 1).sum()) < 2:
+        return []
+    largest = float(logit.abs().max())
+    what = (
+        f"The largest probability is exactly 1 in float32 for {percent(share)} of the images, and {percent(tied)} "
+        f"share theirs with another image: max-probability cannot rank them (logits reach {largest:.3g})."
+    )
+    repair = (
+        "Rank by dubito.Cool, Energy, MaxLogit or Temperature(...), which work on logits, or take log_softmax in "
+        "float64 for the entropy; if logits were multiplied by a factor, leave it out."
+    )
+    severity: Severity = "wrong" if share >= _MANY_TIED else "suspicious"
+    evidence: Json = {"exactly_one": share, "tied": tied, "largest_logit": largest, "images": len(top)}
+    return [Finding(SATURATED, severity, what, repair, evidence)]
+
+
+def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
+    """Columns that are the same for every image."""
+    n, d = feature.shape
+    if n < _FEWEST:
+        return NotChecked(f"it takes {_FEWEST} images; {n} came")
+    constant = feature.amax(0) == feature.amin(0)
+    zero = constant & (feature[0] == 0)
+    columns = constant.nonzero().flatten().tolist()
+    if len(columns) < _DEAD * d:
+        return []
+    what = (
+        f"{len(columns)} of {d} features ({percent(len(columns) / d)}) are the same for all {n} images, "
+        f"{int(zero.sum())} of them zero: columns {listed(columns)}."
+    )
+    repair = (
+        "Check that all weights were loaded (a missing or renamed layer leaves such columns), and that no layer before "
+        "the head zeroes them; densities need them left out, because their covariance is singular."
+    )
+    severity: Severity = "wrong" if len(columns) >= _MANY_DEAD * d else "suspicious"
+    evidence: Json = {
+        "constant": len(columns),
+        "zero": int(zero.sum()),
+        "features": d,
+        "share": len(columns) / d,
+        "columns": columns[:_LISTED],
+    }
+    return [Finding(DEAD, severity, what, repair, evidence)]
+
+
+def check_answers(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None) -> Outcome:
+    """All images in one class, though their labels say otherwise or nobody says anything."""
+    n, c = logit.shape
+    if n < _FEWEST or c < 2:
+        return NotChecked(f"it takes {_FEWEST} images and more than one class; {n} images and {c} classes came")
+    answers = set(logit.argmax(-1).tolist())
+    if len(answers) > 1 or (labels is not None and len(set(labels.tolist())) == 1):
+        return []
+    [answer] = answers
+    what = f"All {n} images are put into class {answer}."
+    repair = "Check that the weights were loaded, the scale of the inputs, and that the head was trained."
+    severity: Severity = "suspicious" if labels is None else "wrong"
+    return [Finding(ONE_ANSWER, severity, what, repair, {"class": answer, "images": n})]
