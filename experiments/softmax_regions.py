@@ -20,8 +20,9 @@ from torch import Tensor
 
 from dubito.diagnosis import pictures
 from dubito.diagnosis.fields import Gaussians, density_field, entropy_field, max_probability_field
+from dubito.diagnosis.last_layer import Layer
 from dubito.diagnosis.regions import LinearRegion, Region, exact_region, two_class_region
-from dubito.diagnosis.simplex import Layer, simplex
+from dubito.diagnosis.simplex import simplex
 from dubito.scores.softmax import entropy, max_probability
 
 SPAN, ROWS = 4.0, 200_000

@@ -12,7 +12,7 @@ import dubito
 SOURCE = Path(dubito.__file__).parent
 GROUND = {"errors", "choices", "table", "types"}
 BELOW = GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores"}
-"""All that asks models and scores what they say."""
+"""What a diagnosis stands on."""
 MAY_KNOW = {
     "errors": set(),
     "choices": set(),

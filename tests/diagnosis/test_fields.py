@@ -5,7 +5,7 @@ from scipy.stats import multivariate_normal
 
 from dubito.diagnosis import pictures
 from dubito.diagnosis.fields import Gaussians, density_field, entropy_field, max_probability_field
-from dubito.diagnosis.simplex import Layer
+from dubito.diagnosis.last_layer import Layer
 from dubito.errors import NotFittedError, ValueRangeError
 from dubito.scores.density import Density
 from dubito.scores.softmax import entropy, max_probability

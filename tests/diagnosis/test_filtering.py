@@ -10,7 +10,8 @@ from torch import nn
 import dubito
 from dubito import metrics
 from dubito.diagnosis import filtering as subject
-from dubito.diagnosis.filtering import QUANTILES, filtering
+from dubito.diagnosis._distribution import QUANTILES
+from dubito.diagnosis.filtering import filtering
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.table import Table
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.diagnosis import literal_filter as subject
-from dubito.diagnosis.literal_filter import BINS, binary_inputs, literal_filter, log_odds
+from dubito.diagnosis._filter_state import BINS, log_odds
+from dubito.diagnosis.literal_filter import binary_inputs, literal_filter
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
 
 

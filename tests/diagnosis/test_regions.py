@@ -9,6 +9,7 @@ from scipy.stats import chi2
 
 from dubito.diagnosis import pictures
 from dubito.diagnosis.fields import Gaussians
+from dubito.diagnosis.last_layer import Layer
 from dubito.diagnosis.regions import (
     EllipsoidRegion,
     ExactRegion,
@@ -22,7 +23,7 @@ from dubito.diagnosis.regions import (
     training_threshold,
     two_class_region,
 )
-from dubito.diagnosis.simplex import Layer, simplex
+from dubito.diagnosis.simplex import simplex
 from dubito.errors import ValueRangeError
 from dubito.scores.softmax import entropy, max_probability
 

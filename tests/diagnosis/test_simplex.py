@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from dubito.diagnosis.simplex import STACK_GAP, STRUCTURES, Layer, layer, simplex
+from dubito.diagnosis.last_layer import Layer
+from dubito.diagnosis.simplex import STACK_GAP, STRUCTURES, layer, simplex
 from dubito.errors import ValueRangeError
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import dubito
-from dubito.diagnosis.simplex import Layer, layer, simplex
+from dubito.diagnosis.last_layer import Layer
+from dubito.diagnosis.simplex import layer, simplex
 from dubito.diagnosis.structure import structure
 from dubito.errors import ModelError, TableError, ValueRangeError
 from dubito.models.transform import Preprocess

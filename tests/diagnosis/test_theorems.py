@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dubito.diagnosis.simplex import Layer, layer, simplex
+from dubito.diagnosis.last_layer import Layer
+from dubito.diagnosis.simplex import layer, simplex
 from dubito.scores.softmax import max_probability
 
 seeds = st.integers(0, 100_000)

@@ -70,6 +70,12 @@ def directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return rows / lengths(rows).clamp(min=1e-300)[:, None]
 
 
+def cosines(z: Float[Tensor, "n d"], unit: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:
+    """With unit vectors; rows of zeros have none and give 0."""
+    cosine: Tensor = (z @ unit.T) / z.norm(dim=1).clamp(min=1e-300)[:, None]
+    return cosine.clamp(-1, 1)
+
+
 def _moments(powers: Float[Tensor, "4"], shift: float, low: float, high: float) -> Spread:
     """A spread from the count and the sums of the first three powers around a shift."""
     first, second, third = (powers[1:] / powers[0]).tolist()

@@ -28,8 +28,9 @@ from dubito.choices import Covariance
 from dubito.diagnosis._balanced import Balanced, Estimate, balanced, estimate
 from dubito.diagnosis._given import Given, called, check_numbers, given, repeated_rows, told
 from dubito.diagnosis._sentences import ALL, CAUSES, REST, TOGETHER
+from dubito.diagnosis._spread import cosines, directions
+from dubito.diagnosis.last_layer import last_layer
 from dubito.diagnosis.result import MEAN, SCORES, Causes, Diagnosis
-from dubito.diagnosis.structure import _layer_of
 from dubito.errors import DubitoWarning, TableError
 from dubito.scores import Cool, Entropy, MaxProbability
 from dubito.table import Table
@@ -106,7 +107,7 @@ def _scored(table: Table, density: Score, weight: Float[Tensor, "c d"] | None) -
 
 
 def _weight(classifier: Classifier | nn.Linear, known: Table) -> Float[Tensor, "c d"]:
-    weight: Tensor = _layer_of(classifier)[1].weight
+    weight: Tensor = last_layer(classifier)[1].weight
     if weight.shape[1] != known.shape("feature")[1]:
         raise TableError(
             f"diagnose: classifier must read features of {known.shape('feature')[1]} numbers, as in "
@@ -117,13 +118,13 @@ def _weight(classifier: Classifier | nn.Linear, known: Table) -> Float[Tensor, "
 
 def _geometry(table: Table, weight: Float[Tensor, "c d"]) -> dict[str, Tensor]:
     """||z||, and the largest cosine with a class weight: 0 where there is no direction."""
-    directions = torch.nn.functional.normalize(weight, dim=1)
-    norms, cosines = [], []
+    unit = directions(weight)
+    norms, largest = [], []
     for batch in table.batches("feature"):
         z = batch.feature.double()
         norms.append(z.norm(dim=1))
-        cosines.append((torch.nn.functional.normalize(z, dim=1) @ directions.T).amax(1))
-    return {"norm": torch.cat(norms), "cosine": torch.cat(cosines)}
+        largest.append(cosines(z, unit).amax(1))
+    return {"norm": torch.cat(norms), "cosine": torch.cat(largest)}
 
 
 def _stacked(scores: Mapping[str, Tensor]) -> Float64[np.ndarray, "s n"]:

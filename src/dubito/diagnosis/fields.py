@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubito.diagnosis.simplex import Layer
+from dubito.diagnosis.last_layer import Layer
 from dubito.errors import ValueRangeError
 from dubito.scores.density import Density
 

@@ -11,23 +11,22 @@ Tables are read once, in blocks. Two numbers a row stay in memory; the other cos
 counted in bins of 0.001, and their quantiles are as exact as that.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from dubito.diagnosis._distribution import COSINE_BINS, Distribution, counted, distribution, edges_of
+from dubito.diagnosis._spread import cosines, directions
+from dubito.diagnosis.last_layer import last_layer
 from dubito.diagnosis.pictures import COLOURS, new_figure
-from dubito.diagnosis.structure import _layer_of
 from dubito.errors import TableError
 from dubito.metrics import Interval, auroc, interval
 from dubito.table import Table
 from dubito.types import Classifier, Json, finite
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_COSINE_BINS = 2000
-_BINS = 60
 _CELLS = 2**21
 """Of a block's cosines or features: 16 MB."""
 _STRENGTH = ("Features", "weaker", "stronger", "strength")
@@ -37,44 +36,6 @@ _COMBINATION = (
     "more like those of a class",
     "combination",
 )
-
-
-@final
-@dataclass(frozen=True)
-class Distribution:
-    """Many numbers as a few.
-
-    Attributes:
-        mean: Of all.
-        low: The smallest.
-        high: The largest.
-        quantiles: By probability: of one half, the median.
-        edges: Of the histogram's bins.
-        counts: How many numbers lie in each bin.
-    """
-
-    mean: float
-    low: float
-    high: float
-    quantiles: dict[float, float]
-    edges: Float64[Tensor, "b1"] = field(repr=False, compare=False)
-    counts: Float64[Tensor, "b"] = field(repr=False, compare=False)
-
-    @property
-    def median(self) -> float:
-        """One half lies below."""
-        return self.quantiles[0.5]
-
-    def to_json(self) -> Json:
-        """Plain numbers, the histogram among them."""
-        return {
-            "mean": self.mean,
-            "low": self.low,
-            "high": self.high,
-            "quantiles": {f"{p:g}": value for p, value in self.quantiles.items()},
-            "edges": [round(edge, 6) for edge in self.edges.tolist()],
-            "counts": [int(count) for count in self.counts.tolist()],
-        }
 
 
 @final
@@ -183,49 +144,43 @@ def filtering(
     >>> found.norm_auroc.value, found.max_cosine_auroc.value  # of four pairs, all; two and two halves
     (1.0, 0.75)
     """
-    name, layer = _layer_of(of)
-    directions = layer.weight / layer.weight.norm(dim=1).clamp(min=1e-300)[:, None]
-    sides = [_read(directions, table, name) for table in (known, ood)]
+    name, layer = last_layer(of)
+    unit = directions(layer.weight)
+    sides = [_read(unit, table, name) for table in (known, ood)]
     positive = torch.arange(len(known) + len(ood)) >= len(known)
 
     def told(key: str) -> Interval:
         u = -torch.cat([side[key] for side in sides])
         return interval(auroc, u, positive, confidence=confidence, resamples=resamples, seed=seed)
 
-    edges = {key: _edges(torch.cat([side[key] for side in sides])) for key in ("norm", "max_cosine")}
+    edges = {key: edges_of(torch.cat([side[key] for side in sides])) for key in ("norm", "max_cosine")}
     known_responses, ood_responses = (
         Responses(
             table.name,
             len(table),
-            _distribution(side["norm"], edges["norm"]),
-            _distribution(side["max_cosine"], edges["max_cosine"]),
-            _counted(side["other_counts"], side["other_sums"]),
+            distribution(side["norm"], edges["norm"]),
+            distribution(side["max_cosine"], edges["max_cosine"]),
+            counted(side["other_counts"], side["other_sums"]),
         )
         for table, side in zip((known, ood), sides, strict=True)
     )
     return Filtering(name, len(layer.weight), known_responses, ood_responses, told("norm"), told("max_cosine"))
 
 
-def cosines(z: Float[Tensor, "n d"], directions: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:
-    """With unit vectors; rows of zeros have none and give 0."""
-    cosine: Tensor = (z @ directions.T) / z.norm(dim=1).clamp(min=1e-300)[:, None]
-    return cosine.clamp(-1, 1)
-
-
-def _read(directions: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tensor]:
+def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tensor]:
     """One pass: lengths and largest cosines of every row; counts, sum, smallest and largest of all other cosines."""
-    _check(directions, table, name)
+    _check(unit, table, name)
     norm, largest = [], []
-    counts = torch.zeros(_COSINE_BINS, dtype=torch.float64)
+    counts = torch.zeros(COSINE_BINS, dtype=torch.float64)
     total, low, high = 0.0, 1.0, -1.0
-    for batch in table.batches("feature", size=max(1, _CELLS // max(directions.shape))):
+    for batch in table.batches("feature", size=max(1, _CELLS // max(unit.shape))):
         z = finite(batch.feature.double(), f"filtering: features of {table.name}")
-        cosine = cosines(z, directions)
+        cosine = cosines(z, unit)
         most, where = cosine.max(1)
         norm.append(z.norm(dim=1))
         largest.append(most)
         others = cosine.scatter(1, where[:, None], torch.inf)  # histc leaves out what is beyond its range
-        counts += torch.histc(others, _COSINE_BINS, -1, 1)
+        counts += torch.histc(others, COSINE_BINS, -1, 1)
         total += float(cosine.sum() - most.sum())
         low = min(low, float(others.min()))
         high = max(high, float(others.scatter(1, where[:, None], -torch.inf).max()))
@@ -233,59 +188,18 @@ def _read(directions: Float[Tensor, "c d"], table: Table, name: str) -> dict[str
     return {"norm": torch.cat(norm), "max_cosine": torch.cat(largest), "other_counts": counts, "other_sums": sums}
 
 
-def _check(directions: Float[Tensor, "c d"], table: Table, name: str) -> None:
+def _check(unit: Float[Tensor, "c d"], table: Table, name: str) -> None:
     table.require("feature", by="filtering")
     if len(table) == 0:
         raise TableError(f"filtering: {table.name} has no rows. Give a table of at least one image.")
     width = table.shape("feature")[1]
-    if width != directions.shape[1]:
+    if width != unit.shape[1]:
         raise TableError(
-            f"filtering: {table.name} has features of width {width}; {name} reads {directions.shape[1]}. "
+            f"filtering: {table.name} has features of width {width}; {name} reads {unit.shape[1]}. "
             f"Give tables of the same model."
         )
-    if len(directions) < 2:
+    if len(unit) < 2:
         raise TableError(f"filtering: {name} has one class, and so no other cosines. Give a layer of two or more.")
-
-
-def _edges(values: Float64[Tensor, "n"]) -> Float64[Tensor, "b1"]:
-    """Of bins that hold all values, with room for equal ones."""
-    low, high = float(values.min()), float(values.max())
-    room = max(high - low, 1e-6 * max(abs(low), abs(high), 1.0))
-    return torch.linspace(low - room / 100, high + room / 100, _BINS + 1, dtype=torch.float64)
-
-
-def _distribution(values: Float64[Tensor, "n"], edges: Float64[Tensor, "b1"]) -> Distribution:
-    """Of values in memory, exact; torch.quantile takes no more than 16 million, so they are sorted."""
-    ordered = values.sort().values
-    place = torch.tensor(QUANTILES, dtype=torch.float64) * (len(ordered) - 1)
-    below, above = ordered[place.floor().long()], ordered[place.ceil().long()]
-    at = below + (place - place.floor()) * (above - below)
-    counts = torch.histogram(values, edges).hist
-    return Distribution(
-        float(values.mean()),
-        float(ordered[0]),
-        float(ordered[-1]),
-        dict(zip(QUANTILES, at.tolist(), strict=True)),
-        edges,
-        counts,
-    )
-
-
-def _counted(counts: Float64[Tensor, "b"], sums: Float64[Tensor, "3"]) -> Distribution:
-    """Of counted values: a quantile is the upper edge of the bin in which it lies."""
-    edges = torch.linspace(-1, 1, len(counts) + 1, dtype=torch.float64)
-    running = counts.cumsum(0)
-    total, low, high = sums.tolist()
-    rank = torch.tensor(QUANTILES, dtype=torch.float64) * float(running[-1])
-    at = edges[1:][torch.searchsorted(running, rank).clamp(max=len(counts) - 1)].clamp(low, high)
-    return Distribution(
-        total / float(running[-1]),
-        low,
-        high,
-        dict(zip(QUANTILES, at.tolist(), strict=True)),
-        edges[::20].clone(),
-        counts.view(-1, 20).sum(1),
-    )
 
 
 def _sentence(words: tuple[str, str, str, str], known: Distribution, ood: Distribution, found: Interval) -> str:

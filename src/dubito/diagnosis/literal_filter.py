@@ -11,7 +11,6 @@ Input i is row i mod b of batch i div b, and the bits of a batch are those of a 
 inputs of the winners are made again from their numbers, and memory does not grow with the draws.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,25 +21,19 @@ from typing import Any, final
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from dubito.cache.manifest import told_part
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
-from dubito.cache.shard import write_file
+from dubito.diagnosis._filter_state import BINS, State, read_state, write_state
 from dubito.diagnosis.pictures import new_figure
-from dubito.errors import ArtefactError, ModelError, ValueRangeError
-from dubito.models.fingerprint import module_digests, tensors_digest
+from dubito.errors import ModelError, ValueRangeError
+from dubito.models.fingerprint import module_digests
 from dubito.models.frozen import frozen
 from dubito.types import Classifier, Json, finite
 
-BINS = 100
-"""Of max p, from 0 to 1."""
 _EVERY = 20.0
 """Seconds between two checkpoints."""
-_PARTS = {"weights": "the model", "shape": "the shape", "top": "top", "batch": "the batch", "seed": "the seed"}
 
 
 @final
@@ -174,7 +167,7 @@ def literal_filter(
     identity = {"shape": list(shape), "top": top, "batch": batch, "seed": seed}
     if kept is not None:
         identity["weights"] = module_digests(module)["weights"]
-    state = _State() if kept is None else _read(kept, identity, draws)
+    state = State() if kept is None else read_state(kept, identity, draws)
     saved = time.monotonic()
     with frozen(module), kept_memory(), bar("filter", draws, done=state.done, unit="inputs", show=progress) as advance:
         while state.done < draws:
@@ -183,7 +176,7 @@ def literal_filter(
             state.add(_logits(run(_as_image(x).to(device, torch.float32)), len(x), name), top)
             advance(len(x))
             if kept is not None and (state.done >= draws or time.monotonic() - saved >= _EVERY):
-                _write(kept, identity, state)
+                write_state(kept, identity, state)
                 saved = time.monotonic()
     patterns = _patterns(state.draw, shape, batch, seed)
     return LiteralFilter(name, draws, seed, state.histogram, state.log_odds, state.draw, patterns)
@@ -199,52 +192,6 @@ def binary_inputs(shape: tuple[int, ...], batch: int, *, seed: int = 0, index: i
     words = np.random.Philox(key=np.array([seed, index], dtype=np.uint64)).random_raw(-(-bits // 64))
     packed = words.astype("<u8", copy=False).view(np.uint8)  # the same bits on machines of the other byte order
     return torch.from_numpy(np.unpackbits(packed, count=bits)).view(batch, *shape)
-
-
-def log_odds(logits: Float[Tensor, "n c"]) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
-    """The log-odds of the predicted class, and the class; the first of equal logits is predicted.
-
-    >>> odds, label = log_odds(torch.tensor([[0.0, 60.0], [50.0, 0.0]]))  # max p is 1.0 for both in float32
-    >>> odds.tolist(), label.tolist()
-    ([60.0, 50.0], [1, 0])
-    """
-    highest, label = logits.max(1)
-    others = logits.scatter(1, label[:, None], -math.inf)
-    return highest - others.logsumexp(1), label
-
-
-@final
-class _State:
-    """How far a run has come: everything that it carries along."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.histogram = torch.zeros(0, BINS, dtype=torch.int64)
-        self.log_odds = torch.zeros(0, 0)
-        self.draw = torch.zeros(0, 0, dtype=torch.int64)
-
-    def add(self, logits: Float[Tensor, "n c"], top: int) -> None:
-        """The next inputs."""
-        classes = logits.shape[1]
-        if not len(self.histogram):
-            self.histogram = torch.zeros(classes, BINS, dtype=torch.int64)
-            self.log_odds = torch.full((classes, top), -math.inf)
-            self.draw = torch.full((classes, top), -1, dtype=torch.int64)
-        odds, label = log_odds(logits)
-        place = (odds.sigmoid() * BINS).long().clamp(max=BINS - 1)
-        self.histogram += torch.bincount(label * BINS + place, minlength=classes * BINS).view(classes, BINS)
-        rising = (odds > self.log_odds[label, -1]).nonzero()[:, 0]
-        for y in sorted(set(label[rising].tolist())):
-            rows = rising[label[rising] == y]
-            merged = torch.cat([self.log_odds[y], odds[rows]])
-            numbers = torch.cat([self.draw[y], self.done + rows])
-            best = merged.argsort(descending=True, stable=True)[:top]  # stable: earlier draws stand first
-            self.log_odds[y], self.draw[y] = merged[best], numbers[best]
-        self.done += len(logits)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it but `done`."""
-        return {"histogram": self.histogram, "log_odds": self.log_odds, "draw": self.draw}
 
 
 def _runner(model: nn.Module | Classifier) -> tuple[nn.Module, Callable[[Tensor], Tensor], torch.device, str]:
@@ -279,42 +226,6 @@ def _patterns(draw: Int64[Tensor, "c k"], shape: tuple[int, ...], batch: int, se
             where = index == i
             found[where] = binary_inputs(shape, batch, seed=seed, index=i)[draw[where] % batch]
     return found
-
-
-def _write(path: Path, identity: Json, state: _State) -> None:
-    tensors = state.tensors()
-    notes = {"identity": identity, "done": state.done, "digest": tensors_digest(tensors)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, save(tensors, {"notes": json.dumps(notes, sort_keys=True)}))
-
-
-def _read(path: Path, identity: Json, draws: int) -> _State:
-    """The state in a checkpoint, or a new one; ArtefactError if it is another run's or cannot be read."""
-    state = _State()
-    if not path.exists():
-        return state
-    try:
-        with safe_open(path, framework="pt") as file:
-            notes: Any = json.loads(file.metadata()["notes"])
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
-        if notes["digest"] != tensors_digest(tensors):
-            raise ValueError("its numbers are not those that were written")
-        was, state.done = notes["identity"], int(notes["done"])
-        state.histogram, state.log_odds, state.draw = (tensors[key] for key in ("histogram", "log_odds", "draw"))
-    except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to filter from the beginning.") from error
-    differing = [
-        f"{told} ({told_part(was.get(part), None)} there, {told_part(identity[part], None)} here)"
-        for part, told in _PARTS.items()
-        if was.get(part) != identity[part]
-    ]
-    if state.done > draws:
-        differing.append(f"the draws ({state.done} there, {draws} here)")
-    if differing:
-        raise ArtefactError(
-            f"'{path}' holds another filter run: {'; '.join(differing)}. Name another file, or delete this one."
-        )
-    return state
 
 
 def _check(shape: tuple[int, ...], seed: int, **counts: int) -> None:

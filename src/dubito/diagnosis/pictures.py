@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.diagnosis.fields import Gaussians
+from dubito.diagnosis.last_layer import Layer
 from dubito.diagnosis.regions import Region, chi_square_quantile
-from dubito.diagnosis.simplex import Layer
 from dubito.errors import MissingPackageError
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dubito.diagnosis.fields import Gaussians
-from dubito.diagnosis.simplex import Layer
+from dubito.diagnosis.last_layer import Layer
 from dubito.errors import ValueRangeError
 from dubito.types import finite
 
@@ -169,7 +169,7 @@ def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
 def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: float = 0.05) -> ExactRegion:
     """The valid region of any uncertainty by its definition, from features of training images.
 
-    >>> from dubito.diagnosis.simplex import Layer
+    >>> from dubito.diagnosis.last_layer import Layer
     >>> from dubito.scores.softmax import max_probability
     >>> layer = Layer(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))
     >>> train = torch.tensor([[-3.0], [-2.0], [2.0], [1.0]])

@@ -13,32 +13,16 @@ does not change when one vector is added to all weights: such a cone is the opti
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dubito.diagnosis.last_layer import Layer
 from dubito.errors import ValueRangeError
 
 STACK_GAP = 10.0
 """By how many logits a class of a stack can lead its neighbours: enough for a probability of 0.9999."""
-
-
-class Layer(NamedTuple):
-    """A last layer: weight (c, d) and bias (c)."""
-
-    weight: Float[Tensor, "c d"]
-    bias: Float[Tensor, "c"]
-
-    def logits(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
-        """W z + b, in float64: regions and fields need the order of nearly equal confidences."""
-        if z.shape[1] != self.weight.shape[1]:
-            raise ValueRangeError(
-                f"Layer.logits: features must be {self.weight.shape[1]} wide; {z.shape[1]} came. "
-                f"Give features of the same model, one row each."
-            )
-        return z.double() @ self.weight.double().T + self.bias.double()
 
 
 def simplex(classes: int, width: int, *, seed: int | None = None) -> Float[Tensor, "c d"]:

@@ -12,8 +12,6 @@ in Frobenius norms: how far the Gram matrix is from that of a simplex, whatever 
 the weights. It is zero exactly where softmax is that of an optimal structure. The first part is at most
 sqrt(2 - 2/sqrt(c-1)) (all weights on one line), about sqrt(2 - 2 sqrt(d/(d+c))) for random weights, and with fewer than
 c - 1 features at least sqrt(2 - 2 sqrt(d/(c-1))). Two classes are always optimal in it: only w_1 - w_2 counts.
-
-`Classifier.head` is one linear layer for every kind of head (several heads, convolutions): nothing is to be recovered.
 """
 
 import math
@@ -22,38 +20,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
-from PIL import Image
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from dubito.diagnosis._spread import Spread, directions, histogram, lengths, pair_cosines, spread
-from dubito.diagnosis.simplex import Layer
-from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.diagnosis._spread import Spread, histogram, lengths, pair_cosines, spread
+from dubito.diagnosis.class_means import Means, class_means
+from dubito.diagnosis.last_layer import last_layer
+from dubito.errors import ValueRangeError
 from dubito.table import Table
-from dubito.types import Classifier, Json, finite
-
-
-@final
-@dataclass(frozen=True)
-class Means:
-    """The class means of a table beside the weights.
-
-    Attributes:
-        rows: How many rows.
-        classes: How many classes have at least one.
-        alignment: Cosine of each centred class mean with its centred weight; 1 is optimal.
-        norm: Lengths of the class means.
-        centred_norm: Lengths of the centred class means; equal is optimal.
-        within_over_between: Variance around the class means (unbiased) over that of the class means; 0 is optimal. With
-            few rows a class the means are noisy and it is too small. None without a class of two rows.
-    """
-
-    rows: int
-    classes: int
-    alignment: Spread
-    norm: Spread
-    centred_norm: Spread
-    within_over_between: float | None
+from dubito.types import Classifier, Json
 
 
 @final
@@ -146,7 +121,7 @@ def structure(
     >>> round(found.norm.mean, 6), round(found.cosine.mean, 6), round(found.distance, 6)
     (3.0, -0.111111, 0.0)
     """
-    name, layer = _layer_of(of)
+    name, layer = last_layer(of)
     weight, bias = layer.weight, layer.bias
     classes, width = weight.shape
     centred, centred_bias = weight - weight.mean(0), bias - bias.mean()
@@ -171,109 +146,9 @@ def structure(
         weight_distance=_gram_distance(centred),
         bias_distance=float(centred_bias.norm()) / length,
         random_distance=math.sqrt(2 - 2 * math.sqrt(width / (width + classes))),
-        means=None if table is None else _means(layer, table, name),
+        means=None if table is None else class_means(layer, table, name),
         histograms={"norm": histogram(norm), "bias": histogram(bias), "cosine": counts},
     )
-
-
-def _layer_of(of: Classifier | nn.Linear | Tensor | tuple[Tensor, Tensor | None]) -> tuple[str, Layer]:
-    """Its name, and the last layer in float64 on the CPU."""
-    weight: Tensor
-    bias: Tensor | None
-    if isinstance(of, nn.Linear):
-        name, weight, bias = "linear layer", of.weight, of.bias
-    elif isinstance(of, Tensor):
-        name, weight, bias = "weights", of, None
-    elif isinstance(of, tuple):
-        name, (weight, bias) = "weights", of
-    else:
-        name, (weight, bias) = of.name, _head(of)
-    if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
-        raise ValueRangeError(
-            f"structure of {name}: weight must be (classes, features) and bias (classes); {tuple(weight.shape)} and "
-            f"{None if bias is None else tuple(bias.shape)} came. torch.nn.Linear keeps them like that."
-        )
-    weight = finite(weight.detach().double().cpu(), f"weight of {name}")
-    bias = weight.new_zeros(len(weight)) if bias is None else finite(bias.detach().double().cpu(), f"bias of {name}")
-    return name, Layer(weight, bias)
-
-
-def _head(model: Classifier) -> tuple[Tensor, Tensor | None]:
-    """The head; a model that has not seen a batch yet is shown a black picture, if it takes pictures."""
-    try:
-        return model.head()
-    except ModelError as unseen:
-        try:
-            picture = model.transform.prepare(Image.new("RGB", (256, 256)))
-        except ModelError:
-            raise unseen from None
-        model.features(model.transform.finish(picture[None].to(model.device)))
-        return model.head()
-
-
-def _means(layer: Layer, table: Table, name: str) -> Means:
-    """One pass over the table: sums of features by class, and of squares."""
-    table.require("feature", "label", by="structure")
-    _check_table(layer, table, name)
-    classes, width = layer.weight.shape
-    total, count = torch.zeros(classes, width, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
-    squares, origin = 0.0, None
-    for batch in table.batches("feature", "label"):
-        z, label = batch.feature.double(), _known(batch.label, classes, table)
-        origin = z.mean(0) if origin is None else origin  # sums around it lose no digits to a large common mean
-        total.index_add_(0, label, z - origin)
-        count += torch.bincount(label, minlength=classes)
-        squares += float((z - origin).square().sum())
-    seen = count > 0
-    if int(seen.sum()) < 2 or origin is None:
-        raise TableError(
-            f"structure: {table.name} has rows of {int(seen.sum())} classes; class means need two or more. "
-            f"Give a table of labelled images of several classes."
-        )
-    mean = total[seen] / count[seen, None]
-    finite(mean, f"class means of {table.name}")
-    centred = mean - mean.mean(0)
-    freedom = len(table) - len(mean)
-    within = max(squares - float(count[seen] @ mean.square().sum(1)), 0.0) / max(freedom, 1)
-    between = float(centred.square().sum(1).mean())
-    return Means(
-        rows=len(table),
-        classes=len(mean),
-        alignment=spread((directions(centred) * directions(layer.weight - layer.weight.mean(0))[seen]).sum(1)),
-        norm=spread(lengths(mean + origin)),
-        centred_norm=spread(lengths(centred)),
-        within_over_between=within / between if freedom > 0 and between > 0 else None,
-    )
-
-
-def _check_table(layer: Layer, table: Table, name: str) -> None:
-    """Raise TableError unless the table can be of this layer."""
-    width = table.shape("feature")[1]
-    if width != layer.weight.shape[1] or table.label_space != "model":
-        raise TableError(
-            f"structure: {table.name} has features of width {width} and labels of {table.label_space} classes; {name} "
-            f"reads {layer.weight.shape[1]} and needs labels of the model's classes. Give a table of the same model."
-        )
-    if "logit" not in table or len(table) == 0:
-        return
-    few = table.select("feature", "logit").rows(slice(0, 64))
-    off = (
-        (layer.logits(few.feature) - few.logit.double()).abs().max() if few.logit.shape[1] == len(layer.bias) else None
-    )
-    if off is None or float(off) > 1e-2 * (1 + float(few.logit.abs().max())):
-        raise TableError(
-            f"structure: the logits of {table.name} are not those of {name} on its features. "
-            f"Give a table that was extracted with this model, or leave the logits out."
-        )
-
-
-def _known(label: Int[Tensor, "n"], classes: int, table: Table) -> Int[Tensor, "n"]:
-    if bool(((label < 0) | (label >= classes)).any()):
-        raise TableError(
-            f"structure: labels of {table.name} must be 0 to {classes - 1}; {int(label.min())} to {int(label.max())} "
-            f"came. Leave out rows without a class of the model."
-        )
-    return label
 
 
 def _gram_distance(centred: Float[Tensor, "c d"]) -> float:
