@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from dubito.data import Augment as Augment
     from dubito.data import open_images as open_images
     from dubito.data.benchmarks import open_benchmark as open_benchmark
+    from dubito.diagnosis.audit import audit as audit
+    from dubito.diagnosis.causes import diagnose as diagnose
+    from dubito.diagnosis.filtering import filtering as filtering
+    from dubito.diagnosis.literal_filter import literal_filter as literal_filter
+    from dubito.diagnosis.patterns import patterns as patterns
+    from dubito.diagnosis.simplex import simplex as simplex
+    from dubito.diagnosis.structure import structure as structure
     from dubito.errors import DubitoError as DubitoError
     from dubito.heads import Recipe as Recipe
     from dubito.heads import joint_loss as joint_loss
@@ -32,11 +39,14 @@ if TYPE_CHECKING:
     from dubito.models.transform import Preprocess as Preprocess
     from dubito.probes import Forward as Forward
     from dubito.scores import Cool as Cool
+    from dubito.scores import Density as Density
     from dubito.scores import Energy as Energy
     from dubito.scores import Entropy as Entropy
+    from dubito.scores import Mahalanobis as Mahalanobis
     from dubito.scores import Margin as Margin
     from dubito.scores import MaxLogit as MaxLogit
     from dubito.scores import MaxProbability as MaxProbability
+    from dubito.scores import MentalModel as MentalModel
     from dubito.scores import Neighbours as Neighbours
     from dubito.scores import Temperature as Temperature
     from dubito.scores import UncertaintyHead as UncertaintyHead
@@ -69,6 +79,9 @@ _HOMES = {
     "Energy": "dubito.scores",
     "Temperature": "dubito.scores",
     "Neighbours": "dubito.scores",
+    "Density": "dubito.scores",
+    "Mahalanobis": "dubito.scores",
+    "MentalModel": "dubito.scores",
     "UncertaintyHead": "dubito.scores",
     "Recipe": "dubito.heads",
     "train": "dubito.apps.train",
@@ -83,6 +96,13 @@ _HOMES = {
     "ambiguity": "dubito.apps.ambiguity",
     "ladder": "dubito.apps.ladder",
     "shift": "dubito.apps.shift",
+    "audit": "dubito.diagnosis.audit",
+    "diagnose": "dubito.diagnosis.causes",
+    "structure": "dubito.diagnosis.structure",
+    "simplex": "dubito.diagnosis.simplex",
+    "filtering": "dubito.diagnosis.filtering",
+    "patterns": "dubito.diagnosis.patterns",
+    "literal_filter": "dubito.diagnosis.literal_filter",
     "DubitoError": "dubito.errors",
 }
 """Where each public name lives. They are imported on first use, so that `dubito --help` does not wait for torch."""

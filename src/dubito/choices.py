@@ -18,4 +18,6 @@ Init = Literal["default", "zero"]
 
 Covariance = Literal["full", "tied", "diagonal", "spherical"]
 Space = Literal["z", "log"]
+Nonlinearity = Literal["after", "before"]
+"""Which features a density reads: those of the last layer, or what lies before their non-linearity."""
 Start = Literal["class", "free"]

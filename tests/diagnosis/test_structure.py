@@ -1,3 +1,5 @@
+"""A last layer beside the optimal one: by brute force, its bounds, and what is said."""
+
 import json
 import math
 from itertools import combinations
@@ -5,14 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-import dubito
-from dubito.diagnosis.last_layer import Layer
 from dubito.diagnosis.simplex import layer, simplex
 from dubito.diagnosis.structure import structure
-from dubito.errors import ModelError, TableError, ValueRangeError
-from dubito.models.transform import Preprocess
+from dubito.errors import ValueRangeError
 from dubito.table import Table
 
 
@@ -113,93 +111,13 @@ def labelled(weight, rows=400, noise=0.1, seed=0):
     return Table(feature=feature, label=label)
 
 
-def test_collapsed_means_along_the_weights_are_optimal():
-    weight = simplex(4, 6, seed=2)
-    means = structure(weight, labelled(weight, noise=0)).means
-    assert means.alignment.low == pytest.approx(1)  # although all features are shifted by 10
-    assert means.centred_norm.mean == pytest.approx(3)
-    assert means.centred_norm.std == pytest.approx(0, abs=1e-7)
-    assert means.within_over_between == pytest.approx(0, abs=1e-12)
-    assert (means.rows, means.classes) == (400, 4)
-
-
-def test_means_by_brute_force():
-    weight = random_weight(4, 6)
-    table = labelled(weight, rows=5000, noise=2.0)  # three batches
-    found = structure(weight, table).means
-    z, label = table.feature, table.label
-    mean = torch.stack([z[label == i].mean(0) for i in range(4)])
-    within = sum(float((z[label == i] - mean[i]).square().sum()) for i in range(4)) / (5000 - 4)
-    between = float((mean - mean.mean(0)).square().sum(1).mean())
-    assert found.within_over_between == pytest.approx(within / between)
-    cosine = torch.cosine_similarity(mean - mean.mean(0), weight - weight.mean(0))
-    assert found.alignment.mean == pytest.approx(float(cosine.mean()))
-    assert found.norm.high == pytest.approx(float(mean.norm(dim=1).max()))
-
-
-def test_classes_without_rows_are_left_out():
-    weight = random_weight(9, 6)
-    table = labelled(weight[:3], rows=3)
-    means = structure(weight, table).means
-    assert means.classes == 3
-    assert means.within_over_between is None  # one row a class
-
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(3, 4)
-
-    def forward(self, x):
-        return self.head(self.pool(x).flatten(1))
-
-
-def test_of_a_classifier_a_layer_and_weights():
-    module = Small()
-    model = dubito.wrap(module, transform=Preprocess((8, 8), resize=8), name="small")
-    found = structure(model)  # it has not seen a batch: it is shown a picture
-    assert found.name == "small"
-    assert found.to_json() | {"name": ""} == structure(module.head).to_json() | {"name": ""}
-    assert found.distance == structure((module.head.weight, module.head.bias)).distance
-    assert structure(module.head.weight).bias.high == 0
-
-
-def test_an_unseen_model_without_a_transform_is_told_what_to_do():
-    model = dubito.wrap(Small())
-    with pytest.raises(ModelError, match=r"has not seen a batch yet.*Call features\(x\) once before"):
-        structure(model)
-    model.features(torch.zeros(1, 3, 8, 8))
-    assert structure(model).classes == 4
-
-
-def test_a_table_of_another_model_is_refused():
-    weight = random_weight(4, 6)
-    table = labelled(weight)
-    logit = Layer(weight, torch.zeros(4)).logits(table.feature)
-    assert structure(weight, table.extended(logit=logit)).means is not None
-    with pytest.raises(TableError, match="the logits of table in memory are not those of weights on its features"):
-        structure(weight, table.extended(logit=logit + 2))
-    with pytest.raises(TableError, match="the logits of table in memory are not those"):
-        structure(weight, table.extended(logit=logit[:, :3]))
-    with pytest.raises(TableError, match="features of width 6 and labels of model classes; weights reads 5"):
-        structure(random_weight(4, 5), table)
-    with pytest.raises(TableError, match=r"labels of own classes; .* needs labels of the model's classes"):
-        structure(weight, Table(feature=table.feature, label=table.label, label_space="own"))
-    with pytest.raises(TableError, match="labels of table in memory must be 0 to 3; 0 to 4 came"):
-        structure(weight, Table(feature=torch.zeros(5, 6), label=torch.arange(5)))
-    with pytest.raises(TableError, match="has rows of 1 classes; class means need two or more"):
-        structure(weight, Table(feature=torch.zeros(5, 6), label=torch.zeros(5, dtype=torch.long)))
-
-
 def test_layers_without_boundaries_are_refused():
-    with pytest.raises(ValueRangeError, match="3 classes with equal weights have no boundary"):
+    with pytest.raises(
+        ValueRangeError, match="structure of weights: 3 classes with equal weights have no boundary between"
+    ):
         structure(torch.ones(3, 4))
-    with pytest.raises(ValueRangeError, match="1 classes with one weights have no boundary"):
+    with pytest.raises(ValueRangeError, match="structure of weights: a layer of one class has no boundary between"):
         structure(torch.ones(1, 4))
-    with pytest.raises(ValueRangeError, match="weight of weights: 1 of 4 values are NaN"):
-        structure(torch.tensor([[1.0, 2.0], [math.nan, 0.0]]))
-    with pytest.raises(ValueRangeError, match=r"weight must be \(classes, features\) and bias \(classes\)"):
-        structure((torch.ones(3, 4), torch.ones(2)))
 
 
 def test_a_zero_weight_has_cosine_zero():

@@ -7,7 +7,9 @@ import typer
 from dubito import __version__
 from dubito.cli._console import Screen
 from dubito.cli._options import Debug
+from dubito.cli.audit import audit
 from dubito.cli.demo import demo
+from dubito.cli.diagnose import diagnose
 from dubito.cli.evaluate import evaluate
 from dubito.cli.extract import extract
 from dubito.cli.listing import list_
@@ -43,6 +45,8 @@ for _name, _command, _example in (
     ("train", train, "dubito train cache/photos --held-out 0.1 --to mine"),
     ("score", score, "dubito score cache/photos --score entropy --top 20 --to scores.csv"),
     ("evaluate", evaluate, "dubito evaluate cache/test --fit cache/train --ood cache/other"),
+    ("diagnose", diagnose, "dubito diagnose cache/test cache/other --train cache/train --html why.html"),
+    ("audit", audit, "dubito audit pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("list", list_, "dubito list models 'resnet50*'"),
     ("demo", demo, "dubito demo --to demo"),
 ):

@@ -127,8 +127,9 @@ def structure(
     centred, centred_bias = weight - weight.mean(0), bias - bias.mean()
     if classes < 2 or float(centred.abs().max()) <= 1e-12 * float(weight.abs().max()):
         raise ValueRangeError(
-            f"structure of {name}: {classes} classes with {'one' if classes < 2 else 'equal'} weights have no boundary "
-            f"between them. Give a trained layer of two classes or more."
+            f"structure of {name}: "
+            + ("a layer of one class has" if classes < 2 else f"{classes} classes with equal weights have")
+            + " no boundary between them. Give a trained layer of two classes or more."
         )
     norm, length = lengths(weight), float(torch.linalg.matrix_norm(centred))
     cosine, counts = pair_cosines(weight)

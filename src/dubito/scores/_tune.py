@@ -74,12 +74,14 @@ def tune(
     **settings: Any,
 ) -> Tuned:
     """See `Density.tune`."""
+    reads: Nonlinearity = settings.pop("nonlinearity", "after")
     for table in (train, validation):
-        table.require("feature", by="density.tune")
+        table.require("feature" if reads == "after" else "before", by="density.tune")
         if len(table) == 0:
             raise TableError(f"density.tune needs rows to fit on and rows to compare by; {table.name} has none.")
     if budget < 1:
         raise ValueRangeError(f"density.tune: budget must be at least 1 fit; {budget} came.")
+    train, validation = seen(train, reads), seen(validation, reads)
     varying = _varying(train)
     narrow = _narrowed(train, varying), _narrowed(validation, varying)
     best: Density | None = None
@@ -97,6 +99,8 @@ def tune(
     tried.sort(key=_value, reverse=True)
     if not bool(varying.all()):
         best.fit(train)
+    best.nonlinearity = reads
+    best.__post_init__()
     return Tuned(best, tried)
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from dubito.choices import Covariance, Space, Start
+from dubito.choices import Covariance, Nonlinearity, Space, Start
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores._gaussians import Mixture
 from dubito.scores._mixture import improve, kmeans, maximise, nearest_centre
@@ -49,6 +49,11 @@ def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: 
     return (z + offset).log()
 
 
+def seen(table: Table, nonlinearity: Nonlinearity) -> Table:
+    """The same rows; what the density reads is their feature."""
+    return table if nonlinearity == "after" else table.extended(feature=table.column("before"))
+
+
 def class_count(table: Table) -> int | None:
     """The columns of the logits, or else the number of labels that occur; None where there are neither."""
     if "logit" in table:
@@ -76,6 +81,8 @@ class Density(Score):
         neurons: Use so many features, drawn at random; None: all.
         seed: Of that draw and of k-means.
         memory: Gigabytes that the fit may take for the mixture; more is refused before it is taken.
+        nonlinearity: "after" reads the column `feature`; "before" what lies before the last non-linearity, the column
+            `before` of the probe `dubito.Before`. The paper's best was after.
         weights_: (k), once fitted.
         means_: (k, d).
         factors_: Cholesky factors of the precisions: full (k, d, d), tied (d, d), diagonal (k, d), spherical (k).
@@ -95,6 +102,7 @@ class Density(Score):
     neurons: int | None = None
     seed: int = 0
     memory: float = 4.0
+    nonlinearity: Nonlinearity = "after"
 
     name = "density"
     kind = "epistemic"
@@ -103,18 +111,21 @@ class Density(Score):
     learned = ("weights_", "means_", "factors_", "neurons_", "width_", "log_likelihoods_")
 
     def __post_init__(self) -> None:
-        for name, kinds in {"covariance": Covariance, "space": Space, "start": Start}.items():
+        choices = {"covariance": Covariance, "space": Space, "start": Start, "nonlinearity": Nonlinearity}
+        for name, kinds in choices.items():
             if getattr(self, name) not in get_args(kinds):
                 raise ValueRangeError(
                     f"density: {name} must be one of {', '.join(get_args(kinds))}; '{getattr(self, name)}' came."
                 )
         _check_numbers(self)
-        self.learns_from = ("feature", "label") if self.start == "class" else ("feature",)
+        self.needs = ("feature",) if self.nonlinearity == "after" else ("before",)
+        self.learns_from = (*self.needs, "label") if self.start == "class" else self.needs
 
     def learn(self, table: Table) -> None:
         """Fit the mixture; the table is read block by block, in every iteration again."""
         for name in self.learned:  # a fit that fails leaves nothing of the one before
             self.__dict__.pop(name, None)
+        table = seen(table, self.nonlinearity)
         self.width_ = table.shape("feature")[1]
         self.neurons_ = _drawn(self.width_, self.neurons, self.seed)
         classes = classes_of(table, "density.fit") if self.start == "class" else None
@@ -132,6 +143,7 @@ class Density(Score):
 
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """-log q of every row, in the space of the fit."""
+        batch = seen(batch, self.nonlinearity)
         if batch.shape("feature")[1] != self.width_:
             raise TableError(
                 f"density.score: features must be {self.width_} wide, as in fit; {batch.shape('feature')[1]} came in "

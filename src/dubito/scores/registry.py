@@ -4,7 +4,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from dubito.errors import DubitoError
+from dubito.scores.density import Density
 from dubito.scores.head import UncertaintyHead
+from dubito.scores.mahalanobis import Mahalanobis
+from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
 from dubito.scores.temperature import Temperature
@@ -12,7 +15,20 @@ from dubito.types import Score
 
 SCORES: dict[str, type[Score]] = {
     score.name: score
-    for score in (MaxProbability, Entropy, Cool, Margin, MaxLogit, Energy, Temperature, Neighbours, UncertaintyHead)
+    for score in (
+        MaxProbability,
+        Entropy,
+        Cool,
+        Margin,
+        MaxLogit,
+        Energy,
+        Temperature,
+        Neighbours,
+        Density,
+        Mahalanobis,
+        MentalModel,
+        UncertaintyHead,
+    )
 }
 """A new score is one more name in this line-up."""
 

@@ -1,0 +1,50 @@
+"""Forms, saturation, dead features and single answers: by hand, and where no alarm may be raised."""
+
+import pytest
+import torch
+
+from dubito.diagnosis.checks.finding import NotChecked
+from dubito.diagnosis.checks.outputs import check_answers, check_features, check_saturation
+from dubito.diagnosis.checks.understand import form_of
+from tests.diagnosis.checks.drawn import draw, numbers
+
+
+def test_forms():
+    logits = draw(20, 5)
+    assert form_of(logits) is None
+    assert form_of(logits.softmax(-1)) == "probabilities"
+    assert form_of(logits.log_softmax(-1)) == "log_probabilities"
+    assert form_of(torch.nn.functional.normalize(logits.abs(), p=2, dim=1)) is None
+    one_off = logits.softmax(-1)
+    one_off[3] = logits[3]
+    assert form_of(one_off) is None
+
+
+def test_saturation_counts_ones_and_ties():
+    sure = torch.tensor([[40.0, 0, 0]]).repeat(3, 1)
+    unsure = torch.tensor([[float(k) / 10, 0, 0] for k in range(7)])
+    [finding] = check_saturation(torch.cat([sure, unsure]))
+    assert finding.evidence["exactly_one"] == pytest.approx(0.3)
+    assert finding.evidence["tied"] == pytest.approx(0.3)
+    assert finding.severity == "wrong"
+    assert check_saturation(torch.cat([sure[:1], unsure])) == []  # one image alone keeps its rank
+    assert isinstance(check_saturation(torch.zeros(0, 3)), NotChecked)
+
+
+def test_features_need_enough_images_to_be_called_dead():
+    assert check_features(torch.zeros(10, 4)) == NotChecked("it takes 20 images; 10 came")
+    feature = draw(30, 200)
+    assert check_features(feature) == []
+    feature[:, 5] = 0
+    assert check_features(feature) == []  # one of 200 is below one in a hundred
+    feature[:, 17] = 2.5
+    [finding] = check_features(feature)
+    assert finding.evidence["columns"] == [5, 17]
+    assert finding.evidence["zero"] == 1
+
+
+def test_one_answer_is_only_suspicious_without_labels():
+    logit = torch.tensor([[0.0, 1.0]]).repeat(25, 1)
+    assert check_answers(logit, None)[0].severity == "suspicious"
+    assert check_answers(logit, numbers(25, 2))[0].severity == "wrong"
+    assert check_answers(logit, torch.ones(25, dtype=torch.long)) == []

@@ -1,0 +1,131 @@
+"""What `diagnose` is given: which density, which rows it learns from, and what is refused."""
+
+import pytest
+import torch
+
+from dubito.diagnosis._given import default_density, repeated_rows, told
+from dubito.diagnosis.causes import diagnose
+from dubito.errors import DubitoWarning, MissingColumnError, TableError, ValueRangeError
+from dubito.scores.density import Density
+from dubito.table import Table
+from tests.diagnosis.blobs import QUICK, First, Watched, blobs
+
+
+def test_without_train_known_is_split():
+    Watched.fits.clear()
+    known = Table(feature=torch.arange(21.0)[:, None], logit=torch.randn(21, 3))
+    foreign = Table(feature=100 + torch.arange(5.0)[:, None], logit=torch.randn(5, 3))
+    found = diagnose(known, foreign, density=Watched(), **QUICK)
+    (fitted,), scored = Watched.fits, found.inside["density"].tolist()
+    assert sorted(fitted + scored) == list(range(21))
+    assert (len(fitted), found.known_rows) == (10, 11)
+    assert found.fitted_on == "half of known (10 rows drawn with seed 0), which is not scored"
+
+
+def test_train_is_fitted_on_and_all_of_known_is_scored():
+    Watched.fits.clear()
+    score = Watched()
+    known, foreign = blobs(20, seed=1), blobs(20, seed=2)
+    found = diagnose(known, foreign, train=blobs(30, seed=3, name="a/train"), density=score, **QUICK)
+    assert (len(Watched.fits[0]), found.known_rows) == (30, 20)
+    assert found.fitted_on == "train (30 rows)"
+    assert not hasattr(score, "seen_")  # the user's own is left as it was
+    diagnose(known, foreign, density=Watched().fit(blobs(30, seed=3)), **QUICK)
+    assert len(Watched.fits) == 2  # by the line above; one that is fitted is not fitted again
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "classes", "expected"),
+    [
+        (4000, 16, 10, ("class", "full", 100)),  # 4000 >= 5 x 10 x 16
+        (700, 16, 10, ("class", "tied", 100)),
+        (100, 64, 10, ("class", "diagonal", 100)),
+        (1500, 4, 150, ("class", "tied", 0)),  # more than a hundred: in closed form
+        (400, 8, 100, ("free", "full", 100)),  # four rows a class: 400 / 50 clusters, 400 >= 5 x 8 x 8
+    ],
+)
+def test_default_density(rows, width, classes, expected):
+    table = Table(feature=torch.randn(rows, width), label=torch.arange(rows) % classes)
+    density = default_density(table)
+    assert (density.start, density.covariance, density.max_iterations) == expected
+    assert default_density(table, "spherical").covariance == "spherical"
+
+
+def test_default_density_without_labels_and_its_words():
+    table = Table(feature=torch.randn(120, 4), logit=torch.randn(120, 10))
+    density = default_density(table)
+    assert (density.components, density.start) == (2, "free")
+    assert told(density, table) == "2 Gaussians (found by k-means), full covariances of 4 features, by EM, 0.0 MB"
+    many = Table(feature=torch.zeros(2000, 100), label=torch.arange(2000) % 200)
+    assert told(default_density(many), many) == (
+        "200 Gaussians (one a class), tied covariances of 100 features, in closed form, 0.2 MB"
+    )
+    assert told(First(), table) == "first"
+
+
+def test_too_large_a_density_is_refused_beforehand():
+    with pytest.raises(ValueRangeError, match=r"memory=1e-06 allows 1e-06 GB"):
+        diagnose(blobs(40), blobs(40, seed=1), density=Density(memory=1e-6), **QUICK)
+
+
+def test_the_same_table_twice_is_warned_of():
+    table = blobs(60)
+    with pytest.warns(DubitoWarning, match=r"60 of 60 images of ood have the very features of images of known"):
+        found = diagnose(table, table, density=First(), **QUICK)
+    assert found["ood"].auroc["density"].value == pytest.approx(0.5)
+    assert found["ood"].causes["overlap"].value == pytest.approx(0.5)
+    assert found.notes[0] in str(found)
+    assert repeated_rows(blobs(30).rows(slice(20, 30)), blobs(30).rows(slice(0, 25))) == 5
+    with pytest.warns(DubitoWarning, match=r"20 of 60 images of known have the very features of images that the"):
+        diagnose(table, blobs(60, seed=1), train=table.rows(slice(0, 20)), **QUICK)
+
+
+def made(source: str, name: str, n: int = 8) -> Table:
+    table = blobs(n)
+    return Table(feature=table.feature, logit=table.logit, source=source, maker={"name": name}, name=f"of {name}")
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "call"),
+    [
+        (TableError, "needs at least one OOD table", lambda t: diagnose(t, {})),
+        (TableError, "ood must have at least 2 rows; it has 0. Look at", lambda t: diagnose(t, t.rows(slice(0, 0)))),
+        (TableError, "cats must have at least 2 rows; it has 1. One", lambda t: diagnose(t, {"cats": t.rows([0])})),
+        (TableError, "known must have at least 2 rows", lambda t: diagnose(t.rows([1]), t)),
+        (TableError, "needs at least 4 rows; it has 3. Give train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
+        (TableError, "train must be other rows than known", lambda t: diagnose(t, blobs(9), train=t)),
+        (TableError, r"different ones \(b and a\)", lambda t: diagnose(made("1", "a"), made("2", "b"))),
+        (TableError, r"different ones \(c and a\)", lambda t: diagnose(made("1", "a"), blobs(8), train=made("3", "c"))),
+        (TableError, "column 'logit' must be as wide", lambda t: diagnose(t, blobs(9, classes=5))),
+        (
+            MissingColumnError,
+            r"diagnose \(known\) needs column 'feature'",
+            lambda t: diagnose(Table(logit=t.logit), t),
+        ),
+        (MissingColumnError, r"diagnose \(x\) needs column 'logit'", lambda t: diagnose(t, {"x": t.select("feature")})),
+        (ValueRangeError, "confidence=1.0, draws=5", lambda t: diagnose(t, t, confidence=1.0)),
+        (ValueRangeError, "draws=0", lambda t: diagnose(t, t, draws=0)),
+        (ValueRangeError, "came together with a density", lambda t: diagnose(t, t, density=First(), covariance="tied")),
+    ],
+)  # fmt: skip
+def test_errors(error, text, call):
+    with pytest.raises(error, match=text):
+        call(blobs(12))
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("feature", "density.score: features must be finite; feature 1 of row 3 of the batch is nan"),
+        (
+            "logit",
+            "max_probability.score of table in memory: 1 of 12 values are NaN or infinite, the first at position 3",
+        ),
+    ],
+)
+def test_nan_is_an_error(column, text):
+    clean, bad = blobs(12), blobs(12, seed=1)
+    values = bad.whole(column).clone()
+    values[3, 1] = torch.nan
+    with pytest.raises(ValueRangeError, match=text):
+        diagnose(clean, bad.extended(**{column: values}), **QUICK)
