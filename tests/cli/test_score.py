@@ -23,8 +23,8 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
     assert list(answer.json["scores"]) == PLAIN
     assert answer.json["scores"]["energy"] == {"kind": "epistemic", "needs": ["logit"]}
     assert answer.json["notes"] == [
-        "left out: temperature learns from logit, label. Give it images that the model knows: --fit CACHE.",
-        "left out: neighbours learns from feature. Give it images that the model knows: --fit CACHE.",
+        "left out: temperature, neighbours, density, mahalanobis, mental, which learn first. "
+        "Give images that the model knows: --fit CACHE."
     ]
     assert [f"note: {note}" for note in answer.json["notes"]] == answer.err.splitlines()
 
@@ -60,6 +60,19 @@ def test_settings_reach_the_scores(run: Run, cache: Path) -> None:
     found = run("score", cache, "-s", "cool", "--set", "cool.scale=0.5", "--top", 1, "--json").json
     expected = dubito.Cool(scale=0.5).score(dubito.open(cache)).max()
     assert found["top"][0]["scores"]["cool"] == float(expected)
+
+
+def test_settings_may_be_words_switches_and_nothing(run: Run, cache: Path, labelled: Path) -> None:
+    settings = ("density.covariance=tied", "density.neurons=none", "mahalanobis.relative=yes")
+    options = [part for setting in settings for part in ("--set", setting)]
+    found = run("score", cache, "--fit", labelled, "-s", "density", "-s", "mahalanobis", *options, "--top", 1, "--json")
+    assert found.code == 0, found.err
+    table, train = dubito.open(cache), dubito.open(labelled)
+    density = dubito.Density(covariance="tied").fit(train).score(table)
+    (top,) = found.json["top"]
+    assert top["scores"]["density"] == pytest.approx(float(density.max()))
+    relative = dubito.Mahalanobis(relative=True).fit(train).score(table)
+    assert top["scores"]["mahalanobis"] == pytest.approx(float(relative[density.argmax()]))
 
 
 def test_csv_and_npz_hold_every_row(run: Run, cache: Path, labelled: Path, tmp_path: Path) -> None:
@@ -104,6 +117,10 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
     )
     assert "cool has no setting 'warmth'; it has scale." in sentence(cache, "-s", "cool", "--set", "cool.warmth=1")
     assert "cool.scale must be of type float; 'hot' came." in sentence(cache, "-s", "cool", "--set", "cool.scale=hot")
+    for setting, words in {"density.space=x": "z, log", "mahalanobis.relative=maybe": "true, false, yes, no"}.items():
+        key, _, value = setting.partition("=")
+        told = sentence(cache, "--fit", labelled, "-s", key.split(".")[0], "--set", setting)
+        assert f"--set: {key} must be one of {words}; '{value}' came." in told
     assert "--set names 'cool', which is not made here" in sentence(
         cache, "-s", "entropy", "--set", "cool.scale=1", code=2
     )

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.mixture import GaussianMixture
 
-from dubito.errors import NotFittedError, TableError, ValueRangeError
+from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
 from dubito.scores.artefact import load_score, save_score
 from dubito.scores.density import Density, in_space
 from dubito.table import Table
@@ -265,3 +265,33 @@ def test_a_fit_that_fails_leaves_nothing_behind():
         score.fit(data(d=2))
     with pytest.raises(NotFittedError, match=r"density\.score was called before fit"):
         score.score(data())
+
+
+def with_before(n: int = 300, seed: int = 0) -> Table:
+    """Features behind a ReLU, and what lies before it."""
+    table = data(n, seed=seed)
+    before = table.feature - 6
+    return Table(feature=before.relu(), before=before, label=table.label, logit=table.logit)
+
+
+def test_before_the_non_linearity_it_is_the_density_of_that_column():
+    train, rows = with_before(), with_before(50, seed=1)
+    plain = Density().fit(Table(feature=train.whole("before"), label=train.label))
+    found = Density(nonlinearity="before").fit(train)
+    assert torch.equal(found.score(rows), plain.score(Table(feature=rows.whole("before"))))
+    assert not torch.equal(found.score(rows), Density().fit(train).score(rows))
+
+
+def test_before_needs_its_column_and_says_who_writes_it():
+    with pytest.raises(MissingColumnError, match=r"density\.fit needs column 'before'"):
+        Density(nonlinearity="before").fit(data())
+    fitted = Density(nonlinearity="before").fit(with_before())
+    with pytest.raises(MissingColumnError, match=r"density\.score needs column 'before'"):
+        fitted.score(data())
+
+
+def test_before_is_kept_in_the_artefact(tmp_path):
+    rows = with_before(50, seed=1)
+    score = Density(nonlinearity="before").fit(with_before())
+    save_score(score, tmp_path / "density")
+    assert torch.equal(load_score(tmp_path / "density").score(rows), score.score(rows))

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,3 +122,17 @@ def test_tune_of_what_cannot_be():
 def test_a_smaller_offset_cannot_be_searched_for():
     with pytest.raises(TableError, match=r"density\.tune: grid may have .*; 'offset' came\."):
         Density.tune(data(60), data(30, seed=1), grid={"offset": (1e-2, 1e-9)})
+
+
+def test_a_search_before_the_non_linearity_ends_with_a_density_that_reads_there():
+    def signed(seed: int) -> Table:
+        before = torch.randn(80, 3, generator=torch.Generator().manual_seed(seed))
+        before[:, 2] = 1.0  # a constant feature is set aside while comparing, and comes back
+        return Table(feature=before.relu(), before=before)
+
+    grid = {"covariance": ("full", "diagonal"), "components": (1,), "space": ("z",), "neurons": (None,)}
+    found = Density.tune(signed(0), signed(1), grid=grid, budget=4, nonlinearity="before").density
+    assert found.nonlinearity == "before"
+    assert found.width_ == 3
+    again = replace(found).fit(signed(0))
+    assert torch.equal(found.score(signed(2)), again.score(signed(2)))

@@ -1,6 +1,7 @@
 """The command line: parsing, progress bars and output only. Nothing heavy is imported before a command runs.
 
-Exit codes: 0 done; 1 an error, told in one sentence; 2 a call that cannot be understood; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 an error, told in one sentence; 2 a call that cannot be understood; 3 `audit` found a
+fault; 130 stopped by Ctrl-C.
 """
 
 import os

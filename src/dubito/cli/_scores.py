@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -23,6 +23,7 @@ from dubito.table import Table
 from dubito.types import Score
 
 _HEAD, _AUTO = "head", "auto"
+_SWITCH = {"true": True, "false": False, "yes": True, "no": False}
 
 
 def ready_scores(
@@ -96,7 +97,7 @@ def choose_scores(
     for head in heads:
         table.require(*heads[head].needs, by=f"{head}.score")
     # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
-    wanted = list(dict.fromkeys(names)) or list(loaded) or [name for name in SCORES if name != _HEAD]
+    wanted = list(dict.fromkeys(names)) or list(loaded) or _possible(fit, settings, screen)
     wanted = [name for name in wanted if not (heads and name == _HEAD)]
     stray = [name for name in settings if name not in wanted or name in loaded]
     if stray:
@@ -115,6 +116,16 @@ def choose_scores(
     if not chosen:
         raise MissingColumnError(f"score: nothing can be computed from {table.name}; see the notes above.")
     return chosen
+
+
+def _possible(fit: Table | None, settings: options.Values, screen: Screen) -> list[str]:
+    """All scores but the head; without a table to fit on, those that learn nothing, with one note on the others."""
+    names = [name for name in SCORES if name != _HEAD]
+    if fit is not None:
+        return names
+    unfitted = [name for name in names if SCORES[name].learned and name not in settings]
+    screen.note(f"left out: {', '.join(unfitted)}, which learn first. Give images that the model knows: --fit CACHE.")
+    return [name for name in names if name not in unfitted]
 
 
 def _made(name: str, texts: dict[str, str], fit: Table | None) -> Score:
@@ -138,12 +149,22 @@ def _values(name: str, texts: dict[str, str]) -> dict[str, Any]:
 
 
 def _value(where: str, text: str, kind: Any) -> Any:
-    kinds = get_args(kind) or (kind,)
+    """A text as what a setting is declared to be: a number, a switch, one of some words, a score; or None.
+
+    >>> _value("density.components", "5", int | None), _value("mahalanobis.relative", "yes", bool)
+    (5, True)
+    """
+    kinds = (kind,) if get_origin(kind) is Literal else get_args(kind) or (kind,)
     if type(None) in kinds and text.lower() == "none":
         return None
     target = next(one for one in kinds if one is not type(None))
     if target is Score:
         return make_score(text)
+    if target is bool or get_origin(target) is Literal:
+        words = _SWITCH if target is bool else {word: word for word in get_args(target)}
+        if text.lower() not in words:
+            raise DubitoError(f"--set: {where} must be one of {', '.join(words)}; '{text}' came.")
+        return words[text.lower()]
     try:
         return target(text)
     except ValueError as error:

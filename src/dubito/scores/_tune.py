@@ -22,10 +22,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from dubito.choices import Nonlinearity
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.scores._gaussians import Mixture
 from dubito.scores._rows import finite_features
-from dubito.scores.density import Density, class_count, in_space
+from dubito.scores.density import Density, class_count, in_space, seen
 from dubito.table import Column, Exact, Table
 
 GRID: dict[str, Sequence[Any]] = {
