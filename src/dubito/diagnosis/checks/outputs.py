@@ -90,7 +90,7 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
     )
     repair = (
         "Check that all weights were loaded (a missing or renamed layer leaves such columns), and that no layer before "
-        "the head zeroes them; densities need them left out, because their covariance is singular."
+        "the head zeroes them; for a density, such a column varies by its regularisation alone."
     )
     severity: Severity = "wrong" if len(columns) >= _MANY_DEAD * d else "suspicious"
     evidence: Json = {
