@@ -32,6 +32,7 @@ OTHER_SETTINGS = {
         "neurons": 7,
         "seed": 3,
         "memory": 1.0,
+        "nonlinearity": "after",
     },
     "mahalanobis": {"relative": True, "regularisation": 1e-4},
     "temperature": {"score_of": make_score("cool", scale=0.4)},

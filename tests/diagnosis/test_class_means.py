@@ -68,5 +68,5 @@ def test_a_table_of_another_model_is_refused():
         structure(weight, Table(feature=table.feature, label=table.label, label_space="own"))
     with pytest.raises(TableError, match="labels of table in memory must be 0 to 3; 0 to 4 came"):
         structure(weight, Table(feature=torch.zeros(5, 6), label=torch.arange(5)))
-    with pytest.raises(TableError, match="has rows of 1 classes; class means need two or more"):
+    with pytest.raises(TableError, match="need rows of two classes or more; table in memory has rows of 1"):
         structure(weight, Table(feature=torch.zeros(5, 6), label=torch.zeros(5, dtype=torch.long)))

@@ -64,7 +64,7 @@ def class_means(layer: Layer, table: Table, name: str) -> Means:
     seen = count > 0
     if int(seen.sum()) < 2 or origin is None:
         raise TableError(
-            f"structure: {table.name} has rows of {int(seen.sum())} classes; class means need two or more. "
+            f"structure: class means need rows of two classes or more; {table.name} has rows of {int(seen.sum())}. "
             f"Give a table of labelled images of several classes."
         )
     mean = total[seen] / count[seen, None]

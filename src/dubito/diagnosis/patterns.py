@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from dubito.diagnosis._spread import directions
 from dubito.diagnosis.pictures import new_figure
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
@@ -188,7 +189,7 @@ def _own(
     for batch in table.batches("feature", "label"):
         z, at = batch.feature.double(), torch.searchsorted(classes, batch.label)
         others = torch.where(count[at, None] > 1, count[at, None] * mean[at] - z, z)
-        sums[0].index_add_(0, at, (_unit(z) * _unit(others)).sum(1))
+        sums[0].index_add_(0, at, (directions(z) * directions(others)).sum(1))
         sums[1].index_add_(0, at, z.norm(dim=1))
     return sums[0] / count, sums[1] / count
 
@@ -196,10 +197,10 @@ def _own(
 def _resembled(table: Table, mean: Float[Tensor, "k d"]) -> tuple[Tensor, Float[Tensor, "k"], float, float]:
     """Of foreign rows the mean, the share by most similar pattern, that cosine and the length, on average."""
     total, share = torch.zeros(mean.shape[1], dtype=torch.float64), torch.zeros(len(mean), dtype=torch.float64)
-    cosine, length, unit = 0.0, 0.0, _unit(mean)
+    cosine, length, unit = 0.0, 0.0, directions(mean)
     for batch in table.batches("feature"):
         z = _finite(batch, table)
-        most, at = (_unit(z) @ unit.T).max(1)
+        most, at = (directions(z) @ unit.T).max(1)
         total += z.sum(0)
         share += torch.bincount(at, minlength=len(mean))
         cosine += float(most.sum())
@@ -255,8 +256,3 @@ def _check(known: Table, ood: Table, examples: int) -> None:
 
 def _finite(batch: Table, table: Table) -> Float[Tensor, "n d"]:
     return finite(batch.feature.double(), f"patterns: features of {table.name}")
-
-
-def _unit(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    unit: Tensor = rows / rows.norm(dim=1).clamp(min=1e-300)[:, None]
-    return unit

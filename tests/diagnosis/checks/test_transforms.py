@@ -78,9 +78,7 @@ def answers(way: int, logit: torch.Tensor, norm: float = 1.0) -> Answers:
 
 def sampled(*ways: Answers, n: int, c: int) -> Sample:
     model = dubito.wrap(torch.nn.Linear(2, 2))
-    return Sample(
-        model, torch.arange(n), [], torch.zeros(1, 3, 4, 4), torch.zeros(n, 1), torch.zeros(n, c), [*ways], True
-    )
+    return Sample(model, torch.arange(n), torch.zeros(1, 3, 4, 4), torch.zeros(n, 1), torch.zeros(n, c), [*ways], True)
 
 
 def test_information_by_hand():

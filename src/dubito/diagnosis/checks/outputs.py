@@ -24,7 +24,8 @@ def check_readable(broken: list[tuple[str, str]], n: int) -> Outcome:
     severity: Severity = "wrong" if len(broken) >= _MANY_BROKEN * n else "suspicious"
     evidence: Json = {"unreadable": len(broken), "images": n, "ids": [name for name, _ in broken[:_LISTED]]}
     what = f"{len(broken)} of {counted(n, 'image')} cannot be read, such as {broken[0][0]}: {broken[0][1]}"
-    return [Finding(READABLE, severity, what, "Replace them, or take them out of the set: others skip them.", evidence)]
+    repair = "Replace them, or take them out of the set; dubito leaves them out."
+    return [Finding(READABLE, severity, what, repair, evidence)]
 
 
 def check_finite(logit: Float[Tensor, "n c"], feature: Float[Tensor, "n d"], ids: list[str]) -> Outcome:

@@ -76,7 +76,6 @@ class Sample:
     Attributes:
         model: The classifier, repaired where it had to be so that the other checks can go on.
         rows: Which images of the sample could be read.
-        broken: Those that could not, and why.
         x: The inputs of the first batch whose answers are finite.
         feature: Under the own transform.
         logit: The same.
@@ -86,7 +85,6 @@ class Sample:
 
     model: Classifier
     rows: Int[Tensor, "n"]
-    broken: list[tuple[int, str]]
     x: Float[Tensor, "b ..."]
     feature: Float[Tensor, "n d"]
     logit: Float[Tensor, "n c"]
@@ -102,7 +100,7 @@ class Sample:
 def take_sample(
     model: Classifier, images: Subset, *, batch_size: int | None, workers: int, progress: bool
 ) -> tuple[Sample | None, Understood, list[tuple[int, str]]]:
-    """Run the model; None if no image can be read or the model's outputs cannot be understood."""
+    """Run the model; None if no image can be read or its outputs cannot be understood. And what could not be read."""
     size = batch_size or _BATCH.get(model.device.type, 16)
     groups = [list(range(start, min(start + size, len(images)))) for start in range(0, len(images), size)]
     gathered, found = _Gathered(images), Understood(model)
@@ -150,4 +148,4 @@ class _Gathered:
         rows, feature, logit = torch.tensor(self.rows), torch.cat(self.feature), torch.cat(self.logit)
         first = (logit.isfinite().all(-1) & feature.isfinite().all(-1))[: len(self.first)]
         x = self.first[first.to(self.first.device)]
-        return Sample(model, rows, self.broken, x, feature, logit, self.ways, self.scaled)
+        return Sample(model, rows, x, feature, logit, self.ways, self.scaled)
