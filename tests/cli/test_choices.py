@@ -17,6 +17,8 @@ from .conftest import Run
         (("extract", "timm:test_resnet", "photos", "--to", "c", "--label-space"), choices.LabelSpace),
         (("train", "cache", "--to", "mine", "--optimizer"), choices.Optimizer),
         (("train", "cache", "--to", "mine", "--schedule"), choices.Schedule),
+        (("diagnose", "cache", "other", "--covariance"), choices.Covariance),
+        (("audit", "timm:test_resnet", "photos", "--label-space"), choices.LabelSpace),
     ],
 )
 def test_another_value_is_answered_with_all_of_them(run: Run, command: tuple[str, ...], original: Any) -> None:
