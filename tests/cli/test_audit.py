@@ -53,6 +53,21 @@ def test_weights_that_were_not_loaded_well(run: Run, images: Path, weights: Path
     assert "It is in 1 weight tensor already: fc.bias." in answer.out
 
 
+def test_what_is_merely_suspicious_ends_with_zero(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    """A logit 30 above a thousand others: 1 - p = 1e-10, which is a tie in float32 and none in float64."""
+    tensors = load_file(weights)
+    tensors["fc.bias"][0] += 30
+    save_file(tensors, tmp_path / "sharp.safetensors")
+    answer = run("audit", MODEL, images, "--weights", tmp_path / "sharp.safetensors", "--workers", 0)
+    assert "suspicious: saturated softmax." in answer.out
+    assert answer.code == 0
+
+
+def test_the_part_that_was_compared_is_shown(run: Run, images: Path, options: tuple[object, ...]) -> None:
+    answer = run("audit", MODEL, images, "--compare", 8, *options)
+    assert "8 of 12 images of this set were compared" in " ".join(answer.out.split())
+
+
 def test_errors_are_errors(run: Run, images: Path, tmp_path: Path) -> None:
     assert run("audit", MODEL, tmp_path / "nowhere", "--weights", "none").code == 1
     assert run("audit", MODEL, images, "--limit", 0).code == 2

@@ -13,7 +13,7 @@ import dubito
 from dubito.data import ArrayImages, Labelled
 from dubito.diagnosis.audit import _classifier, audit
 from dubito.errors import ModelError, ValueRangeError
-from tests.diagnosis.colours import COUNT, HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look
+from tests.diagnosis.colours import COUNT, HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look, pictures
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,6 +32,7 @@ def test_a_healthy_set_up_has_no_finding(healthy):
     for fault in ("train mode", "labels off by one", NORMALISED, "duplicates across the sets", "dead features"):
         assert fault in found.checked
     assert found.unchecked == {}
+    assert found.partly == {}
 
 
 def test_without_labels_it_says_what_it_could_not_look_for():
@@ -61,6 +62,18 @@ def test_a_sample_is_drawn_by_its_seed():
     found = [look(Colours(), images, None, limit=60, seed=seed) for seed in (0, 0, 1)]
     assert [(entry.rows, entry.of) for entry in found] == [(60, COUNT)] * 3
     assert found[0].figures == found[1].figures != found[2].figures
+
+
+def test_it_says_how_many_images_were_compared():
+    found = look(Colours(), against=pictures(50, seed=1)[0], compare=40)
+    assert found.findings == []
+    within, across = "duplicates within the set", "duplicates across the sets"
+    assert found.partly[within] == "40 of 120 images of this set were compared"
+    assert found.partly[across] == "40 of 120 images of this set and 40 of 50 images of the other set were compared"
+    assert f"{within} (40 of 120 images of this set were compared), {across} (40 of" in str(found)
+    assert found.to_json()["partly"] == found.partly
+    found = look(Colours(), against=PIXELS, compare=40)
+    assert "with all of them, an estimated 100.0 % are in both" in found.findings[0].what
 
 
 def test_what_cannot_be_audited():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.diagnosis.audit import audit
-from tests.diagnosis.colours import HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look, only
+from tests.diagnosis.colours import HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look, only, pictures
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,6 +124,15 @@ def test_saturated_softmax():
     assert "dubito.Cool, Energy, MaxLogit" in finding.repair
 
 
+def test_a_softmax_that_is_saturated_in_float32_alone_is_not_wrong():
+    found = look(Colours(sharpness=60))
+    finding = only(found)
+    assert (finding.check, finding.severity) == ("saturated softmax", "suspicious")
+    assert finding.evidence["exactly_one"] > 0.05
+    assert finding.evidence["exactly_one_in_float64"] < 0.05
+    assert found.ok
+
+
 class Padded(nn.Module):
     """Three living features among `dead` zeros and one constant."""
 
@@ -144,7 +153,7 @@ class Padded(nn.Module):
 
 @pytest.mark.parametrize(("dead", "severity"), [(1, "suspicious"), (5, "wrong")])
 def test_dead_features(dead, severity):
-    finding = only(look(Padded(dead)))
+    finding = only(look(Padded(dead), *pictures(200)))
     assert (finding.check, finding.severity) == ("dead features", severity)
     assert finding.evidence == {
         "constant": dead + 1,

@@ -95,7 +95,7 @@ def _shown(found: "Audit") -> list[RenderableType]:
     pairs = {
         "model": found.model,
         "images": f"{found.rows} of {found.of}" + ("" if accuracy is None else f", accuracy {accuracy:.4f}"),
-        "looked for": ", ".join(found.checked),
+        "looked for": ", ".join(found.looked_for()),
     }
     pairs |= {f"not looked for: {check}": reason for check, reason in found.unchecked.items()}
     title = found.images + (": nothing wrong was found" if not found.findings else "")

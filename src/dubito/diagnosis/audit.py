@@ -21,9 +21,11 @@ from dubito.data import Subset, open_images
 from dubito.data.image_set import ImageSet
 from dubito.diagnosis.checks import labels as counting
 from dubito.diagnosis.checks import modes, names, outputs, transforms, understand
-from dubito.diagnosis.checks.duplicates import ACROSS, WITHIN, check_across, check_within, take_prints
+from dubito.diagnosis.checks.chance import CHANCE, check_chance
+from dubito.diagnosis.checks.duplicates import ACROSS, WITHIN, check_across, check_within, compared
 from dubito.diagnosis.checks.finding import Finding, NotChecked, Outcome, Severity, counted, percent
-from dubito.diagnosis.checks.sample import Sample, take_sample
+from dubito.diagnosis.checks.prints import take_prints
+from dubito.diagnosis.checks.sample import Sample, drawn, take_sample
 from dubito.errors import ModelError, ValueRangeError
 from dubito.models import wrap
 from dubito.types import Classifier, Images, Json
@@ -70,10 +72,10 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
         if value < 1:
             raise ValueRangeError(f"audit: {name} must be at least 1; {value} came. Leave it out for the default.")
     opened = open_images(images, labels)
-    chosen = Subset(opened, _drawn(len(opened), limit, seed))
+    chosen = drawn(opened, limit, seed)
     found = Audit(classifier.name, opened.name, len(chosen), len(opened))
     many = _workers(workers, opened)
-    with torch.random.fork_rng(devices=[]):  # torch's loader draws a seed, even without workers
+    with modes.forked(classifier):  # torch's loader draws a seed, even without workers
         sample, entry, broken = take_sample(classifier, chosen, batch_size=batch_size, workers=many, progress=progress)
         named = [(chosen.ids[row], why) for row, why in broken]
         found.note(outputs.READABLE, outputs.check_readable(named, len(chosen)))
@@ -81,15 +83,16 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
             found.note(finding.check, [finding])
         if sample is not None:
             _check_answers(found, sample, chosen, label_space)
-        prints = take_prints(Subset(opened, _drawn(len(opened), compare, seed)), workers=many, progress=progress)
-        found.note(WITHIN, check_within(prints))
+        some = drawn(opened, compare, seed)
+        prints = take_prints(some, workers=many, progress=progress, of=len(opened))
+        found.note(WITHIN, check_within(prints), compared(prints, None))
         if against is None:
             found.note(ACROSS, NotChecked("no second set came; give against="))
         else:
             other = open_images(against)
-            others = Subset(other, _drawn(len(other), compare, seed))
-            taken = take_prints(others, workers=_workers(workers, other), progress=progress)
-            found.note(ACROSS, check_across(prints, taken))
+            some, many = drawn(other, compare, seed), _workers(workers, other)
+            taken = take_prints(some, workers=many, progress=progress, of=len(other))
+            found.note(ACROSS, check_across(prints, taken), compared(prints, taken))
     return found
 
 
@@ -105,6 +108,7 @@ class Audit:
         of: How many there are.
         findings: In the order of the checks.
         checked: The faults that were looked for.
+        partly: By fault, which part of the images it was looked for in, if not in all that were drawn.
         unchecked: By fault, why it could not be looked for.
         figures: Accuracy (None without labels), mean largest probability.
     """
@@ -115,6 +119,7 @@ class Audit:
     of: int
     findings: list[Finding] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
+    partly: dict[str, str] = field(default_factory=dict)
     unchecked: dict[str, str] = field(default_factory=dict)
     figures: dict[str, float | None] = field(default_factory=dict)
 
@@ -127,14 +132,20 @@ class Audit:
         """The worst first."""
         return sorted(self.findings, key=lambda finding: get_args(Severity).index(finding.severity))
 
-    def note(self, check: str, outcome: Outcome) -> None:
-        """Add what a check said."""
+    def note(self, check: str, outcome: Outcome, part: str = "") -> None:
+        """Add what a check said, and which part of the images it saw."""
         if isinstance(outcome, NotChecked):
             self.unchecked[check] = outcome.reason
             return
         if check not in self.checked:
             self.checked.append(check)
+        if part:
+            self.partly[check] = part
         self.findings += outcome
+
+    def looked_for(self) -> list[str]:
+        """The faults that were looked for, each with the part of the images where that was not all."""
+        return [f"{check} ({self.partly[check]})" if check in self.partly else check for check in self.checked]
 
     def to_json(self) -> Json:
         """Plain numbers."""
@@ -147,11 +158,12 @@ class Audit:
             "figures": self.figures,
             "findings": [finding.to_json() for finding in self.findings],
             "checked": self.checked,
+            "partly": self.partly,
             "unchecked": self.unchecked,
         }
 
     def __str__(self) -> str:
-        looked = f"Looked for: {', '.join(self.checked)}."
+        looked = f"Looked for: {', '.join(self.looked_for())}."
         left = "; ".join(f"{check} ({reason})" for check, reason in self.unchecked.items())
         where = f"{self.model} on {self.rows} of {counted(self.of, 'image')} of {self.images}{self._accuracy()}"
         if not self.findings:
@@ -184,7 +196,7 @@ def _check_answers(found: Audit, sample: Sample, images: Subset, label_space: La
     found.figures["confidence"] = float(sample.ways[0].confidence[good].mean()) if len(logit) else None
     found.figures["accuracy"] = None
     if labels is None:
-        for check in (counting.COUNTING, counting.ORDER, counting.CHANCE):
+        for check in (counting.COUNTING, counting.ORDER, CHANCE):
             found.note(check, NotChecked(known.missing))
         found.note(transforms.TRANSFORM, transforms.check_transform(sample, None))
     else:
@@ -205,12 +217,12 @@ def _check_labels(found: Audit, sample: Sample, labels: Int[Tensor, "n"], images
     transform = transforms.check_transform(sample, _put(labels, good, shifted.labels))
     if isinstance(transform, list) and transform:
         # Wrong colours can exchange classes, too; but a transform that repairs all is the simpler reason.
-        for check in (counting.ORDER, counting.CHANCE):
+        for check in (counting.ORDER, CHANCE):
             found.note(check, NotChecked("repair the transform first"))
     else:
         ordered = counting.check_order(predicted, shifted.labels, sample.model.classes)
         found.note(counting.ORDER, ordered.outcome)
-        found.note(counting.CHANCE, counting.check_chance(predicted, ordered.labels, classes))
+        found.note(CHANCE, check_chance(predicted, ordered.labels, classes))
         transform = transforms.check_transform(sample, _put(labels, good, ordered.labels))
     found.note(transforms.TRANSFORM, transform)
 
@@ -230,12 +242,6 @@ def _classifier(model: object) -> Classifier:
         f"audit: model must come from dubito.load or dubito.wrap, or be a torch.nn.Module; {type(model).__name__} "
         f"came. For a name, use dubito.load('source:name')."
     )
-
-
-def _drawn(n: int, limit: int, seed: int) -> list[int]:
-    """Some of n rows at random, in their own order; a smaller draw of the same seed is part of a larger one."""
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    return sorted(order[:limit].tolist())
 
 
 def _workers(asked: int | None, images: Images) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dubito.diagnosis.checks.finding import NotChecked
-from dubito.diagnosis.checks.labels import check_chance, check_counting, check_order
+from dubito.diagnosis.checks.labels import check_counting, check_order
 from tests.diagnosis.checks.drawn import numbers
 
 
@@ -23,7 +23,6 @@ def test_answers_at_random_have_no_best_shift_and_no_order(seed):
     labels, predicted = numbers(200, 10, seed), numbers(200, 10, 100 + seed)
     assert check_counting(predicted, labels, 10, None).outcome == []
     assert check_order(predicted, labels, None).outcome == []
-    assert len(check_chance(predicted, labels, 10)) <= 1
 
 
 def test_one_answer_for_skewed_labels_is_no_shift():
@@ -33,7 +32,6 @@ def test_one_answer_for_skewed_labels_is_no_shift():
     predicted = torch.full((100,), 3)
     assert check_counting(predicted, labels, 5, None).outcome == []
     assert check_order(predicted, labels, None).outcome == []
-    assert check_chance(predicted, labels, 5)[0].evidence["by_chance"] == pytest.approx(0.1)
 
 
 def test_a_mediocre_model_is_not_relabelled():
@@ -43,7 +41,6 @@ def test_a_mediocre_model_is_not_relabelled():
     predicted[:120] = (labels[:120] + 1) % 10
     assert check_counting(predicted, labels, 10, None).outcome == []
     assert check_order(predicted, labels, None).outcome == []
-    assert check_chance(predicted, labels, 10) == []
 
 
 def test_order_is_judged_on_images_that_it_was_not_read_from():
@@ -81,9 +78,3 @@ def test_labels_outside_the_classes():
     labels = torch.tensor([0, 1, 2, 3, 12] * 10)
     finding = check_counting(labels % 10, labels, 10, None).outcome[0]
     assert finding.what == "10 of 50 labels are 10 or more, up to 12; the model's are 0..9."
-
-
-def test_chance_with_one_class_only():
-    labels = torch.full((30,), 2)
-    assert check_chance(torch.full((30,), 2), labels, 10) == []
-    assert check_chance(torch.full((30,), 3), labels, 10)[0].evidence["by_chance"] == pytest.approx(0.1)

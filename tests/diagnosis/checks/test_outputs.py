@@ -26,9 +26,44 @@ def test_saturation_counts_ones_and_ties():
     [finding] = check_saturation(torch.cat([sure, unsure]))
     assert finding.evidence["exactly_one"] == pytest.approx(0.3)
     assert finding.evidence["tied"] == pytest.approx(0.3)
+    assert finding.evidence["exactly_one_in_float64"] == pytest.approx(0.3)
     assert finding.severity == "wrong"
     assert check_saturation(torch.cat([sure[:1], unsure])) == []  # one image alone keeps its rank
     assert isinstance(check_saturation(torch.zeros(0, 3)), NotChecked)
+
+
+def test_ties_in_float32_alone_are_suspicious():
+    """A logit 20 above the others: 1 - p = 4e-9, which float32 cannot tell from one, and float64 can."""
+    sure = 20 + draw(40, 1).abs()
+    logit = torch.cat([torch.cat([sure, draw(60, 1)]), torch.zeros(100, 2)], 1)
+    [finding] = check_saturation(logit)
+    assert finding.severity == "suspicious"
+    assert finding.evidence["exactly_one"] == pytest.approx(0.4)
+    assert finding.evidence["exactly_one_in_float64"] == 0
+    assert "exactly 1 in float32 for 40.0 % of the images (in float64 for 0.0 %)" in finding.what
+    logit[:4] *= 3  # four of a hundred in float64, too
+    assert check_saturation(logit)[0].severity == "suspicious"
+    logit[:5, 0] = 60.0
+    assert check_saturation(logit)[0].severity == "wrong"
+
+
+@pytest.mark.parametrize(("n", "severity"), [(199, "note"), (200, "wrong")])
+def test_zeros_of_few_images_may_be_rare_and_raise_no_alarm(n, severity):
+    feature = draw(n, 10)
+    feature[:, :6] = 0
+    [finding] = check_features(feature)
+    assert finding.severity == severity
+    assert finding.evidence["zero"] == 6
+    assert ("rarely active or dead; it takes 200 images to tell" in finding.what) == (severity == "note")
+
+
+def test_constants_that_are_not_zero_raise_an_alarm_with_few_images():
+    feature = draw(30, 10)
+    feature[:, :6] = 0
+    feature[:, 6] = 1.5
+    assert check_features(feature)[0].severity == "suspicious"  # one of ten, the zeros do not count
+    feature[:, :6] = -2
+    assert check_features(feature)[0].severity == "wrong"
 
 
 def test_features_need_enough_images_to_be_called_dead():

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
-from dubito.diagnosis.checks.significance import below, binomial_tail, paired_p
+from dubito.diagnosis.checks.significance import below, binomial_tail, paired_p, upper_bound
 
 
 @given(n=st.integers(1, 400), share=st.floats(0, 1), p=st.floats(0.001, 0.999))
@@ -20,6 +20,12 @@ def test_binomial_tail_at_its_ends():
     assert binomial_tail(6, 5, 0.3) == 0
     assert binomial_tail(1, 5, 0.0) == 0
     assert binomial_tail(5, 5, 1.0) == 1
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 30), (1, 100), (15, 20), (499, 500)])
+def test_upper_bound_is_that_of_clopper_and_pearson(k, n):
+    assert upper_bound(k, n, 0.01) == pytest.approx(beta.ppf(0.99, k + 1, n - k), rel=1e-9)
+    assert upper_bound(n, n, 0.01) == 1
 
 
 def test_paired_p_by_hand():

@@ -72,7 +72,7 @@ def test_ready_inputs_have_a_scale_only_if_they_look_like_pixels():
 
 def answers(way: int, logit: torch.Tensor, norm: float = 1.0) -> Answers:
     found = Answers(alternatives(torch.zeros(1, 3, 4, 4), measured(dubito.Preprocess((4, 4))))[way])
-    found.add(torch.full((len(logit), 1), norm), logit)
+    found.add(torch.full((len(logit), 1), norm), logit, torch.ones(len(logit), dtype=torch.bool))
     return found
 
 
@@ -120,3 +120,11 @@ def test_with_labels_a_few_images_more_are_not_enough():
     assert (
         "accuracy is 72.0 % instead of 60.0 % on the same 100 images (McNemar's exact test, p < 0.001)" in finding.what
     )
+
+
+def test_an_alternative_without_finite_logits_is_not_right_by_accident():
+    """The largest of NaN is class 0, which would be right on every image of class 0."""
+    n, c = 100, 5
+    label = torch.zeros(n, dtype=torch.long)
+    own = answers(0, torch.eye(c)[label + 1])
+    assert check_transform(sampled(own, answers(1, torch.full((n, c), float("nan"))), n=n, c=c), label) == []

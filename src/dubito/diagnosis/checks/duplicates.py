@@ -2,48 +2,34 @@
 
 Exact: the pixels have the same hash (BLAKE2b), whatever the file is called and however it is compressed without loss.
 Near: thumbnails of 16 x 16 pixels correlate by more than 0.995, as a picture does with itself after resizing and JPEG
-compression; among 5,000 test images of MNIST, and as many of CIFAR-10, no two different ones do.
+compression.
+
+Of a large set only a part is compared. A twin is then met only if it was drawn, too, so the share of images that have
+one is  (twins found / images compared) / (part of the other set that was drawn),  which is an estimate.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Bool, Float, Int, UInt8
-from PIL import Image
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from dubito.cache.loader import batches
-from dubito.cache.progress import bar
-from dubito.data.digest import hash_array
-from dubito.data.image_set import ImageSet
 from dubito.diagnosis.checks.finding import Finding, Outcome, Severity, counted, percent
-from dubito.models.transform import NoTransform
-from dubito.types import Images, Json
+from dubito.diagnosis.checks.prints import SIDE, Prints
+from dubito.types import Json
 
 WITHIN, ACROSS = "duplicates within the set", "duplicates across the sets"
-_SIDE, _HASH = 16, 16
 _NEAR = 0.995
 _FLAT = 2.0
 _BLOCK = 1024
-_GROUP = 64
 _SHOWN = 20
 _MANY = 0.01
-
-
-@final
-@dataclass(frozen=True)
-class Prints:
-    """One print an image: a hash of its pixels, and a thumbnail."""
-
-    ids: list[str]
-    labels: Int[Tensor, "n"] | None
-    hashes: list[bytes]
-    thumbnails: UInt8[Tensor, "n p"]
+_FEWEST_FOUND = 3
+"""Twins from which an estimate may call a set-up wrong."""
 
 
 @final
@@ -64,10 +50,13 @@ def check_within(prints: Prints) -> Outcome:
     clash = _clashes(prints, pairs)
     extra = f" {counted(clash, 'pair')} of those shown bear two different labels." if clash else ""
     example = _example(prints, prints, pairs)
+    share = _share(pairs, prints, prints)
     what = f"{_said(pairs)} of {len(prints.ids)} images have a twin in the same set, such as {example}.{extra}"
+    if part := compared(prints, None):
+        what += f" {part}; with all of them, an estimated {percent(share)} have one."
     repair = "Keep one of each, so that no image counts twice; where labels differ, correct them."
-    severity: Severity = "suspicious" if clash or pairs.exact + pairs.near >= _MANY * len(prints.ids) else "note"
-    evidence = _evidence(prints, prints, pairs) | {"different_labels": clash}
+    severity: Severity = "suspicious" if clash or share >= _MANY else "note"
+    evidence = _evidence(prints, prints, pairs) | {"share": share, "different_labels": clash}
     return [Finding(WITHIN, severity, what, repair, evidence)]
 
 
@@ -76,31 +65,24 @@ def check_across(prints: Prints, others: Prints) -> Outcome:
     pairs = find_pairs(prints, others)
     if not pairs.some:
         return []
-    share = (pairs.exact + pairs.near) / len(prints.ids)
+    found, share = pairs.exact + pairs.near, _share(pairs, prints, others)
     what = (
-        f"{_said(pairs)} of {len(prints.ids)} images ({percent(share)}) are in the other set too, such as "
-        f"{_example(prints, others, pairs)}: what was learned there looks too good here."
+        f"{_said(pairs)} of {len(prints.ids)} images ({percent(found / len(prints.ids))}) are in the other set too, "
+        f"such as {_example(prints, others, pairs)}: what was learned there looks too good here."
     )
+    if part := compared(prints, others):
+        what += f" {part}; with all of them, an estimated {percent(share)} are in both."
     repair = "Take them out of one of the two sets; if they were trained on, take them out of this one."
-    severity: Severity = "wrong" if share >= _MANY else "suspicious"
-    return [Finding(ACROSS, severity, what, repair, _evidence(prints, others, pairs))]
+    sure = others.part == 1 or found >= _FEWEST_FOUND
+    severity: Severity = "wrong" if share >= _MANY and sure else "suspicious"
+    return [Finding(ACROSS, severity, what, repair, _evidence(prints, others, pairs) | {"share": share})]
 
 
-def take_prints(images: Images, *, workers: int, progress: bool) -> Prints:
-    """Read all images of a set; those that cannot be read are left out."""
-    groups = [list(range(start, min(start + _GROUP, len(images)))) for start in range(0, len(images), _GROUP)]
-    rows: list[int] = []
-    parts: list[Tensor] = []
-    with bar(f"prints of {images.name}", len(images), show=progress) as advance:
-        for batch in batches(_Printed(images), NoTransform(), groups, workers):
-            if batch.inputs is not None:
-                rows += batch.indices
-                parts.append(batch.inputs)
-            advance(len(batch.indices) + len(batch.broken))
-    prints = torch.cat(parts) if parts else torch.empty(0, _HASH + 3 * _SIDE**2, dtype=torch.uint8)
-    labels = None if images.labels is None else images.labels[torch.tensor(rows, dtype=torch.long)]
-    hashes = [row.numpy().tobytes() for row in prints[:, :_HASH]]
-    return Prints([images.ids[row] for row in rows], labels, hashes, prints[:, _HASH:])
+def compared(prints: Prints, others: Prints | None) -> str:
+    """Which part of the sets was compared, as half a sentence; empty if it is all."""
+    sets = [(prints, "this set")] if others is None else [(prints, "this set"), (others, "the other set")]
+    parts = [f"{some.drawn:,} of {some.of:,} images of {name}" for some, name in sets if some.drawn < some.of]
+    return f"{' and '.join(parts)} were compared" if parts else ""
 
 
 def find_pairs(prints: Prints, others: Prints | None) -> Pairs:
@@ -145,45 +127,15 @@ def _exact(prints: Prints, others: Prints | None) -> tuple[Bool[Tensor, "n"], li
 def _blocks(thumbnails: UInt8[Tensor, "n p"]) -> Iterator[tuple[int, Float[Tensor, "b p"]]]:
     """Thumbnails less their mean colour and of length one, block by block; flat pictures become zero, like no other."""
     for start in range(0, len(thumbnails), _BLOCK):
-        pixels = thumbnails[start : start + _BLOCK].float().view(-1, _SIDE**2, 3)
+        pixels = thumbnails[start : start + _BLOCK].float().view(-1, SIDE**2, 3)
         rows = (pixels - pixels.mean(1, keepdim=True)).flatten(1)  # of each colour, or one hue would be one picture
         flat = rows.std(1, keepdim=True) < _FLAT
         yield start, F.normalize(rows, dim=1).masked_fill(flat, 0)
 
 
-@final
-class _Printed(ImageSet):
-    """The prints of images, made in the workers that read them."""
-
-    def __init__(self, images: Images) -> None:
-        self.images = images
-        self.name, self.ids, self.labels, self.classes = images.name, images.ids, images.labels, images.classes
-
-    def read(self, index: int) -> Tensor:
-        """Hash and thumbnail as one row of bytes."""
-        image = self.images.read(index)
-        pixels = image.detach().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
-        values = pixels.float() if pixels.is_floating_point() else pixels
-        key = np.frombuffer(hash_array(values.numpy()), np.uint8).copy()
-        return torch.cat([torch.from_numpy(key), _thumbnail(image)])
-
-    def digest_rows(self, rows: Sequence[int]) -> str:
-        """Nobody caches prints."""
-        raise NotImplementedError
-
-
-def _thumbnail(image: Image.Image | Tensor) -> UInt8[Tensor, "p"]:
-    """16 x 16 pixels in three colours; zeros for an input that is no picture."""
-    if isinstance(image, Image.Image):
-        return torch.from_numpy(np.array(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BOX))).flatten()
-    if image.dim() != 3:
-        return torch.zeros(3 * _SIDE**2, dtype=torch.uint8)
-    picture = image.detach().cpu().float()
-    picture = picture if picture.shape[0] <= 4 else picture.permute(2, 0, 1)
-    picture = picture if len(picture) == 3 else picture.mean(0).expand(3, -1, -1)
-    small = F.adaptive_avg_pool2d(picture, _SIDE)
-    low, high = small.min(), small.max()
-    return ((small - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).permute(1, 2, 0).flatten()
+def _share(pairs: Pairs, prints: Prints, others: Prints) -> float:
+    """Of images that have a twin, as it would be with all of the others; exact if all of them were compared."""
+    return min(1.0, (pairs.exact + pairs.near) / len(prints.ids) / others.part)
 
 
 def _said(pairs: Pairs) -> str:
@@ -211,5 +163,6 @@ def _evidence(prints: Prints, others: Prints, pairs: Pairs) -> Json:
         "near": pairs.near,
         "images": len(prints.ids),
         "compared_with": len(others.ids),
+        "of": others.of,
         "pairs": dict(by_kind),
     }

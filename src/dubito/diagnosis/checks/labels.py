@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dubito.diagnosis.checks.chance import agreement
 from dubito.diagnosis.checks.finding import Finding, NotChecked, Outcome, counted, listed, percent
 from dubito.diagnosis.checks.significance import below, binomial_tail, paired_p
 from dubito.types import Json
 
-COUNTING, ORDER, CHANCE = "labels off by one", "classes in another order", "accuracy at chance"
+COUNTING, ORDER = "labels off by one", "classes in another order"
 _GAIN, _ALPHA = 0.1, 1e-3
-_ALPHA_CHANCE = 0.01
 _FEWEST, _PER_CLASS = 20, 4
 _NUMBERS = Int[Tensor, "n"]
 
@@ -93,26 +93,6 @@ def check_order(predicted: _NUMBERS, labels: _NUMBERS, classes: Sequence[str] | 
     return Relabelled(repaired, [Finding(ORDER, "wrong", what, repair, evidence)])
 
 
-def check_chance(predicted: _NUMBERS, labels: _NUMBERS, c: int) -> Outcome:
-    """Answers that have nothing to do with the labels."""
-    n = len(labels)
-    if n < _FEWEST or c < 2:
-        return NotChecked(f"it takes {_FEWEST} images and more than one class; {n} images and {c} classes came")
-    right = int((predicted == labels).sum())
-    # With one class among the labels, agreement and chance are the same thing: then guessing is the measure.
-    chance = 1 / c if len(set(labels.tolist())) == 1 else _agreement(predicted, labels)
-    p = binomial_tail(right, n, chance)
-    if p < _ALPHA_CHANCE:
-        return []
-    what = (
-        f"{right} of {n} answers agree with the labels ({percent(right / n)}); answers that have nothing to do with "
-        f"the labels would give {percent(chance)}."
-    )
-    repair = "Check that labels belong to these images and to this model's classes, and that its weights were loaded."
-    evidence: Json = {"right": right, "images": n, "accuracy": right / n, "by_chance": chance, "p": p}
-    return [Finding(CHANCE, "wrong", what, repair, evidence)]
-
-
 @final
 @dataclass(frozen=True)
 class _Shift:
@@ -179,15 +159,9 @@ def _numbers(names: Sequence[str] | None) -> Int[Tensor, "k"] | None:
     return None if bool((numbers.diff() > 0).all()) else numbers
 
 
-def _agreement(predicted: _NUMBERS, labels: _NUMBERS) -> float:
-    """The share of agreement if the same answers and the same labels were paired at random."""
-    answers, given = Counter(predicted.tolist()), Counter(labels.tolist())
-    return sum(count * answers[label] for label, count in given.items()) / len(labels) ** 2
-
-
 def _informed(hit: Bool[Tensor, "n"], predicted: _NUMBERS, labels: _NUMBERS) -> bool:
     """Whether more labels agree with the answers than by chance."""
-    return binomial_tail(int(hit.sum()), len(hit), _agreement(predicted, labels)) < _ALPHA
+    return binomial_tail(int(hit.sum()), len(hit), agreement(predicted, labels)) < _ALPHA
 
 
 def _cross_fitted(predicted: _NUMBERS, labels: _NUMBERS) -> _NUMBERS:

@@ -60,12 +60,12 @@ def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
     x = x[:_MOST]
     if len(x) < 2:
         return NotChecked("it takes two images")
-    with _forked(model.device):
-        torch.manual_seed(1)
+    with forked(model):
+        _seed(model, 1)
         first = _logits(model, x)
-        torch.manual_seed(2)
+        _seed(model, 2)
         again = _logits(model, x)
-        torch.manual_seed(1)
+        _seed(model, 1)
         half = _logits(model, x[: len(x) // 2])
     random, company = _change(first, again), _change(first[: len(half)], half)
     evidence: Json = {"change_between_passes": random, "change_with_the_batch": company, "images": len(x)}
@@ -87,10 +87,10 @@ def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float
     try:
         expected = eval_output(model.module, x).double().cpu()
         twin = copy.deepcopy(model.module)
-        with _forked(model.device), torch.no_grad():
-            torch.manual_seed(1)
+        with forked(model), torch.no_grad():
+            _seed(model, 1)
             first = output_of(twin, x).double().cpu()
-            torch.manual_seed(2)
+            _seed(model, 2)
             again = output_of(twin, x).double().cpu()
     except Exception as error:  # a module that cannot be copied, or that trains with other arguments than it is run
         return NotChecked(f"the module is in train mode, but a copy of it cannot be run ({type(error).__name__})")
@@ -123,7 +123,32 @@ def _change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> float:
 
 
 @contextmanager
-def _forked(device: torch.device) -> Iterator[None]:
-    """Seeds set inside are forgotten outside."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
+def forked(model: Classifier) -> Iterator[None]:
+    """What is drawn or seeded inside is forgotten outside: by the CPU's generator and those of the model's devices."""
+    devices = _devices(model)
+    kept = torch.mps.get_rng_state() if any(device.type == "mps" for device in devices) else None
+    try:
+        with torch.random.fork_rng(_cuda(devices)):
+            yield
+    finally:
+        if kept is not None:
+            torch.mps.set_rng_state(kept)
+
+
+def _seed(model: Classifier, seed: int) -> None:
+    """Seed what `forked` keeps and nothing else; torch.manual_seed would reach all devices of the machine."""
+    torch.default_generator.manual_seed(seed)
+    devices = _devices(model)
+    for index in _cuda(devices):
+        torch.cuda.default_generators[index].manual_seed(seed)
+    if any(device.type == "mps" for device in devices):
+        torch.mps.manual_seed(seed)
+
+
+def _devices(model: Classifier) -> set[torch.device]:
+    return {model.device, *(value.device for value in (*model.module.parameters(), *model.module.buffers()))}
+
+
+def _cuda(devices: set[torch.device]) -> list[int]:
+    indices = (device.index for device in devices if device.type == "cuda")
+    return sorted({torch.cuda.current_device() if index is None else index for index in indices})

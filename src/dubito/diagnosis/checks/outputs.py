@@ -11,8 +11,8 @@ from dubito.types import Json
 
 SATURATED, DEAD, ONE_ANSWER, READABLE = "saturated softmax", "dead features", "one answer for all", "unreadable images"
 _LISTED = 100
-_FEWEST = 20
-_TIED, _MANY_TIED = 0.01, 0.05
+_FEWEST, _FEWEST_ZERO = 20, 200
+_TIED, _MANY_LOST = 0.01, 0.05
 _DEAD, _MANY_DEAD = 0.01, 0.5
 _MANY_BROKEN = 0.05
 
@@ -52,31 +52,42 @@ def check_logits(logit: Float[Tensor, "n c"]) -> Outcome:
 
 
 def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
-    """Largest probabilities that are exactly one in float32, and so have lost their order."""
+    """Largest probabilities that are exactly one, and so have lost their order.
+
+    In float32 that takes a logit 17 above the others, which well-trained networks reach: suspicious. In float64 it
+    takes 37, which comes of a factor on the logits: wrong.
+    """
     if len(logit) == 0 or logit.shape[1] < 2:
         return NotChecked("it takes images, and more than one class")
-    top = logit.float().softmax(-1).amax(-1)
-    share = float((top == 1).float().mean())
+    top, exact = logit.float().softmax(-1).amax(-1), logit.double().softmax(-1).amax(-1)
+    share, lost = (float((largest == 1).double().mean()) for largest in (top, exact))
     counts = Counter(top.tolist())
     tied = sum(count for count in counts.values() if count > 1) / len(top)
     if share < _TIED or int((top == 1).sum()) < 2:
         return []
     largest = float(logit.abs().max())
     what = (
-        f"The largest probability is exactly 1 in float32 for {percent(share)} of the images, and {percent(tied)} "
-        f"share theirs with another image: max-probability cannot rank them (logits reach {largest:.3g})."
+        f"The largest probability is exactly 1 in float32 for {percent(share)} of the images (in float64 for "
+        f"{percent(lost)}), and {percent(tied)} share theirs with another image: max-probability cannot rank them "
+        f"(logits reach {largest:.3g})."
     )
     repair = (
         "Rank by dubito.Cool, Energy, MaxLogit or Temperature(...), which work on logits, or take log_softmax in "
         "float64 for the entropy; if logits were multiplied by a factor, leave it out."
     )
-    severity: Severity = "wrong" if share >= _MANY_TIED else "suspicious"
-    evidence: Json = {"exactly_one": share, "tied": tied, "largest_logit": largest, "images": len(top)}
+    severity: Severity = "wrong" if lost >= _MANY_LOST else "suspicious"
+    evidence: Json = {
+        "exactly_one": share,
+        "exactly_one_in_float64": lost,
+        "tied": tied,
+        "largest_logit": largest,
+        "images": len(top),
+    }
     return [Finding(SATURATED, severity, what, repair, evidence)]
 
 
 def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
-    """Columns that are the same for every image."""
+    """Columns that are the same for every image; with few images, a feature that is zero may merely be rare."""
     n, d = feature.shape
     if n < _FEWEST:
         return NotChecked(f"it takes {_FEWEST} images; {n} came")
@@ -89,11 +100,17 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
         f"{len(columns)} of {d} features ({percent(len(columns) / d)}) are the same for all {n} images, "
         f"{int(zero.sum())} of them zero: columns {listed(columns)}."
     )
+    alarming = len(columns)
+    if n < _FEWEST_ZERO and bool(zero.any()):
+        alarming -= int(zero.sum())
+        what += f" Those that are zero are rarely active or dead; it takes {_FEWEST_ZERO} images to tell."
     repair = (
         "Check that all weights were loaded (a missing or renamed layer leaves such columns), and that no layer before "
         "the head zeroes them; for a density, such a column varies by its regularisation alone."
     )
-    severity: Severity = "wrong" if len(columns) >= _MANY_DEAD * d else "suspicious"
+    severity: Severity = "note"
+    if alarming >= _DEAD * d:
+        severity = "wrong" if alarming >= _MANY_DEAD * d else "suspicious"
     evidence: Json = {
         "constant": len(columns),
         "zero": int(zero.sum()),

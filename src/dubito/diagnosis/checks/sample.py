@@ -17,9 +17,11 @@ from dubito.cache.progress import bar
 from dubito.data import Subset
 from dubito.diagnosis.checks.alternatives import Alternative, alternatives, guessed, measured
 from dubito.diagnosis.checks.understand import Understood, understood
-from dubito.types import Classifier
+from dubito.types import Classifier, Images
 
 _BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
+NO_CLASS = -(1 << 40)
+"""Below every label, also below shifted ones."""
 
 
 @final
@@ -34,20 +36,26 @@ class Answers:
     _norm: list[Tensor] = field(default_factory=list)
     _total: Tensor | float = 0.0
 
-    def add(self, feature: Float[Tensor, "n d"], logit: Float[Tensor, "n c"]) -> None:
-        """One batch more; rows that are not finite count as undecided."""
-        log_p = logit.double().log_softmax(-1).nan_to_num(nan=0.0, neginf=-1e3)
-        p = log_p.exp()
-        p = p / p.sum(-1, keepdim=True)
-        self._predicted.append(logit.argmax(-1).cpu())
+    def add(self, feature: Float[Tensor, "n d"], logit: Float[Tensor, "n c"], usable: Bool[Tensor, "n"]) -> None:
+        """One batch more; of the usable rows, those whose logits are not finite here count as undecided.
+
+        Args:
+            feature: Under this transform.
+            logit: The same.
+            usable: Rows that are finite under the own transform: the same for all, so that all are told by the same.
+        """
+        finite = logit.isfinite().all(-1)
+        p = logit.double().masked_fill(~finite[:, None], 0).softmax(-1)
+        length = feature.float().norm(dim=-1)
+        self._predicted.append(logit.argmax(-1).masked_fill(~finite, NO_CLASS).cpu())
         self._confidence.append(p.amax(-1).cpu())
-        self._entropy.append(-(p * log_p).sum(-1).cpu())
-        self._norm.append(feature.float().norm(dim=-1).cpu())
-        self._total = self._total + p.sum(0).cpu()
+        self._entropy.append(torch.special.entr(p[usable]).sum(-1).cpu())
+        self._norm.append(length[usable & length.isfinite()].cpu())
+        self._total = self._total + p[usable].sum(0).cpu()
 
     @property
     def predicted(self) -> Int[Tensor, "n"]:
-        """The class of every image."""
+        """The class of every image; NO_CLASS where logits are not finite."""
         return torch.cat(self._predicted)
 
     @property
@@ -57,13 +65,16 @@ class Answers:
 
     @property
     def norm(self) -> float:
-        """The mean length of a feature."""
-        return float(torch.cat(self._norm).nan_to_num(0, 0, 0).mean())
+        """The mean length of a usable feature; zero if none is finite."""
+        lengths = torch.cat(self._norm)
+        return float(lengths.mean()) if len(lengths) else 0.0
 
     @property
     def information(self) -> float:
         """What an answer tells in nats: H(mean p) - mean H(p). High if answers are sure and differ from one another."""
         entropy = torch.cat(self._entropy)
+        if len(entropy) == 0:
+            return 0.0
         mean = torch.as_tensor(self._total) / len(entropy)
         return float(torch.special.entr(mean).sum() - entropy.mean())
 
@@ -95,6 +106,12 @@ class Sample:
     def finite(self) -> Bool[Tensor, "n"]:
         """Rows without NaN and infinity."""
         return self.logit.isfinite().all(-1) & self.feature.isfinite().all(-1)
+
+
+def drawn(images: Images, limit: int, seed: int) -> Subset:
+    """Some images at random, in their own order; a smaller draw of the same seed is part of a larger one."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    return Subset(images, sorted(order[:limit].tolist()))
 
 
 def take_sample(
@@ -135,13 +152,15 @@ class _Gathered:
             scale = guessed(x) if ready else measured(model.transform)
             self.first, self.scaled = x, scale is not None
             self.ways = [Answers(way) for way in alternatives(x, scale)]
+        usable: Tensor | None = None
         for answers in self.ways:
             feature = model.features(answers.way(x))
             logit = model.logits(feature).float()
-            answers.add(feature, logit)
-            if answers is self.ways[0]:
+            if usable is None:  # its own transform comes first
+                usable = logit.isfinite().all(-1) & feature.isfinite().all(-1)
                 self.feature.append(feature.float().cpu())
                 self.logit.append(logit.cpu())
+            answers.add(feature, logit, usable)
         self.rows += indices
 
     def done(self, model: Classifier) -> Sample:

@@ -26,6 +26,24 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     return min(1.0, math.exp(largest) * math.fsum(math.exp(term - largest) for term in terms))
 
 
+def upper_bound(k: int, n: int, alpha: float) -> float:
+    """The exact one-sided bound of Clopper and Pearson: the largest p with P(X <= k) >= alpha.
+
+    >>> round(upper_bound(0, 30, 0.01), 4), upper_bound(30, 30, 0.01)  # 1 - 0.01^(1/30)
+    (0.1423, 1.0)
+    """
+    if k >= n:
+        return 1.0
+    low, high = k / n, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if binomial_tail(n - k, n, 1 - middle) >= alpha:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def paired_p(better: int, worse: int, *, tests: int = 1) -> float:
     """McNemar's exact one-sided test: `better` images that only the new one gets right, `worse` only the old one.
 
