@@ -130,7 +130,12 @@ class Score(ABC):
     maker_: Json | None = None
 
     def fit(self: AnyScore, table: Table) -> AnyScore:
-        """Learn from a table, if there is anything to learn; returns the score itself."""
+        """Learn from a table, if there is anything to learn; returns the score itself.
+
+        What was learned before is forgotten first: a fit that fails leaves a score that is not fitted, never a mixture.
+        """
+        for name in (*self.learned, "fitted_on_", "maker_"):
+            self.__dict__.pop(name, None)
         table.require(*self.learns_from, by=f"{self.name}.fit")
         self.learn(table)
         self.fitted_on_ = table.source

@@ -44,6 +44,20 @@ def test_text_and_page(run: Run, cache: Path, caches: dict[str, Path], tmp_path:
     assert "Why does confidence fail on cats?" in (tmp_path / "why.html").read_text(encoding="utf-8")
 
 
+def test_with_the_model_the_page_has_lengths_and_angles(
+    run: Run, weights: Path, cache: Path, caches: dict[str, Path], tmp_path: Path
+) -> None:
+    for model, shown in (((), False), (("--model", MODEL, "--weights", weights), True)):
+        page = tmp_path / f"{shown}.html"
+        answer = run("diagnose", cache, caches["cats"], "--resamples", 10, "--html", page, *model)
+        assert answer.code == 0, answer.err
+        assert ("largest cosine with a class weight" in page.read_text(encoding="utf-8")) is shown
+    answer = run("diagnose", cache, caches["cats"], "--resamples", 10, "--model", MODEL, "--weights", "none")
+    assert answer.code == 1
+    assert answer.err.startswith(f"error: --model: {MODEL} must be the model that made")
+    assert "its weights differ" in answer.err
+
+
 def test_folders_of_one_name_are_told_apart(run: Run, cache: Path, caches: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "cats").symlink_to(caches["dogs"])
     other = tmp_path / "more" / "cats"
@@ -58,7 +72,7 @@ def test_folders_of_one_name_are_told_apart(run: Run, cache: Path, caches: dict[
 def test_the_known_cache_itself_is_noted(run: Run, cache: Path) -> None:
     answer = run("diagnose", cache, cache, "--resamples", 10, "--json")
     assert answer.code == 0
-    assert "12 of 12 images of plain have the very features of images of plain" in answer.json["notes"][0]
+    assert "12 of 12 images of plain (100.0 %) are the same images as some of plain" in answer.json["notes"][0]
 
 
 def test_errors(run: Run, images: Path, cache: Path, caches: dict[str, Path], tmp_path: Path) -> None:
@@ -69,4 +83,5 @@ def test_errors(run: Run, images: Path, cache: Path, caches: dict[str, Path], tm
     answer = run("diagnose", cache, caches["cats"], "--train", tmp_path / "other")
     assert (answer.code, answer.err[:16]) == (1, "error: --train: ")
     assert run("diagnose", cache).code == 2
+    assert run("diagnose", cache, caches["cats"], "--seed", -1).code == 2
     assert run("diagnose", cache, caches["cats"], "--covariance", "round").code == 2

@@ -257,5 +257,16 @@ def test_fitted_again_it_forgets(fitted):
     assert torch.equal(fitted.fit(other).score(table), expected)
 
 
+@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].learned])
+def test_a_fit_that_fails_leaves_nothing_of_the_one_before(name):
+    score = make_score(name, **QUICK.get(name, {})).fit(data(400))
+    column = next(column for column in score.learns_from if data(1).whole(column).is_floating_point())
+    with pytest.raises(ValueRangeError):
+        score.fit(replaced(data(400), column, float("nan")))
+    assert (score.fitted_on_, score.maker_) == (None, None)
+    with pytest.raises(NotFittedError, match=rf"{name}\.score was called before fit"):
+        score.score(data(10))
+
+
 def settings_of(score: Score) -> dict[str, object]:
     return {field.name: getattr(score, field.name) for field in dataclasses.fields(score) if field.init}

@@ -53,6 +53,12 @@ def test_classes_without_rows_are_left_out():
     assert means.within_over_between is None  # one row a class
 
 
+def test_weights_are_centred_over_the_classes_that_have_rows():
+    weight = random_weight(9, 6)
+    means = structure(weight, labelled(weight[:3], rows=30, noise=0)).means
+    assert means.alignment.low == pytest.approx(1.0)  # around the mean of all nine weights it would be less
+
+
 def test_a_table_of_another_model_is_refused():
     weight = random_weight(4, 6)
     table = labelled(weight)

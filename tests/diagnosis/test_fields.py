@@ -101,10 +101,40 @@ def test_a_fitted_density_score_gives_its_gaussians(covariance):
 
 def test_a_density_in_another_space_has_none():
     table = Table(feature=points(200).abs(), label=torch.arange(200) % 2)
-    with pytest.raises(ValueRangeError, match=r"space='log' and 4 of 4 features came. Fit it with space='z'"):
+    with pytest.raises(ValueRangeError, match=r"space='log', nonlinearity='after' and 4 of 4 features came. Fit it"):
         Gaussians.of(Density(space="log").fit(table))
+    before = Table(feature=points(200).relu(), before=points(200), label=torch.arange(200) % 2)
+    with pytest.raises(
+        ValueRangeError, match=r"nonlinearity='before' and 4 of 4 features came. Fit it with space='z',"
+    ):
+        Gaussians.of(Density(nonlinearity="before").fit(before))
     with pytest.raises(NotFittedError, match="before fit"):
         Gaussians.of(Density())
+
+
+@pytest.mark.parametrize("covariance", ["full", "tied", "diagonal", "spherical"])
+def test_components_without_rows_are_left_out(covariance):
+    z, label = random_gaussians().sample(900, seed=3)
+    density = Density(covariance=covariance, max_iterations=0).fit(Table(feature=z, label=label))
+    density.weights_ = torch.tensor([0.4, 0.0, 0.6], dtype=torch.float64)  # as EM leaves one that lost its rows
+    gaussians = Gaussians.of(density)
+    assert gaussians.share.tolist() == [0.4, 0.6]
+    torch.testing.assert_close(gaussians.uncertainty(points()), density.score(Table(feature=points())))
+
+
+def test_a_shared_covariance_is_kept_once():
+    z, label = random_gaussians().sample(900, seed=3)
+    gaussians = Gaussians.of(Density(covariance="tied").fit(Table(feature=z, label=label)))
+    assert gaussians.covariance.shape == (1, 4, 4)
+    assert gaussians.factor.shape == (3, 4, 4)
+    assert gaussians.factor.untyped_storage().nbytes() == 8 * 4 * 4
+    each = Gaussians(gaussians.share, gaussians.mean, gaussians.covariance.repeat(3, 1, 1))
+    torch.testing.assert_close(density_field(gaussians, points()), density_field(each, points()))
+    torch.testing.assert_close(gaussians.log_peak, each.log_peak)
+    assert torch.equal(gaussians.sample(50)[0], each.sample(50)[0])
+    torch.testing.assert_close(density_field(gaussians, points()), by_autograd(gaussians.uncertainty, points()))
+    with pytest.raises(ValueRangeError, match="one covariance, or one for each of the 3 means; 2 came"):
+        Gaussians(gaussians.share, gaussians.mean, gaussians.covariance.repeat(2, 1, 1))
 
 
 def test_arrows_of_a_picture_have_one_length():

@@ -61,6 +61,14 @@ def test_default_density_without_labels_and_its_words():
         "200 Gaussians (one a class), tied covariances of 100 features, in closed form, 0.2 MB"
     )
     assert told(First(), table) == "first"
+    free = Density(start="free", covariance="diagonal", max_iterations=0)
+    assert (
+        told(free, table)
+        == "10 Gaussians (found by k-means), diagonal covariances of 4 features, in closed form, 0.0 MB"
+    )
+    fitted = Density(components=3, start="free", covariance="tied", neurons=2).fit(table)
+    assert told(fitted, None) == "3 Gaussians (found by k-means), tied covariances of 2 features, by EM, 0.0 MB"
+    assert told(Density(), None) == "density"
 
 
 def test_too_large_a_density_is_refused_beforehand():
@@ -70,14 +78,47 @@ def test_too_large_a_density_is_refused_beforehand():
 
 def test_the_same_table_twice_is_warned_of():
     table = blobs(60)
-    with pytest.warns(DubitoWarning, match=r"60 of 60 images of ood have the very features of images of known"):
+    with pytest.warns(
+        DubitoWarning, match=r"60 of 60 images of ood \(100.0 %\) are the same images as some of known, with the very"
+    ):
         found = diagnose(table, table, density=First(), **QUICK)
     assert found["ood"].auroc["density"].value == pytest.approx(0.5)
     assert found["ood"].causes["overlap"].value == pytest.approx(0.5)
     assert found.notes[0] in str(found)
     assert repeated_rows(blobs(30).rows(slice(20, 30)), blobs(30).rows(slice(0, 25))) == 5
-    with pytest.warns(DubitoWarning, match=r"20 of 60 images of known have the very features of images that the"):
+    assert "so AUROCs come near 50 % and overlap near 50 points. Give images of other things." in found.notes[0]
+    said = r"20 of 60 images of known \(33.3 %\) are the same .* D is too high by at most about 33.3 points. Fit it on"
+    with pytest.warns(DubitoWarning, match=said):
         diagnose(table, blobs(60, seed=1), train=table.rows(slice(0, 20)), **QUICK)
+    with pytest.warns(DubitoWarning, match=r"40 of 60 images .* too well, and D is too high. Fit it on other images."):
+        diagnose(table, blobs(60, seed=1), train=table.rows(slice(0, 40)), **QUICK)
+
+
+def test_a_few_shared_images_matter_little_and_that_is_said():
+    known, other = blobs(100), blobs(200, seed=1)
+    shared = {
+        column: torch.cat([known.whole(column)[:1], other.whole(column)[1:]])
+        for column in ("feature", "logit", "label")
+    }
+    said = (
+        "1 of 200 images of ood (0.5 %) are the same images as some of known, with the very features: AUROCs are drawn "
+        "towards 50 % by at most about 0.2 points. Give images of other things."
+    )
+    with pytest.warns(DubitoWarning) as told_of:
+        found = diagnose(known, Table(**shared), density=First(), **QUICK)
+    assert [str(warning.message) for warning in told_of] == [said]
+    assert found.notes == (said,)
+
+
+def test_what_a_fitted_density_was_fitted_on_cannot_be_seen():
+    known, foreign, train = blobs(40), blobs(40, seed=1), blobs(40, seed=2)
+    note = "The density was fitted before: whether on images of known cannot be seen. If it was, D is too high."
+    found = diagnose(known, foreign, density=Density(covariance="diagonal").fit(train), **QUICK)
+    assert found.notes == (note,)
+    assert note in str(found)
+    assert "4 Gaussians (one a class), diagonal covariances" in found.density
+    assert diagnose(known, foreign, density=Density(covariance="diagonal"), train=train, **QUICK).notes == ()
+    assert diagnose(known, foreign, density=First(), **QUICK).notes == ()  # there is nothing that it could learn
 
 
 def made(source: str, name: str, n: int = 8) -> Table:
@@ -105,6 +146,9 @@ def made(source: str, name: str, n: int = 8) -> Table:
         (MissingColumnError, r"diagnose \(x\) needs column 'logit'", lambda t: diagnose(t, {"x": t.select("feature")})),
         (ValueRangeError, "confidence=1.0, draws=5", lambda t: diagnose(t, t, confidence=1.0)),
         (ValueRangeError, "draws=0", lambda t: diagnose(t, t, draws=0)),
+        (ValueRangeError, "diagnose: seed must not be negative; -1 came", lambda t: diagnose(t, blobs(9), seed=-1)),
+        (TableError, "no OOD set may be called 'mean', which is the line", lambda t: diagnose(t, {"mean": blobs(9)})),
+        (TableError, "rename the folder of its cache", lambda t: diagnose(t, blobs(9, name="caches/mean"))),
         (ValueRangeError, "came together with a density", lambda t: diagnose(t, t, density=First(), covariance="tied")),
     ],
 )  # fmt: skip
@@ -116,7 +160,7 @@ def test_errors(error, text, call):
 @pytest.mark.parametrize(
     ("column", "text"),
     [
-        ("feature", "density.score: features must be finite; feature 1 of row 3 of the batch is nan"),
+        ("feature", "density.score: features must be finite; feature 1 of row 3 of table in memory is nan"),
         (
             "logit",
             "max_probability.score of table in memory: 1 of 12 values are NaN or infinite, the first at position 3",

@@ -203,6 +203,15 @@ def test_a_classifier_gives_what_its_module_gives_and_modes_stay():
     assert torch.equal(again.patterns[:, :, 0], found.patterns)  # the same bits, with a channel of their own
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_modules_of_another_precision(dtype):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 3)).to(dtype)
+    found = literal_filter(net, (3, 3), draws=200, top=1, progress=False)
+    assert int(found.counts.sum()) == 200
+    wrapped = literal_filter(dubito.wrap(net, name="mine"), (3, 3), draws=200, top=1, progress=False)
+    assert torch.equal(wrapped.draw, found.draw)
+
+
 def test_json_text_and_figure():
     found = literal_filter(network(), (3, 3), draws=300, top=2, progress=False)
     told = json.loads(json.dumps(found.to_json()))

@@ -83,7 +83,21 @@ def test_a_row_is_not_compared_with_itself():
     # Two rows at a right angle: each has the cosine 0 with the other; with their common mean it would be 0.71.
     table = Table(feature=[[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], label=[0, 0, 1])
     found = patterns(table, table)
-    assert found.own_cosine.tolist() == pytest.approx([0.0, 1.0])  # and a class of one row counts as 1
+    assert found.own_cosine[0].item() == pytest.approx(0.0)
+
+
+def test_a_class_of_one_row_has_no_others():
+    table = Table(feature=[[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], label=[0, 0, 1], name="known")
+    found = patterns(table, Table(feature=[[3.0, 3.0]]))
+    assert found.own_cosine.isnan().tolist() == [False, True]
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["own_cosine"] == [pytest.approx(0.0), None]
+    assert found.sentences()[0].startswith("Known rows have a cosine of 0.00 with the mean of the others")  # not 0.50
+    alone = patterns(table.rows([0, 2]), Table(feature=[[3.0, 3.0]]))
+    assert alone.sentences()[::2] == [
+        "Every class has one known row, so none has a cosine with others of its class; foreign rows have one of 1.00 "
+        "with the pattern that they resemble most.",
+        "100% of the foreign rows resemble '1' most; that class has one known row.",
+    ]
 
 
 def test_json_text_and_figure():

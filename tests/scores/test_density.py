@@ -8,6 +8,8 @@ from sklearn.mixture import GaussianMixture
 from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
 from dubito.scores.artefact import load_score, save_score
 from dubito.scores.density import Density, in_space
+from dubito.scores.mahalanobis import Mahalanobis
+from dubito.scores.mental import MentalModel
 from dubito.table import Table
 
 COVARIANCES = ("full", "tied", "diagonal", "spherical")
@@ -166,13 +168,27 @@ def test_features_without_meaning(bad):
     train = data()
     broken = train.feature.clone()
     broken[7, 2] = bad
-    message = f"features must be finite; feature 2 of row 7 of the batch is {bad}. Look at that image's feature."
+    message = f"features must be finite; feature 2 of row 7 of table in memory is {bad}. Look at that image's feature."
     with pytest.raises(ValueRangeError) as error:
         Density(neurons=2).fit(train.extended(feature=broken))
     assert str(error.value) == f"density.fit: {message}"
     with pytest.raises(ValueRangeError) as error:
         Density().fit(train).score(Table(feature=broken))
     assert str(error.value) == f"density.score: {message}"
+
+
+@pytest.mark.parametrize("score", [Density(components=1, start="free", max_iterations=0), Mahalanobis(), MentalModel()])
+def test_a_bad_row_is_named_by_its_place_in_the_table(score):
+    train = data(5000, name="many")
+    broken = train.feature.clone()
+    broken[4321, 2] = torch.nan  # in the third block
+    score.fit(train.extended(logit=2 * train.feature))
+    table = train.extended(feature=broken, logit=2 * train.feature)
+    message = r"features must be finite; feature 2 of row 4321 of many is nan\. Look at that image's feature\."
+    with pytest.raises(ValueRangeError, match=rf"^{score.name}\.score: {message}$"):
+        score.score(table)
+    with pytest.raises(ValueRangeError, match=rf"^{score.name}\.fit: {message}$"):
+        score.fit(table)
 
 
 def test_some_neurons():
@@ -205,6 +221,26 @@ def test_memory_is_asked_for_beforehand():
         ValueRangeError, match=r"density\.fit: 3 components with tied covariances of 6 features take 0\.0"
     ):
         Density(covariance="tied", memory=1e-7).fit(data())
+
+
+def test_k_means_takes_no_more_than_memory(monkeypatch):
+    # The mixture takes 96 kB, but 16,384 rows of 1,000 features would take 0.3 GB on their way through k-means.
+    seen = []
+
+    def watched(sample, k, seed):
+        seen.append(len(sample))
+        return sample[:k].double()
+
+    monkeypatch.setattr("dubito.scores.density.kmeans", watched)
+    table = Table(feature=torch.randn(1, 1000).expand(20_000, 1000))
+    Density(start="free", components=2, covariance="diagonal", max_iterations=0, memory=0.01).fit(table)
+    assert seen == [312]  # 32 x 1,000 bytes each
+    Density(start="free", components=2, covariance="diagonal", max_iterations=0).fit(table)
+    Density(start="free", components=400, covariance="diagonal", max_iterations=0, memory=0.02).fit(table)
+    assert seen[1:] == [16_384, 625]
+    monkeypatch.setattr("dubito.scores.density._SAMPLE_BYTES", 1e6)
+    Density(start="free", components=40, covariance="diagonal", max_iterations=0).fit(table)
+    assert seen[3:] == [40]  # one for each component is the least
 
 
 @pytest.mark.parametrize("covariance", ["tied", "diagonal", "spherical"])

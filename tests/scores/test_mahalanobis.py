@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import NotFittedError, TableError, ValueRangeError
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.table import Table
 
@@ -78,6 +78,15 @@ def test_singular_covariances():
     moved = Table(feature=feature + torch.tensor([0.0] * 5 + [0.1]))
     score = Mahalanobis().fit(flat)
     assert torch.allclose(score.score(moved) - score.score(flat), torch.tensor(1000.0).double(), rtol=1e-4)
+
+
+def test_a_fit_that_fails_leaves_nothing_behind():
+    score = Mahalanobis(regularisation=0.0).fit(table())
+    constant = Table(feature=torch.ones(9, 5), label=torch.arange(9) % 3)
+    with pytest.raises(ValueRangeError, match="is singular"):
+        score.fit(constant)  # after its means are known
+    with pytest.raises(NotFittedError, match=r"mahalanobis\.score was called before fit"):
+        score.score(table())
 
 
 def test_what_cannot_be():

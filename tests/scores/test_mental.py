@@ -92,10 +92,28 @@ def test_logits_that_are_not_linear_are_refused():
     assert MentalModel().fit(table(noise=0.1)[0]).weights_.shape == (4, 6)
 
 
+@pytest.mark.parametrize("n", [42, 45, 60])
+def test_noise_is_not_linear_in_the_features_however_few_rows_there_are(n):
+    # With 40 features, 42 rows of noise leave a residual of a fifth of the deviation or so; by its degrees all of it.
+    draw = torch.Generator().manual_seed(0)
+    noise = Table(feature=torch.randn(n, 40, generator=draw), logit=torch.randn(n, 50, generator=draw))
+    with pytest.raises(TableError, match=r"by (8|9|10|11|12)\d% of their deviation|by 1[0-2]\d% of their deviation"):
+        MentalModel().fit(noise)
+    weights = torch.randn(50, 40, generator=draw, dtype=torch.float64)
+    exact = noise.extended(logit=noise.feature.double() @ weights.T)
+    assert torch.allclose(MentalModel().fit(exact).weights_, weights, atol=1e-6)
+
+
+def test_dead_features_need_no_rows():
+    train, weights = table(12)
+    wide = Table(feature=torch.cat([train.feature, torch.zeros(12, 30)], dim=1), logit=train.logit)
+    assert torch.allclose(MentalModel().fit(wide).weights_[:, :6], weights, atol=1e-9)
+
+
 def test_too_few_rows_and_too_few_classes():
     train, _ = table()
     with pytest.raises(
-        TableError, match=r"mental\.fit: weights of 6 features need more than 7 rows; table in memory has 7\. Fit on mo"
+        TableError, match=r"mental\.fit: weights of 6 independent features need more than 7 rows; table .* has 7\. Fit"
     ):
         MentalModel().fit(train.rows(slice(0, 7)))
     with pytest.raises(ModelError, match=r"mental\.fit: the weights from .* must be of two classes or more; 1 came\."):

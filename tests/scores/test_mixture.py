@@ -152,19 +152,20 @@ def test_em_ends_by_its_tolerance_and_never_gets_worse():
     assert steps[-1] < 1e-4 <= steps[:-1].min()
 
 
+@pytest.mark.parametrize("regularisation", [1e-5, 0.0])
 @pytest.mark.parametrize("covariance", ["full", "diagonal", "spherical"])
-def test_a_component_that_loses_its_rows_keeps_its_shape(covariance):
+def test_a_component_that_loses_its_rows_keeps_its_shape(covariance, regularisation):
     z, label = clusters(100, k=2, apart=3.0)
     start = closed(z, label, covariance)
     means = torch.cat([start.means, torch.full((1, 6), 1e4, dtype=torch.float64)])
     factors = torch.cat([start.factors, start.factors[:1]])
     lonely = Mixture(covariance, torch.full((3,), 1 / 3).double(), means, factors)
-    ours, _ = improve(lambda: iter([z]), lonely, regularisation=1e-5, max_iterations=3, tolerance=0.0)
+    ours, _ = improve(lambda: iter([z]), lonely, regularisation=regularisation, max_iterations=3, tolerance=0.0)
     assert ours.weights[2].item() == 0
     assert torch.equal(ours.means[2], lonely.means[2])
     assert torch.equal(ours.factors[2], lonely.factors[2])
-    expected, _ = improve(lambda: iter([z]), start, regularisation=1e-5, max_iterations=3, tolerance=0.0)
-    assert torch.allclose(ours.log_density(z), expected.log_density(z), rtol=1e-9)
+    expected, _ = improve(lambda: iter([z]), start, regularisation=regularisation, max_iterations=3, tolerance=0.0)
+    assert torch.allclose(ours.log_density(z), expected.log_density(z), rtol=1e-7)  # sums lie around a far middle
 
 
 def test_shares_count_rows_in_parts():

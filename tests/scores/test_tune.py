@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.scores.density import Density
 from dubito.table import Table
 
@@ -66,18 +66,54 @@ def test_neurons_that_are_left_out_are_independent_gaussians():
     assert values[0] == pytest.approx(-4 * (0.5 * math.log(2 * math.pi * 9) + 0.5), rel=0.01)
 
 
-def test_constant_features_do_not_decide_but_stay_in_the_score():
+def with_dead(table: Table) -> Table:
+    return table.extended(feature=torch.cat([torch.zeros(len(table), 30), table.feature], dim=1))
+
+
+def test_constant_features_have_no_part():
     train, held_out = data(), data(100, seed=1)
     grid = {"regularisation": (1e-12, 1e-3), "components": (None,), "neurons": (None,)}
-
-    def with_dead(table: Table) -> Table:
-        return table.extended(feature=torch.cat([torch.zeros(len(table), 30), table.feature], dim=1))
-
     alive = Density.tune(train, held_out, grid=grid, budget=20)
     tuned = Density.tune(with_dead(train), with_dead(held_out), grid=grid, budget=20)
     assert tuned.tried == alive.tried
     assert tuned.density.width_ == 36
-    assert tuned.density.score(with_dead(held_out)).shape == (100,)
+    assert torch.equal(tuned.density.score(with_dead(held_out)), alive.density.score(held_out))
+
+
+@pytest.mark.parametrize("space", ["z", "log"])
+def test_the_density_found_is_the_one_that_was_judged(space):
+    # Of 36 features 30 are dead: drawn anew from all of them, three neurons would mostly be dead ones.
+    train, held_out = data(), data(100, seed=1)
+    grid = {"neurons": (3,), "components": (None, 2), "regularisation": (1e-3,), "covariance": ("full", "diagonal")}
+    alive = Density.tune(train, held_out, grid=grid, budget=20, space=space)
+    tuned = Density.tune(with_dead(train), with_dead(held_out), grid=grid, budget=20, space=space)
+    assert tuned.tried == alive.tried
+    assert tuned.density.neurons_.tolist() == [30 + neuron for neuron in alive.density.neurons_.tolist()]
+    assert (len(tuned.density.neurons_), tuned.density.width_) == (3, 36)
+    assert torch.equal(tuned.density.mixture.means, alive.density.mixture.means)
+    assert torch.equal(tuned.density.score(with_dead(held_out)), alive.density.score(held_out))
+
+
+def test_no_fit_is_spent_on_what_cannot_be():
+    train, held_out = data(60), data(30, seed=1)
+    tuned = Density.tune(train, held_out, start="class", max_iterations=1, space="z", budget=12)
+    assert len(tuned.tried) == 12
+    assert {row["components"] for row in tuned.tried} == {None}  # not 1, 10 or 100: there are three labels
+    assert all(row["error"] is None for row in tuned.tried)
+    fixed = Density.tune(train, held_out, components=2, max_iterations=1, space="z", budget=200)
+    assert {row["start"] for row in fixed.tried} == {"free"}
+    assert {row["start"] for row in Density.tune(train, held_out, components=3, budget=200, space="z").tried} == {
+        "class",
+        "free",
+    }
+    with pytest.raises(
+        TableError,
+        match=r"with start='class' there is one component for each of the 3 labels of table in memory; only other "
+        r"numbers of components came\. Leave them out, or choose start='free'\.",
+    ):
+        Density.tune(train, held_out, start="class", grid={"components": (1, 5)})
+    with pytest.raises(MissingColumnError, match=r"density\.tune needs column 'label'"):
+        Density.tune(train.select("feature"), held_out, start="class", grid={"components": (1, 5)})
 
 
 def test_tune_goes_by_its_budget_and_seed():
@@ -127,12 +163,13 @@ def test_a_smaller_offset_cannot_be_searched_for():
 def test_a_search_before_the_non_linearity_ends_with_a_density_that_reads_there():
     def signed(seed: int) -> Table:
         before = torch.randn(80, 3, generator=torch.Generator().manual_seed(seed))
-        before[:, 2] = 1.0  # a constant feature is set aside while comparing, and comes back
+        before[:, 2] = 1.0  # a constant feature is set aside
         return Table(feature=before.relu(), before=before)
 
     grid = {"covariance": ("full", "diagonal"), "components": (1,), "space": ("z",), "neurons": (None,)}
     found = Density.tune(signed(0), signed(1), grid=grid, budget=4, nonlinearity="before").density
     assert found.nonlinearity == "before"
     assert found.width_ == 3
-    again = replace(found).fit(signed(0))
-    assert torch.equal(found.score(signed(2)), again.score(signed(2)))
+    assert found.neurons_.tolist() == [0, 1]
+    narrow = replace(found, nonlinearity="after").fit(Table(feature=signed(0).column("before")[:][:, :2]))
+    assert torch.equal(found.score(signed(2)), narrow.score(Table(feature=signed(2).column("before")[:][:, :2])))

@@ -18,6 +18,7 @@ from dubito.cli._console import Screen, facts, grid
 if TYPE_CHECKING:
     from dubito.diagnosis.result import Diagnosis
     from dubito.table import Table
+    from dubito.types import Classifier
 
 
 def diagnose(  # noqa: PLR0913 (a command's options)
@@ -38,11 +39,18 @@ def diagnose(  # noqa: PLR0913 (a command's options)
         Covariance | None,
         typer.Option("--covariance", help="Of the density; by default what the number of images allows."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="source:name of the model: adds lengths and angles of features."),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="PATH|none", help="Of --model: a weights file, or none for random ones.")
+    ] = "pretrained",
     draws: Annotated[int, typer.Option("--draws", min=1, metavar="N", help="Balanced sets that are drawn.")] = 5,
     resamples: Annotated[
         int, typer.Option("--resamples", min=1, metavar="N", help="Of the bootstrap intervals.")
     ] = 1000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the split, the draws and the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split, the draws and the bootstrap.")] = 0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with bars and histograms.")
     ] = None,
@@ -61,8 +69,21 @@ def diagnose(  # noqa: PLR0913 (a command's options)
         table = dubito.open(known)
         tables = {name: _opened(path, known, "OOD") for name, path in _names(ood).items()}
         learned = None if train is None else _opened(train, known, "--train")
+    classifier = None
+    if model is not None:
+        with screen.waiting(f"loading {model}"):
+            classifier = _loaded(model, weights, table)
     with screen.waiting("fitting the density and scoring, with bootstrap intervals"):
-        found = find(table, tables, train=learned, covariance=covariance, draws=draws, resamples=resamples, seed=seed)
+        found = find(
+            table,
+            tables,
+            train=learned,
+            covariance=covariance,
+            classifier=classifier,
+            draws=draws,
+            resamples=resamples,
+            seed=seed,
+        )
     result = {**found.to_json(), "page": None}
     shown = _shown(found)
     if html is not None:
@@ -71,6 +92,24 @@ def diagnose(  # noqa: PLR0913 (a command's options)
         result["page"] = str(write_diagnosis_page(found, html))
         shown.append(f"The page with the pictures: {html}")
     screen.result(result, *shown)
+
+
+def _loaded(name: str, weights: str, table: "Table") -> "Classifier":
+    """The model that made the table: the weights of another would give angles without a meaning."""
+    from dubito.cache.fingerprint import model_identity
+    from dubito.diagnosis.last_layer import last_layer
+    from dubito.errors import ModelError
+    from dubito.heads.config import same_backbone
+
+    classifier = dubito.load(name, weights=None if weights.lower() == "none" else weights)
+    last_layer(classifier)  # a model that has not seen a picture does not know its own head
+    reason = None if table.maker is None else same_backbone(table.maker, model_identity(classifier))
+    if reason:
+        raise ModelError(
+            f"--model: {name} must be the model that made {table.name}; it is not: {reason}. "
+            f"Give the same name and --weights as to `dubito extract`."
+        )
+    return classifier
 
 
 def _opened(path: Path, known: Path, what: str) -> "Table":

@@ -21,7 +21,7 @@ import torch
 
 from dubito.choices import Covariance
 from dubito.errors import NotFittedError, TableError, ValueRangeError
-from dubito.scores.density import Density
+from dubito.scores.density import Density, class_count
 from dubito.table import Table
 from dubito.types import Score
 from dubito.views import chosen_rows
@@ -31,6 +31,8 @@ ROWS_PER_CLASS = 10
 ROWS_PER_CLUSTER = 50
 FULL_BYTES = 1e9
 CLOSED_FORM_FROM = 100
+MEAN = "mean"
+"""What the mean over OOD sets is called."""
 _BY = "diagnose"
 
 
@@ -45,7 +47,7 @@ class Given:
         foreign: By name, rows to be scored.
         train: Rows that the density is fitted on; None for one that is fitted already.
         train_name: What they are, in words.
-        density: Fitted or not.
+        density: Fitted or not; of one that is, nobody can see here what it was fitted on.
     """
 
     whole: Table
@@ -74,6 +76,11 @@ def given(
     foreign = {called(ood, "ood"): ood} if isinstance(ood, Table) else dict(ood)
     if not foreign:
         raise TableError(f"{_BY} needs at least one OOD table; none came. Give a table, or some by name.")
+    if MEAN in foreign:
+        raise TableError(
+            f"{_BY}: no OOD set may be called '{MEAN}', which is the line of the mean over sets. Give it another name: "
+            f"ood={{'...': table}}, or rename the folder of its cache."
+        )
     _check_rows(called(known, "known"), known)
     for name, table in foreign.items():
         _check_rows(name, table)
@@ -119,17 +126,18 @@ def default_density(train: Table, covariance: Covariance | None = None) -> Densi
 
 
 def told(density: Score, train: Table | None) -> str:
-    """The density in words, with its size."""
-    if not isinstance(density, Density) or train is None:
+    """The density in words, with its size: what was fitted, or what will be."""
+    if not isinstance(density, Density) or (train is None and not is_fitted(density)):
         return density.name
-    width = density.neurons or train.shape("feature")[1]
-    components = density.components or (_labels(train) if density.start == "class" else None)
-    many = {None: "Gaussians", 1: "1 Gaussian"}.get(components, f"{components} Gaussians")
+    if is_fitted(density):
+        components, width = density.means_.shape
+    elif train is not None:
+        width = density.neurons or train.shape("feature")[1]
+        components = density.components or (_labels(train) if density.start == "class" else class_count(train) or 1)
+    many = "1 Gaussian" if components == 1 else f"{components} Gaussians"
     by = " (one a class)" if density.start == "class" else " (found by k-means)" if components != 1 else ""
-    size = ""
-    if components:
-        numbers = {"full": components * width**2, "tied": width**2 + components * width}
-        size = f", {8 * numbers.get(density.covariance, 2 * components * width) / 1e6:,.1f} MB"
+    numbers = {"full": components * width**2, "tied": width**2 + components * width}
+    size = f", {8 * numbers.get(density.covariance, 2 * components * width) / 1e6:,.1f} MB"
     fit = "in closed form" if density.max_iterations == 0 else "by EM"
     where = " (log z)" if density.space == "log" else ""
     return f"{many}{by}, {density.covariance} covariances of {width} features{where}, {fit}{size}"
@@ -159,8 +167,10 @@ def repeated_rows(table: Table, among: Table) -> int:
 
 
 def check_numbers(**counts: Any) -> None:
-    """Raise ValueRangeError for a confidence outside (0, 1) or a count below one."""
-    confidence = counts.pop("confidence")
+    """Raise ValueRangeError for a confidence outside (0, 1), a negative seed or a count below one."""
+    confidence, seed = counts.pop("confidence"), counts.pop("seed")
+    if seed < 0:
+        raise ValueRangeError(f"{_BY}: seed must not be negative; {seed} came. Any number from 0 on will do.")
     if not 0 < confidence < 1 or not all(math.isfinite(count) and count >= 1 for count in counts.values()):
         came = ", ".join(f"{name}={count}" for name, count in {"confidence": confidence, **counts}.items())
         raise ValueRangeError(

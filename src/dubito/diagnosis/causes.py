@@ -12,7 +12,7 @@ calls cause 1 dominant; its numbers say cause 3, and its 0.7 % for CIFAR-10 is 1
 Parts may be negative. They are shown like that, and a sentence says why. With a thousand classes, C is far below B, and
 cause 2 is large only because it makes up for that; with a poor density, D is below C, and cause 3 is too large. So what
 is compared to find the main cause are steps that do not fall, beyond their intervals: where C < B, D - B and 1 - D;
-where D < C, C - B and 1 - C; where D < B, too, nothing can be told. Which density is the default: see `_given`.
+where D < C, C - B and 1 - C; where both C < B and D < B, nothing can be told. The default density: see `_given`.
 """
 
 import copy
@@ -25,16 +25,19 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from dubito.choices import Covariance
-from dubito.diagnosis._balanced import Balanced, Estimate, balanced, estimate
-from dubito.diagnosis._given import Given, called, check_numbers, given, repeated_rows, told
+from dubito.diagnosis._balanced import Balanced, Estimate, balanced, estimate, points
+from dubito.diagnosis._given import MEAN, Given, called, check_numbers, given, repeated_rows, told
 from dubito.diagnosis._sentences import ALL, CAUSES, REST, TOGETHER
 from dubito.diagnosis._spread import cosines, directions
 from dubito.diagnosis.last_layer import last_layer
-from dubito.diagnosis.result import MEAN, SCORES, Causes, Diagnosis
+from dubito.diagnosis.result import SCORES, Causes, Diagnosis
 from dubito.errors import DubitoWarning, TableError
 from dubito.scores import Cool, Entropy, MaxProbability
 from dubito.table import Table
 from dubito.types import Classifier, Score
+
+_MOST = 0.5
+"""With more shared images than this, what is measured is mostly them."""
 
 
 def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood` is optional)
@@ -58,15 +61,16 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
         train: Images that the density is fitted on, best those that the model was trained on. By default half of
             `known`, drawn at random; the other half is scored.
         density: A score for D. It is fitted on `train`; one that is fitted already is used as it is if there is no
-            `train`. By default a Density that fits the number of rows, features and classes.
+            `train`, and then all of `known` is scored: it must not have been fitted on that, which cannot be seen
+            here. By default a Density that fits the number of rows, features and classes.
         covariance: Of that default, if another is wanted.
         classifier: Or its last layer. Adds lengths of features and their largest cosines with class weights.
         draws: How many balanced sets.
         confidence: Of the bootstrap intervals.
         resamples: Of the bootstrap.
-        seed: Of the split, the draws and the bootstrap.
+        seed: Of the split, the draws and the bootstrap; not negative.
     """
-    check_numbers(confidence=confidence, draws=draws, resamples=resamples)
+    check_numbers(confidence=confidence, draws=draws, resamples=resamples, seed=seed)
     asked = given(known, ood, train, density, covariance=covariance, seed=seed)
     notes = _notes(asked)
     fitted = asked.density if asked.train is None else copy.deepcopy(asked.density).fit(asked.train)
@@ -183,20 +187,37 @@ def _accuracy(table: Table) -> float | None:
 
 
 def _notes(asked: Given) -> tuple[str, ...]:
-    """The same pictures on both sides: whatever the scores do, they cannot be told apart."""
+    """The same pictures on both sides cannot be told apart, whatever the scores do; how much that can matter."""
     known = called(asked.known, "known")
     notes = []
     for name, table in asked.foreign.items():
         if same := repeated_rows(table, asked.whole):
+            share = same / len(table)
             notes.append(
-                f"{same} of {len(table)} images of {name} have the very features of images of {known}: nothing can "
-                f"tell them apart, so AUROCs come near 50 % and overlap near 50 points. Give images of other things."
+                f"{_counted(same, table, name)} are the same images as some of {known}, with the very features: "
+                + (
+                    "nothing can tell them apart, so AUROCs come near 50 % and overlap near 50 points."
+                    if share > _MOST
+                    else f"AUROCs are drawn towards 50 % by at most about {points(share / 2)} points."
+                )
+                + " Give images of other things."
             )
     if asked.train is not None and (same := repeated_rows(asked.known, asked.train)):
+        share = same / len(asked.known)
         notes.append(
-            f"{same} of {len(asked.known)} images of {known} have the very features of images that the density was "
-            f"fitted on: it knows them too well, and D is too high. Fit it on other images."
+            f"{_counted(same, asked.known, known)} are the same images as some that the density was fitted on, with "
+            f"the very features: it knows them too well, and D is too high"
+            + (". " if share > _MOST else f" by at most about {points(share)} points. ")
+            + "Fit it on other images."
         )
     for note in notes:
         warnings.warn(note, DubitoWarning, stacklevel=3)
+    if asked.train is None and asked.density.learned:  # nothing to warn of: it is mostly in order
+        notes.append(
+            f"The density was fitted before: whether on images of {known} cannot be seen. If it was, D is too high."
+        )
     return tuple(notes)
+
+
+def _counted(same: int, table: Table, name: str) -> str:
+    return f"{same} of {len(table)} images of {name} ({points(same / len(table))} %)"

@@ -3,6 +3,7 @@
     cos(m_i - mean_j m_j, w_i - mean_j w_j),   ||m_i - mean_j m_j||,   m_i the mean feature of class i
 
 Pearce et al. 2021 (arXiv 2106.04972), def. 2: optimal are cosines of one, equal lengths and little variance around m_i.
+Means over j are those of the classes that have rows, of m and of w alike.
 """
 
 from dataclasses import dataclass
@@ -69,14 +70,14 @@ def class_means(layer: Layer, table: Table, name: str) -> Means:
         )
     mean = total[seen] / count[seen, None]
     finite(mean, f"class means of {table.name}")
-    centred = mean - mean.mean(0)
+    centred, weight = mean - mean.mean(0), layer.weight[seen]  # both around the middle of the same classes
     freedom = len(table) - len(mean)
     within = max(squares - float(count[seen] @ mean.square().sum(1)), 0.0) / max(freedom, 1)
     between = float(centred.square().sum(1).mean())
     return Means(
         rows=len(table),
         classes=len(mean),
-        alignment=spread((directions(centred) * directions(layer.weight - layer.weight.mean(0))[seen]).sum(1)),
+        alignment=spread((directions(centred) * directions(weight - weight.mean(0))).sum(1)),
         norm=spread(lengths(mean + origin)),
         centred_norm=spread(lengths(centred)),
         within_over_between=within / between if freedom > 0 and between > 0 else None,

@@ -32,55 +32,78 @@ class Gaussians:
     Attributes:
         share: (k) how much of the data each component holds; sums to one.
         mean: (k, d).
-        covariance: (k, d, d), positive definite.
+        covariance: (k, d, d), positive definite; or (1, d, d), one that all share.
     """
 
     share: Float[Tensor, "k"]
     mean: Float[Tensor, "k d"]
-    covariance: Float[Tensor, "k d d"]
+    covariance: Float[Tensor, "m d d"]
 
     def __post_init__(self) -> None:
         if bool((self.share <= 0).any()) or abs(float(self.share.double().sum()) - 1) > 1e-6:
             raise ValueRangeError(
                 f"Gaussians: share must be positive and sum to one; {self.share.tolist()} came. Divide it by its sum."
             )
-        if bool(self.factor.isnan().any()):
+        if len(self.covariance) not in (1, len(self.mean)):
+            raise ValueRangeError(
+                f"Gaussians: there must be one covariance, or one for each of the {len(self.mean)} means; "
+                f"{len(self.covariance)} came."
+            )
+        if bool(self._factor.isnan().any()):
             raise ValueRangeError(
                 "Gaussians: every covariance must be positive definite; one is not. Add a small number to its diagonal."
             )
 
     @classmethod
     def of(cls, density: Density) -> "Gaussians":
-        """The mixture of a fitted density score, all covariances written out."""
+        """The mixture of a fitted density score, without components that lost all their rows."""
         density.check_fitted()
         k, d = density.means_.shape
-        if density.space != "z" or d != density.width_:
+        if density.space != "z" or d != density.width_ or density.nonlinearity != "after":
             raise ValueRangeError(
-                f"Gaussians.of: the density must be fitted on z itself, with all features; space='{density.space}' and "
-                f"{d} of {density.width_} features came. Fit it with space='z' and neurons=None."
+                f"Gaussians.of: the density must be fitted on z itself, with all features; space='{density.space}', "
+                f"nonlinearity='{density.nonlinearity}' and {d} of {density.width_} features came. Fit it with "
+                f"space='z', nonlinearity='after' and neurons=None."
             )
         covariance = density.mixture.covariances()
+        kept = density.weights_ > 0
         if density.covariance in ("diagonal", "spherical"):
             covariance = torch.diag_embed(covariance.view(k, -1).expand(k, d))
-        return cls(density.weights_, density.means_, covariance.expand(k, d, d))
+        covariance = covariance[None] if density.covariance == "tied" else covariance[kept]
+        return cls(density.weights_[kept], density.means_[kept], covariance)
+
+    @property
+    def factor(self) -> Float[Tensor, "k d d"]:
+        """Cholesky factors of the covariances, in float64; a shared one is kept once."""
+        return self._factor.expand(len(self.mean), -1, -1)
 
     @cached_property
-    def factor(self) -> Float[Tensor, "k d d"]:
-        """Cholesky factors of the covariances, in float64; NaN where there is none."""
+    def _factor(self) -> Float[Tensor, "m d d"]:
+        """As many as there are covariances; NaN where there is none."""
         factor, failed = torch.linalg.cholesky_ex(self.covariance.double())
         return torch.where(failed[:, None, None] == 0, factor, torch.nan)
 
     @property
     def log_peak(self) -> Float[Tensor, "k"]:
         """What each component adds to q at its own mean, as a logarithm: log pi_i N(mu_i; mu_i, S_i)."""
-        log_det: Tensor = 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum(1)
+        log_det: Tensor = 2 * self._factor.diagonal(dim1=1, dim2=2).log().sum(1)
         return self.share.double().log() - (log_det + self.mean.shape[1] * math.log(2 * math.pi)) / 2
 
     def whitened(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "k n d"]:
         """L_i^-1 (z - mu_i), with S_i = L_i L_i^T."""
         centred = z.double()[None] - self.mean.double()[:, None]
-        solved: Tensor = torch.linalg.solve_triangular(self.factor, centred.transpose(1, 2), upper=False)
-        return solved.transpose(1, 2)
+        return self._solved(centred, transposed=False)
+
+    def unwhitened(self, white: Float[Tensor, "k n d"]) -> Float[Tensor, "k n d"]:
+        """L_i^-T of whitened rows: S_i^-1 (z - mu_i)."""
+        return self._solved(white, transposed=True)
+
+    def _solved(self, rows: Float[Tensor, "k n d"], *, transposed: bool) -> Float[Tensor, "k n d"]:
+        """L_i^-1 or L_i^-T times every row; a shared L solves all rows at once and is not copied."""
+        columns = rows.reshape(len(self._factor), -1, rows.shape[2]).mT
+        factor = self._factor.mT if transposed else self._factor
+        solved: Tensor = torch.linalg.solve_triangular(factor, columns, upper=transposed)
+        return solved.mT.reshape(rows.shape)
 
     def squared_distance(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
         """The squared Mahalanobis distance to every component."""
@@ -120,5 +143,4 @@ def density_field(gaussians: Gaussians, z: Float[Tensor, "n d"]) -> Float[Tensor
     """The gradient of U_density = -log q(z), eq. 10 with the determinants."""
     white = gaussians.whitened(z)
     part = (gaussians.log_peak - white.square().sum(-1).T / 2).softmax(1)
-    pull: Tensor = torch.linalg.solve_triangular(gaussians.factor.transpose(1, 2), white.transpose(1, 2), upper=True)
-    return torch.einsum("nk,kdn->nd", part, pull)
+    return torch.einsum("nk,knd->nd", part, gaussians.unwhitened(white))

@@ -144,8 +144,8 @@ def literal_filter(
     """Run uniform binary inputs through a network and keep the most confident ones of every predicted class.
 
     Args:
-        model: A classifier, or a module that returns logits (n, c). It reads zeros and ones as they are: put whatever
-            scales them in front of it.
+        model: A classifier, or a module that returns logits (n, c). It reads zeros and ones as they are, in
+            the precision of its weights: put whatever scales them in front of it.
         shape: Of one input; two numbers are an image with one channel.
         draws: How many inputs.
         top: How many to keep of each class.
@@ -162,7 +162,7 @@ def literal_filter(
     ([[1, 1], [1, 1]], [4.0])
     """
     _check(shape, seed, draws=draws, top=top, batch=batch)
-    module, run, device, name = _runner(model)
+    module, run, place, name = _runner(model)
     kept = None if checkpoint is None else Path(checkpoint)
     identity = {"shape": list(shape), "top": top, "batch": batch, "seed": seed}
     if kept is not None:
@@ -173,7 +173,7 @@ def literal_filter(
         while state.done < draws:
             index, offset = divmod(state.done, batch)
             x = binary_inputs(shape, batch, seed=seed, index=index)[offset : draws - index * batch]
-            state.add(_logits(run(_as_image(x).to(device, torch.float32)), len(x), name), top)
+            state.add(_logits(run(_as_image(x).to(place)), len(x), name), top)
             advance(len(x))
             if kept is not None and (state.done >= draws or time.monotonic() - saved >= _EVERY):
                 write_state(kept, identity, state)
@@ -194,13 +194,18 @@ def binary_inputs(shape: tuple[int, ...], batch: int, *, seed: int = 0, index: i
     return torch.from_numpy(np.unpackbits(packed, count=bits)).view(batch, *shape)
 
 
-def _runner(model: nn.Module | Classifier) -> tuple[nn.Module, Callable[[Tensor], Tensor], torch.device, str]:
-    """The module, how to get logits, where it is, and its name."""
+def _runner(model: nn.Module | Classifier) -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor, str]:
+    """The module, how to get logits, a number where and as it reads them, and its name."""
     if isinstance(model, nn.Module):
-        tensors = [*model.parameters(), *model.buffers()]
-        device = tensors[0].device if tensors else torch.device("cpu")
-        return model, model, device, type(model).__name__
-    return model.module, lambda x: model.logits(model.features(x)), model.device, model.name
+        return model, model, _place(model), type(model).__name__
+    place = _place(model.module).to(model.device)
+    return model.module, lambda x: model.logits(model.features(x)), place, model.name
+
+
+def _place(module: nn.Module) -> Tensor:
+    """Half-precision modules take half-precision inputs: like their first weight, where there is one."""
+    weights = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
+    return torch.zeros((), dtype=weights[0].dtype, device=weights[0].device) if weights else torch.zeros(())
 
 
 def _as_image(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ mean of the other rows of their class, how long they are, and for foreign rows w
 one class with a high cosine is Fig. 16: features overlap, and no score of these features can tell the images apart.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -39,7 +40,8 @@ class Patterns:
         ood_mean: (d) mean pattern of the foreign rows.
         examples: Of every class, some rows (at most as many as asked for, d).
         ood_examples: Some foreign rows (m, d).
-        own_cosine: (k) mean cosine of the rows of a class with the mean of its other rows; 1 for a class of one row.
+        own_cosine: (k) mean cosine of the rows of a class with the mean of its other rows; NaN for a class of one
+            row, which has no others.
         own_norm: (k) mean length of the rows of a class.
         ood_share: (k) which share of the foreign rows resembles this class's pattern most.
         ood_cosine: Mean cosine of foreign rows with the pattern that they resemble most.
@@ -69,7 +71,7 @@ class Patterns:
             "ood": self.ood,
             "classes": self.classes.tolist(),
             "names": self.names,
-            "own_cosine": self.own_cosine.tolist(),
+            "own_cosine": [None if math.isnan(value) else value for value in self.own_cosine.tolist()],
             "own_norm": self.own_norm.tolist(),
             "ood_share": self.ood_share.tolist(),
             "ood_cosine": self.ood_cosine,
@@ -79,14 +81,22 @@ class Patterns:
 
     def sentences(self) -> list[str]:
         """What the numbers mean."""
-        own, length = float(self.own_cosine.mean()), float(self.own_norm.mean())
+        own, length = float(self.own_cosine.nanmean()), float(self.own_norm.mean())
         most = int(self.ood_share.argmax())
+        likest, beside = float(self.own_cosine[most]), f"{self.ood_cosine:.2f} with the pattern that they resemble most"
         return [
-            f"Known rows have a cosine of {own:.2f} with the mean of the others of their class, foreign rows one of "
-            f"{self.ood_cosine:.2f} with the pattern that they resemble most.",
+            f"Every class has one known row, so none has a cosine with others of its class; foreign rows have one of "
+            f"{beside}."
+            if math.isnan(own)
+            else f"Known rows have a cosine of {own:.2f} with the mean of the others of their class, foreign rows one "
+            f"of {beside}.",
             f"Foreign rows are {self.ood_norm / max(length, 1e-300):.2f} times as long as known ones.",
-            f"{float(self.ood_share[most]):.0%} of the foreign rows resemble '{self.names[most]}' most; for known rows "
-            f"of that class the cosine is {float(self.own_cosine[most]):.2f}.",
+            f"{float(self.ood_share[most]):.0%} of the foreign rows resemble '{self.names[most]}' most; "
+            + (
+                "that class has one known row."
+                if math.isnan(likest)
+                else f"for known rows of that class the cosine is {likest:.2f}."
+            ),
         ]
 
     def figure(self, classes: Sequence[int] | None = None, *, most: int = 10) -> Any:
@@ -188,10 +198,10 @@ def _own(
     sums = torch.zeros(2, len(classes), dtype=torch.float64)
     for batch in table.batches("feature", "label"):
         z, at = batch.feature.double(), torch.searchsorted(classes, batch.label)
-        others = torch.where(count[at, None] > 1, count[at, None] * mean[at] - z, z)
+        others = count[at, None] * mean[at] - z
         sums[0].index_add_(0, at, (directions(z) * directions(others)).sum(1))
         sums[1].index_add_(0, at, z.norm(dim=1))
-    return sums[0] / count, sums[1] / count
+    return torch.where(count > 1, sums[0] / count, torch.nan), sums[1] / count
 
 
 def _resembled(table: Table, mean: Float[Tensor, "k d"]) -> tuple[Tensor, Float[Tensor, "k"], float, float]:

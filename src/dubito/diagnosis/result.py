@@ -7,11 +7,11 @@ from typing import final
 from torch import Tensor
 
 from dubito.diagnosis._balanced import Estimate, points
+from dubito.diagnosis._given import MEAN
 from dubito.diagnosis._sentences import findings, verdict
 from dubito.types import Json
 
 SCORES = ("max_probability", "entropy", "cool", "density")
-MEAN = "mean"
 _HEADER = ("A max p", "B entropy", "C cool", "D density", "1 saturation", "2 extrapolation", "3 overlap")
 
 

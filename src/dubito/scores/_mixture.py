@@ -15,7 +15,7 @@ from typing import final
 
 import faiss
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from dubito.choices import Covariance
@@ -73,9 +73,7 @@ class Maximiser:
         origin = self.around if self.covariance == "full" else self._middle
         means = torch.where(lost[:, None], self.around, origin + shifts)
         weights = torch.where(lost, 0.0, counts)
-        factors = self._factors(shifts, counts.clamp(min=_LOST))
-        if before is not None and self.covariance != "tied":
-            factors[lost] = before.factors[lost]
+        factors = self._factors(shifts, counts.clamp(min=_LOST), lost, before)
         return Mixture(self.covariance, weights / weights.sum(), means, factors)
 
     def _add_to(self, k: int, z: Float64[Tensor, "m d"], shares: Float64[Tensor, "m"]) -> None:
@@ -83,10 +81,19 @@ class Maximiser:
         self._firsts[k] += shares @ z
         _add_products(self._seconds[k], z.mul_(shares.sqrt()[:, None]))
 
-    def _factors(self, shifts: Float64[Tensor, "k d"], counts: Float64[Tensor, "k"]) -> Float64[Tensor, "..."]:
-        """The second moments become factors, in place where they are large."""
+    def _factors(
+        self,
+        shifts: Float64[Tensor, "k d"],
+        counts: Float64[Tensor, "k"],
+        lost: Bool[Tensor, "k"],
+        before: Mixture | None,
+    ) -> Float64[Tensor, "..."]:
+        """The second moments become factors, in place where they are large; those without rows stay as before."""
         if self.covariance == "full":
             for k, products in enumerate(self._seconds):
+                if before is not None and bool(lost[k]):
+                    products.copy_(before.factors[k])
+                    continue
                 covariance = _mirrored(products).div_(counts[k]).sub_(torch.outer(shifts[k], shifts[k]))
                 products.copy_(self._factor(covariance, f"component {k}"))
             return self._seconds
@@ -98,10 +105,15 @@ class Maximiser:
         variances = variances + self.regularisation
         if self.covariance == "spherical":
             variances = variances.mean(1)
+        if before is not None:
+            variances[lost] = before.factors[lost] ** -2
         # A precision must be a number; without regularisation a constant feature has none.
         if not bool((variances > 0).all()):
             self._factor(torch.zeros(1, 1, dtype=torch.float64), f"component {int((variances <= 0).nonzero()[0, 0])}")
-        return variances.rsqrt()
+        factors: Tensor = variances.rsqrt()
+        if before is not None:
+            factors[lost] = before.factors[lost]  # to the last bit
+        return factors
 
     def _factor(self, covariance: Float64[Tensor, "d d"], whose: str) -> Float64[Tensor, "d d"]:
         whose = f"density.fit: the covariance of {whose}"

@@ -1,6 +1,7 @@
 """Features of a table, checked and by class, block by block: what scores that learn Gaussians read."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -11,16 +12,39 @@ from dubito.table import Table
 
 
 def finite_features(feature: Float[Tensor, "n d"], where: str) -> Float64[Tensor, "n d"]:
-    """In float64; ValueRangeError for NaN and infinity."""
+    """In float64; ValueRangeError for NaN and infinity, which names the row within `rows_named`."""
     z = feature.double()
-    bad = ~torch.isfinite(z)
+    _check_finite(z, where, "the batch")
+    return z
+
+
+@contextmanager
+def rows_named(table: Table, column: str = "feature") -> Iterator[None]:
+    """A block does not know where it stands: in here, the error of `finite_features` tells the row of the table."""
+    try:
+        yield
+    except _NotFiniteError as error:
+        start = 0
+        for batch in table.batches(column):
+            _check_finite(batch.whole(column), error.where, table.name, start)
+            start += len(batch)
+        raise
+
+
+class _NotFiniteError(ValueRangeError):
+    """Features that are no numbers, and who met them."""
+
+    def __init__(self, where: str, which: str) -> None:
+        super().__init__(f"{where}: features must be finite; {which}. Look at that image's feature.")
+        self.where = where
+
+
+def _check_finite(feature: Float[Tensor, "n d"], where: str, of: str, start: int = 0) -> None:
+    bad = ~torch.isfinite(feature)
     if bool(bad.any()):
         row, column = bad.nonzero()[0].tolist()
-        raise ValueRangeError(
-            f"{where}: features must be finite; feature {column} of row {row} of the batch is {float(z[row, column])}. "
-            f"Look at that image's feature."
-        )
-    return z
+        value = float(feature[row, column])
+        raise _NotFiniteError(where, f"feature {column} of row {start + row} of {of} is {value}") from None
 
 
 def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:

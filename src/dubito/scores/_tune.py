@@ -8,8 +8,9 @@ by AUROC against foreign images. Here nothing foreign is seen: what counts is th
 
 with s the space (z or log(z + offset)) and S the neurons: the features that a candidate leaves out are independent
 Gaussians, and logarithms carry their Jacobian. So all candidates give a density of the same features. Features that
-never vary in training are set aside while comparing: their density grows without end as the regularisation shrinks. The
-offset is no part of the grid for the same reason: where many features are exactly zero, a smaller one always wins.
+never vary in training are set aside: their density grows without end as the regularisation shrinks. The density found
+does not read them either, so that it is the very one that was judged. The offset is no part of the grid for the same
+reason: where many features are exactly zero, a smaller one always wins.
 """
 
 import random
@@ -25,7 +26,7 @@ from torch import Tensor
 from dubito.choices import Nonlinearity
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.scores._gaussians import Mixture
-from dubito.scores._rows import finite_features
+from dubito.scores._rows import classes_of, finite_features, rows_named
 from dubito.scores.density import Density, class_count, in_space, seen
 from dubito.table import Column, Exact, Table
 
@@ -48,7 +49,7 @@ class Tuned:
     """What a search found.
 
     Attributes:
-        density: The best, fitted on the training rows.
+        density: The best, fitted on the training rows; `neurons_` are those of its features that vary there.
         tried: Every candidate, the best first: its settings, `log_likelihood` (mean over held-out rows, of all features
             that vary) and `error`, which says why there is none.
     """
@@ -98,8 +99,8 @@ def tune(
             f"density.tune: none of {len(tried)} candidates could be fitted. The first: {tried[0]['error']}"
         )
     tried.sort(key=_value, reverse=True)
-    if not bool(varying.all()):
-        best.fit(train)
+    # Not fitted again on all features: it would draw other neurons than those that were judged, even dead ones.
+    best.neurons_, best.width_ = varying.nonzero()[:, 0][best.neurons_], len(varying)
     best.nonlinearity = reads
     best.__post_init__()
     return Tuned(best, tried)
@@ -144,15 +145,25 @@ def _candidates(
             f"density.tune: grid may have {', '.join(GRID)}, unless they are given otherwise; '{unknown[0]}' came. "
             f"Give one value as a setting, several in the grid."
         )
+    if settings.get("start") == "class":
+        train.require("label", by="density.tune")
     choices = {name: values for name, values in {**GRID, **grid}.items() if name not in settings}
-    classes = class_count(train)
+    classes, labels = class_count(train), len(classes_of(train, "density.tune")) if "label" in train else None
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for values in product(*choices.values()):
         candidate = dict(zip(choices, values, strict=True))
-        _make_sensible(candidate, width, classes, labelled="label" in train)
+        _make_sensible(candidate, settings, width, classes, labels)
+        asked = {**settings, **candidate}
+        if asked["start"] == "class" and asked["components"] not in (None, labels):
+            continue  # a class-wise start has one component a label: no fit is spent on what cannot be
         cell = cells.setdefault(tuple(candidate.get(name) for name in _FULLY), [])
         if candidate not in cell:
             cell.append(candidate)
+    if not cells:
+        raise TableError(
+            f"density.tune: with start='class' there is one component for each of the {labels} labels of {train.name}; "
+            f"only other numbers of components came. Leave them out, or choose start='free'."
+        )
     generator, queues = random.Random(seed), list(cells.values())  # noqa: S311 (nothing secret)
     generator.shuffle(queues)
     for queue in queues:
@@ -160,11 +171,15 @@ def _candidates(
     return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
 
 
-def _make_sensible(candidate: dict[str, Any], width: int, classes: int | None, *, labelled: bool) -> None:
+def _make_sensible(
+    candidate: dict[str, Any], settings: dict[str, Any], width: int, classes: int | None, labels: int | None
+) -> None:
     """Say the same thing in one way only, so that nothing is tried twice."""
     if classes is not None and candidate.get("components") == classes:
         candidate["components"] = None
-    if candidate.get("start") == "class" and (candidate.get("components") is not None or not labelled):
+    number = candidate["components"] if "components" in candidate else settings["components"]
+    by_class = number is None or ("components" in settings and number == labels)
+    if candidate.get("start") == "class" and (labels is None or not by_class):
         candidate["start"] = "free"
     if candidate.get("neurons") is not None and candidate["neurons"] >= width:
         candidate["neurons"] = None
@@ -174,9 +189,10 @@ def _varying(table: Table) -> Bool[Tensor, "d"]:
     """Which features are not the same in all rows."""
     first = table.rows(slice(0, 1)).feature[0]
     varying = torch.zeros(len(first), dtype=torch.bool)
-    for batch in table.batches("feature"):
-        finite_features(batch.feature, "density.tune")
-        varying |= (batch.feature != first).any(0)
+    with rows_named(table):
+        for batch in table.batches("feature"):
+            finite_features(batch.feature, "density.tune")
+            varying |= (batch.feature != first).any(0)
     if not bool(varying.any()):
         raise TableError(f"density.tune: all features of {table.name} are constant. Fit on different images.")
     return varying

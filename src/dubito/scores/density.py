@@ -21,17 +21,19 @@ from dubito.choices import Covariance, Nonlinearity, Space, Start
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores._gaussians import Mixture
 from dubito.scores._mixture import improve, kmeans, maximise, nearest_centre
-from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes
+from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes, rows_named
 from dubito.table import Table
 from dubito.types import Score
 
 if TYPE_CHECKING:
     from dubito.scores._tune import Tuned
 
-_AT_ONCE = 8192
+_AT_ONCE = 2048
 _SAMPLE = 16_384
 _SAMPLE_EACH = 64
 """k-means sees so many rows, or so many for each component if that is more."""
+_SAMPLE_BYTES = 1e9
+"""But no more than these have room for, with what k-means makes of them."""
 
 
 def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: str) -> Float64[Tensor, "n d"]:
@@ -80,7 +82,8 @@ class Density(Score):
         tolerance: EM ends when the mean log-likelihood changes by less.
         neurons: Use so many features, drawn at random; None: all.
         seed: Of that draw and of k-means.
-        memory: Gigabytes that the fit may take for the mixture; more is refused before it is taken.
+        memory: Gigabytes that the fit may take, for the mixture or for k-means, whose sample shrinks to fit; more is
+            refused before it is taken.
         nonlinearity: "after" reads the column `feature`; "before" what lies before the last non-linearity, the column
             `before` of the probe `dubito.Before`. The paper's best was after.
         weights_: (k), once fitted.
@@ -123,9 +126,16 @@ class Density(Score):
 
     def learn(self, table: Table) -> None:
         """Fit the mixture; the table is read block by block, in every iteration again."""
-        for name in self.learned:  # a fit that fails leaves nothing of the one before
-            self.__dict__.pop(name, None)
         table = seen(table, self.nonlinearity)
+        with rows_named(table):
+            self._learn(table)
+
+    def score(self, table: Table) -> Float[Tensor, "n"]:
+        """-log q of every row of a table; see `Score.score`."""
+        with rows_named(table, self.needs[0]):
+            return super().score(table)
+
+    def _learn(self, table: Table) -> None:
         self.width_ = table.shape("feature")[1]
         self.neurons_ = _drawn(self.width_, self.neurons, self.seed)
         classes = classes_of(table, "density.fit") if self.start == "class" else None
@@ -215,6 +225,7 @@ class Density(Score):
         return k
 
     def _check_memory(self, k: int, d: int) -> None:
+        # k-means comes before and takes less: its sample shrinks to what memory allows, down to 32 k d bytes.
         size = 8 * {"full": 2 * k * d * d, "tied": 4 * d * d + 4 * k * d}.get(self.covariance, 6 * k * d)
         if size > self.memory * 1e9:
             raise ValueRangeError(
@@ -229,7 +240,7 @@ class Density(Score):
         return maximise(labelled(table, classes, prepare), means, self.covariance, self.regularisation)
 
     def _free(self, table: Table, k: int) -> Mixture:
-        centres = kmeans(self._sample(table, max(_SAMPLE, _SAMPLE_EACH * k)), k, self.seed)
+        centres = kmeans(self._sample(table, self._sample_size(len(table), k)), k, self.seed)
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in table.batches("feature"):
@@ -237,6 +248,11 @@ class Density(Score):
                 yield z, nearest_centre(z, centres)
 
         return maximise(pairs(), centres, self.covariance, self.regularisation)
+
+    def _sample_size(self, n: int, k: int) -> int:
+        """Rows that k-means sees: no more than memory has room for, but one for each component."""
+        room = int(min(_SAMPLE_BYTES, self.memory * 1e9) / _sample_bytes(1, len(self.neurons_)))
+        return min(n, max(_SAMPLE, _SAMPLE_EACH * k), max(room, k))
 
     def _sample(self, table: Table, size: int) -> Float[Tensor, "s d"]:
         draw = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))
@@ -246,6 +262,11 @@ class Density(Score):
             for rows in torch.split(draw[:size].sort().values, _AT_ONCE)
         ]
         return torch.cat(parts)
+
+
+def _sample_bytes(rows: int, d: int) -> int:
+    """Of k-means: four times float32 (rows, centred, and two while distances are summed), float64 as they are read."""
+    return 16 * (rows + min(rows, _AT_ONCE)) * d
 
 
 def _drawn(width: int, neurons: int | None, seed: int) -> Int64[Tensor, "d"]:

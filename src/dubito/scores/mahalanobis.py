@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores._gaussians import precision_factor, squared_distances
-from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes
+from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes, rows_named
 from dubito.table import Table
 from dubito.types import Score
 
@@ -65,6 +65,15 @@ class Mahalanobis(Score):
 
     def learn(self, table: Table) -> None:
         """Class means in a first pass, the scatter around them in a second."""
+        with rows_named(table):
+            self._learn(table)
+
+    def score(self, table: Table) -> Float[Tensor, "n"]:
+        """The distance of every row of a table; see `Score.score`."""
+        with rows_named(table):
+            return super().score(table)
+
+    def _learn(self, table: Table) -> None:
         classes, d = classes_of(table, "mahalanobis.fit"), table.shape("feature")[1]
         means, counts = means_of_classes(labelled(table, classes, _finite), len(classes), d)
         within = torch.zeros(d, d, dtype=torch.float64)

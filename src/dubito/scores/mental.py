@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dubito.cache.fingerprint import model_digest, model_identity
 from dubito.errors import ModelError, TableError
-from dubito.scores._rows import finite_features
+from dubito.scores._rows import finite_features, rows_named
 from dubito.table import Table
 from dubito.types import Classifier, Score, finite
 
@@ -77,7 +77,13 @@ class MentalModel(Score):
 
     def learn(self, table: Table) -> None:
         """Least squares of the logits on the features, streaming."""
-        self.weights_ = _usable(_least_squares(table), f"mental.fit: the weights from {table.name}")
+        with rows_named(table):
+            self.weights_ = _usable(_least_squares(table), f"mental.fit: the weights from {table.name}")
+
+    def score(self, table: Table) -> Float[Tensor, "n"]:
+        """The log-odds of every row of a table; see `Score.score`."""
+        with rows_named(table):
+            return super().score(table)
 
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """The log-odds of every row."""
@@ -92,11 +98,6 @@ class MentalModel(Score):
 def _least_squares(table: Table) -> Float64[Tensor, "c d"]:
     """W of the best logits = W z + b."""
     (n, d), c = table.shape("feature"), table.shape("logit")[1]
-    if n <= d + 1:
-        raise TableError(
-            f"mental.fit: weights of {d} features need more than {d + 1} rows; {table.name} has {n}. "
-            f"Fit on more images, or take the weights of the model itself: MentalModel.of(classifier)."
-        )
     z_mean, y_mean = torch.zeros(d, dtype=torch.float64), torch.zeros(c, dtype=torch.float64)
     for batch in table.batches("feature", "logit"):
         z_mean += finite_features(batch.feature, "mental.fit").sum(0) / n
@@ -111,13 +112,20 @@ def _least_squares(table: Table) -> Float64[Tensor, "c d"]:
     values, vectors = torch.linalg.eigh(zz)
     kept = values > _RANK * values.amax()
     weights = (vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)
-    _check_residual(max(yy - float((weights * zy).sum()), 0.0), yy, table)
+    _check_residual(max(yy - float((weights * zy).sum()), 0.0), yy, int(kept.sum()), table)
     found: Tensor = weights.T.contiguous()
     return found
 
 
-def _check_residual(residual: float, total: float, table: Table) -> None:
-    share = math.sqrt(residual / total) if total > 0 else 1.0
+def _check_residual(residual: float, total: float, rank: int, table: Table) -> None:
+    """Variances by their degrees of freedom: with hardly more rows than features, anything at all is linear in them."""
+    n = len(table)
+    if n <= rank + 1:
+        raise TableError(
+            f"mental.fit: weights of {rank} independent features need more than {rank + 1} rows; {table.name} has {n}. "
+            f"Fit on more images, or take the weights of the model itself: MentalModel.of(classifier)."
+        )
+    share = math.sqrt((residual / (n - rank - 1)) / (total / (n - 1))) if total > 0 else 1.0
     if share > _LARGEST_RESIDUAL:
         raise TableError(
             f"mental.fit: logits must be linear in the features; a linear layer misses those of {table.name} by "
