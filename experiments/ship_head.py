@@ -20,8 +20,9 @@ TARGET = "mixed"
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "src" / "dubito" / "heads" / "pretrained" / "efficientnet_lite0"
 CORPUS = (
-    "2,000 ImageNet-1k validation photographs (two a class, 256 px), clean and in sixteen augmented epochs (flips, "
-    "colour jitter; eight with crops of 0.08 to 1 of the area and a grey box on half of them, eight with 0.5 to 1)"
+    "2,000 ImageNet-1k validation photographs (two a class, 256 px), clean and in 24 augmented epochs (flips, colour "
+    "jitter; eight with crops of 0.08 to 1 of the area and a grey box on half of them; sixteen with crops of 0.5 to 1, "
+    "of which two are blurred and two noisy)"
 )
 
 
