@@ -217,7 +217,7 @@ def draw(curve: list[dict[str, float]], to: Path) -> None:
     axes.set(xscale="log", xticks=sizes, xticklabels=sizes, xlabel="photographs learned from")
     axes.minorticks_off()
     axes.set(ylabel="AUROC, ReaL-ambiguous photographs")
-    axes.legend()
+    axes.legend(loc="center left")
     figure.savefig(to, dpi=150)
 
 
