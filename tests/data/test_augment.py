@@ -243,5 +243,7 @@ def test_settings_that_make_no_sense(settings, message):
 def test_an_unknown_strong_augmentation():
     augment = Augment()
     object.__setattr__(augment, "strong", "fog")  # as it comes where types are not checked
-    with pytest.raises(ValueRangeError, match="strong must be augmix, cutmix, mixup, blur, crop, box, noise or None; 'fog'"):
+    with pytest.raises(
+        ValueRangeError, match="strong must be augmix, cutmix, mixup, blur, crop, box, noise or None; 'fog'"
+    ):
         augment.__post_init__()
