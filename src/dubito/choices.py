@@ -22,5 +22,5 @@ Optimizer = Literal["adamw", "adam", "sgd", "lion"]
 """Of a head's training."""
 Schedule = Literal["cosine", "step", "constant"]
 """How the learning rate falls after the warm-up."""
-Init = Literal["default", "zero"]
+Init = Literal["default", "zero", "classes"]
 """A head's first weights."""

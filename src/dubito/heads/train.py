@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from dubito.cache.progress import Advance, bar
 from dubito.errors import ConstantHeadWarning, TableError, ValueRangeError
 from dubito.heads._state import TrainingState, alone, read_state, write_state
+from dubito.heads.class_start import start_at_classes
 from dubito.heads.held_out import HeldOut
 from dubito.heads.losses import DIRECT_LOSSES, HeadLoss, ranking_loss
 from dubito.heads.module import HeadModule
@@ -87,6 +88,8 @@ def train_head(
     losses = target_column(table, settings)
     plan = settings.plan(len(table))
     module = HeadModule(table.shape("feature")[1], width=width, depth=depth, init=settings.init, seed=seed)
+    if settings.init == "classes":
+        start_at_classes(module, table)
     stream = Stream(table.column("feature"), losses, plan.batch, seed, table.name)
     watched = None if held_out is None else _watched(held_out, table, settings)
     identity = _identity(table, watched, losses, plan, module, seed)
