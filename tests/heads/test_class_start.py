@@ -83,6 +83,8 @@ def test_blocks_are_all_rows_or_a_bounded_number_from_everywhere(monkeypatch):
     blocks = class_start._blocks(1000)
     assert [len(rows) for rows in blocks] == [25] * 4
     assert all(int(rows.min()) < 50 and int(rows.max()) > 950 for rows in blocks)
+    many = torch.cat(class_start._blocks(2**25))
+    assert int(many.max()) == 2**25 - 1  # beyond what float32 counts exactly
 
 
 def test_it_learns_more_from_few_images_than_a_random_start():
@@ -113,6 +115,19 @@ def test_one_image_is_enough_to_start():
     one = classified(1)
     u = started(one, 8)(one.feature)
     assert u.isfinite().all()
+
+
+def test_too_many_classes_to_share_units_are_refused(monkeypatch):
+    monkeypatch.setattr(class_start, "_MOST_MERGED", 3)
+    with pytest.raises(ValueRangeError, match=r"at most 3 classes share units; 4 came for a width of 2\. Use width=4"):
+        started(classified(), 2)
+
+
+def test_a_logit_that_is_no_number_is_an_error():
+    table = classified()
+    table.logit[7, 1] = float("nan")
+    with pytest.raises(ValueRangeError, match=r"head\.fit: logits of table in memory: 1 of"):
+        started(table, 8)
 
 
 @pytest.mark.parametrize("depth", [0, 2])

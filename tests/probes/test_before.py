@@ -1,5 +1,7 @@
 """Features before the last non-linearity: found in every kind of network, exact, and refused where there are none."""
 
+import pickle
+
 import pytest
 import timm
 import torch
@@ -71,9 +73,7 @@ def test_the_last_of_several_activations_is_taken():
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
 def test_real_architectures(name):
-    model = dubito.wrap(
-        timm.create_model(name, num_classes=7), transform=dubito.Preprocess((96, 96))
-    )
+    model = dubito.wrap(timm.create_model(name, num_classes=7), transform=dubito.Preprocess((96, 96)))
     x = torch.randn(3, 3, 96, 96, generator=torch.Generator().manual_seed(1))
     found = before(model, x)
     assert found.shape == model.features(x).shape
@@ -126,6 +126,12 @@ def test_the_module_is_left_as_it_was():
     before(model)
     assert all(torch.equal(value, state[key]) for key, value in model.module.state_dict().items())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.module.modules())
+
+
+def test_it_can_be_sent_to_another_process():
+    probe = Before(dtype="float32")
+    probe.run(mlp(nn.ReLU()), X, None)
+    assert pickle.loads(pickle.dumps(probe)) == probe  # noqa: S301 (made here)
 
 
 def test_another_type_is_refused():

@@ -2,15 +2,15 @@
 
     u(z) = softplus(c - s sum_k a(w_k z + b_k - t)),   a = LeakyReLU(0.01)
 
-w_k z + b_k is the centred logit of class k, t lies so that one class of an image is above it on average, s and c bring
+w_k z + b_k is the centred logit of class k, t is exceeded by one class of an image on average, s and c bring
 the sum to deviation 1 and mean 6 over the table, where softplus is all but linear. An image that no class claims begins
 uncertain. Training goes on from there, so that a head for a known classifier need not find its classes again in a few
 thousand images. Ours, not the paper's, whose heads begin at random and see 92 million rows.
 
 The classifier itself is not needed: w and b are the least-squares map from a table's features to its logits, exact for
-every linear classifier. If there are more classes than hidden units, those with similar weights share one (Ward's
-clustering, their mean); if fewer, the other units begin as usual, without a say. There must be one hidden layer: with
-two, of which one begins as the identity, training was found to collapse.
+a linear classifier and more rows than features. If there are more classes than hidden units, those with similar weights
+share one (Ward's clustering; their mean, centred again), and t stays that of single classes. If there are fewer, the
+other units begin as usual, without a say.
 """
 
 import numpy as np
@@ -22,11 +22,13 @@ from torch.nn.functional import leaky_relu
 from dubito.errors import ValueRangeError
 from dubito.heads.module import SLOPE, HeadModule
 from dubito.table import Table
+from dubito.types import finite
 
 _ROWS = 16_384
 _ROWS_AT_ONCE = 2_048
 _RIDGE = 1e-9
 _MEAN = 6.0
+_MOST_MERGED = 10_000
 
 
 @torch.no_grad()
@@ -61,7 +63,7 @@ def linear_logits(table: Table, blocks: list[Int[Tensor, "b"]]) -> tuple[Float[T
     for rows in blocks:
         part = table.select("feature", "logit").rows(rows)
         z = torch.cat([part.feature.double(), torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
-        logit = part.logit.double()
+        logit = finite(part.logit.double(), f"head.fit: logits of {table.name}")
         inner += z.T @ z
         outer += z.T @ (logit - logit.mean(dim=1, keepdim=True))
     inner.diagonal().add_(_RIDGE * float(inner.diagonal().mean()))
@@ -71,7 +73,8 @@ def linear_logits(table: Table, blocks: list[Int[Tensor, "b"]]) -> tuple[Float[T
 
 def _blocks(rows: int) -> list[Int[Tensor, "b"]]:
     """Rows from everywhere in equal steps, dealt so that every block is from everywhere, too."""
-    chosen = torch.linspace(0, rows - 1, min(rows, _ROWS)).long()
+    count = min(rows, _ROWS)
+    chosen = torch.arange(count) * (rows - 1) // max(count - 1, 1)
     parts = -(-len(chosen) // _ROWS_AT_ONCE)
     return [chosen[part::parts] for part in range(parts)]
 
@@ -97,6 +100,11 @@ def _merged(
     """At most so many rows: the means of similar ones. Ward's clustering holds c^2 / 2 distances."""
     if len(weight) <= units:
         return weight, bias
+    if len(weight) > _MOST_MERGED:
+        raise ValueRangeError(
+            f"head: init='classes' lets at most {_MOST_MERGED:,} classes share units; {len(weight):,} came for a width "
+            f"of {units:,}. Use width={len(weight)}, or init='default'."
+        )
     from sklearn.cluster import AgglomerativeClustering  # noqa: PLC0415 (slow to import, rarely needed)
 
     group = torch.from_numpy(AgglomerativeClustering(units).fit(weight.numpy()).labels_.astype(np.int64))

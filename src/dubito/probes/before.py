@@ -9,7 +9,7 @@ a normalisation, has nothing before it and says so.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, final
 from weakref import WeakKeyDictionary
 
@@ -39,6 +39,8 @@ _POOLS: dict[str, Pool] = {
 }
 _AXES = {"flatten": (2, 4), "mean of the tokens": (3,), "first token": (3,)}
 _LOOKED_AT = 2
+_FOUND: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()
+"""Of models that were looked at: the number of the activation, and the pool. Not in the probe, which is sent about."""
 
 
 @final
@@ -51,9 +53,6 @@ class Before:
     """
 
     dtype: Literal["float16", "float32"] = "float16"
-    _found: "WeakKeyDictionary[Any, tuple[int, str]]" = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
 
     name = "before"
     price = "1 forward pass"
@@ -69,9 +68,9 @@ class Before:
         label: Shaped[Tensor, "n ..."] | None,  # noqa: ARG002 (of the protocol)
     ) -> Mapping[str, Tensor]:
         """The column `before` (n, d), as wide as the feature."""
-        if model not in self._found:
-            self._found[model] = _find(model, x[:_LOOKED_AT])
-        number, pool = self._found[model]
+        if model not in _FOUND:
+            _FOUND[model] = _find(model, x[:_LOOKED_AT])
+        number, pool = _FOUND[model]
         watch = _Watch(number, _POOLS[pool])
         with watch:
             z = model.features(x)
