@@ -12,16 +12,16 @@ import json
 import tempfile
 from pathlib import Path
 
-from human_ambiguity import AUGMENT, EPOCHS, RECIPE
+from human_ambiguity import BEST, RECIPE, SIZE, several_epochs
 
 import dubito
 
-TARGET = "mixed"
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "src" / "dubito" / "heads" / "pretrained" / "efficientnet_lite0"
 CORPUS = (
-    "2,000 ImageNet-1k validation photographs (two a class, 256 px), clean and in eight augmented epochs "
-    "(crops of 0.08 to 1 of the area, flips, colour jitter; a grey box on a quarter of them)"
+    "2,000 ImageNet-1k validation photographs (two a class, 256 px), clean and in thirteen augmented epochs (crops of "
+    "0.5 to 1 of the area, flips, colour jitter), of which two are blurred, two noisy and one is mostly covered by a "
+    "grey box"
 )
 
 
@@ -38,10 +38,10 @@ def main() -> None:
         model = dubito.load("pypi:efficientnet_lite0")
         images = dubito.open_images(photos / "images256.zip", labels=photos / "labels.csv")
         clean = dubito.extract(model, images, cache / "clean")
-        augmented = dubito.extract(model, images, cache / "augmented", epochs=EPOCHS, augment=AUGMENT)
+        augmented = several_epochs(model, images, cache)
         temperature = dubito.Temperature().fit(clean).temperature_
-        recipe = dubito.Recipe(target=TARGET, temperature=temperature, **RECIPE)
-        head = dubito.train(dubito.joined(clean, augmented), recipe=recipe).head
+        recipe = dubito.Recipe(target=BEST, temperature=temperature, **RECIPE)
+        head = dubito.train(dubito.joined(clean, augmented), recipe=recipe, **SIZE).head
     head.save_pretrained(
         asked.to,
         dtype="float16",
@@ -58,8 +58,10 @@ def measured() -> dict[str, object]:
     found = json.loads((HERE / "expected" / "human_ambiguity.json").read_text())
     return {
         "note": "Heads of the same making, each trained on one half of the photographs and measured on the other "
-        "(experiments/human_ambiguity.py); this one has seen both halves.",
-        "real_ambiguity": found["targets"][TARGET],
+        "(experiments/human_ambiguity.py); this one has seen both halves. The settings were chosen on the first half's "
+        "figure, so that the second half's is the one to trust.",
+        "second_half": found["halves"]["reported"],
+        "real_ambiguity": found["targets"][BEST],
         "baselines_with_classifier": found["baselines"],
         "learning_curve": found["curve"],
     }

@@ -184,3 +184,11 @@ def test_losses_of_different_task_losses_are_not_joined():
         "scale. Join tables of one task loss."
     )
     assert len(joined(tables[0], tables[2], tables[3])) == 3
+
+
+def test_the_known_task_loss_stays_known():
+    unlabelled, bce = Table(logit=[[1.0]], maker={"model": "m"}), Table(logit=[[1.0]], maker={"task_loss": "bce"})
+    assert joined(unlabelled, bce).maker == {"model": "m", "task_loss": "bce"}
+    assert joined(bce, unlabelled).maker == {"task_loss": "bce"}
+    assert unlabelled.maker == joined(unlabelled, unlabelled).maker == {"model": "m"}
+    assert joined(Table(logit=[[1.0]]), bce).maker is None  # arrays come from an unknown model

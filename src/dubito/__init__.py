@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dubito.models import load as load
     from dubito.models import wrap as wrap
     from dubito.models.transform import Preprocess as Preprocess
+    from dubito.probes import Before as Before
     from dubito.probes import Forward as Forward
     from dubito.scores import Cool as Cool
     from dubito.scores import Density as Density
@@ -70,6 +71,7 @@ _HOMES = {
     "open": "dubito.cache:open_cache",
     "Table": "dubito.table",
     "joined": "dubito.views",
+    "Before": "dubito.probes",
     "Forward": "dubito.probes",
     "MaxProbability": "dubito.scores",
     "Entropy": "dubito.scores",

@@ -6,18 +6,30 @@ Nothing is imported here, so that `dubito train --help` need not wait for torch.
 from typing import Literal
 
 Kind = Literal["aleatoric", "epistemic", "total"]
+"""What a score measures: ambiguity of the image, novelty to the model, or both."""
 LabelSpace = Literal["model", "own"]
-Strong = Literal["augmix", "cutmix", "mixup", "blur", "crop", "box"]
+"""Whose classes labels are: the model's, or another set's."""
+Strong = Literal["augmix", "cutmix", "mixup", "blur", "crop", "box", "noise"]
+"""Strong augmentations."""
 KnownLoss = Literal["cross_entropy", "bce"]
+"""Task losses: of one label an image, or of several."""
 
 LossName = Literal["ranking", "l2", "l1", "log_l2", "variance_nll"]
+"""What a head learns by: the order of losses, or the losses themselves."""
 Target = Literal["given", "expected", "mixed"]
+"""Whose losses a head learns."""
 Optimizer = Literal["adamw", "adam", "sgd", "lion"]
+"""Of a head's training."""
 Schedule = Literal["cosine", "step", "constant"]
-Init = Literal["default", "zero"]
+"""How the learning rate falls after the warm-up."""
+Init = Literal["default", "zero", "classes"]
+"""A head's first weights."""
 
 Covariance = Literal["full", "tied", "diagonal", "spherical"]
+"""The shape of a density's Gaussians."""
 Space = Literal["z", "log"]
+"""In which a density is fitted: the features, or their logarithms."""
 Nonlinearity = Literal["after", "before"]
 """Which features a density reads: those of the last layer, or what lies before their non-linearity."""
 Start = Literal["class", "free"]
+"""Where a density's Gaussians begin: at the classes, or at clusters without labels."""

@@ -22,6 +22,7 @@ WRITERS = {
     "id": "every extraction",
     "epoch": "an extraction of augmented epochs (epochs=..., augment=...)",
     "photo": "an extraction of augmented epochs (epochs=..., augment=...)",
+    "before": "the probe of features before the last non-linearity (extract(..., probes=[dubito.Before()]))",
 }
 """Who writes a column: told to a user whose table lacks it."""
 

@@ -1,6 +1,7 @@
 """Other views of tables: some of the rows, or several tables one after the other. Rows are read when asked for."""
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, final
 
@@ -46,12 +47,7 @@ def joined(*tables: Table) -> Table:
                 f"joined: {first.name} and {other.name} come from different models ({first.source} and "
                 f"{other.source}). Extract both with the same model and transform."
             )
-    losses = {str(made_by) for table in tables if (made_by := (table.maker or {}).get("task_loss"))}
-    if len(losses) > 1:
-        raise TableError(
-            f"joined: losses of {', '.join(table.name for table in tables)} were made by different task losses "
-            f"({', '.join(sorted(losses))}), which have no common scale. Join tables of one task loss."
-        )
+    maker = _maker(tables)
     tables = _with_photos(tables)
     first = tables[0]
     names = [name for name in first.columns if all(name in table for table in tables)]
@@ -68,7 +64,21 @@ def joined(*tables: Table) -> Table:
         columns[name] = _Stacked([table.column(name) for table in tables])
     if not names:
         raise TableError(f"joined: {', '.join(table.name for table in tables)} have no column in common.")
-    return _like(first, columns, name=" + ".join(table.name for table in tables))
+    found = _like(first, columns, name=" + ".join(table.name for table in tables))
+    found.maker = maker
+    return found
+
+
+def _maker(tables: tuple[Table, ...]) -> Mapping[str, Any] | None:
+    """The first table's, with the one task loss that is known of any: rows without losses are of the same task."""
+    losses = sorted({str(made_by) for table in tables if (made_by := (table.maker or {}).get("task_loss"))})
+    if len(losses) > 1:
+        raise TableError(
+            f"joined: losses of {', '.join(table.name for table in tables)} were made by different task losses "
+            f"({', '.join(losses)}), which have no common scale. Join tables of one task loss."
+        )
+    first = tables[0].maker
+    return first if first is None or not losses else {**first, "task_loss": losses[0]}
 
 
 def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:

@@ -1,6 +1,7 @@
 """Several seeds in one run: what they reached, where they are, and that they go on after a stop."""
 
 import json
+import os
 import statistics
 from datetime import datetime, timedelta, timezone
 
@@ -61,9 +62,9 @@ def test_the_report(tmp_path):
     report = json.loads((tmp_path / "training.json").read_text())
     ago = datetime.now(timezone.utc) - datetime.fromisoformat(report.pop("finished"))
     assert timedelta(0) <= ago < timedelta(minutes=5)
-    assert report == json.loads(json.dumps(found.to_json()))
+    assert report == json.loads(json.dumps(found.to_json())) | {"folders": ["seed-1", "seed-2"]}
     assert report["seeds"] == [1, 2]
-    assert report["folders"] == [str(tmp_path / "seed-1"), str(tmp_path / "seed-2")]
+    assert found.folders == (tmp_path / "seed-1", tmp_path / "seed-2")
     assert report["summary"].keys() == {"loss"}
     assert [history[-1]["step"] for history in report["histories"]] == [50, 50]
 
@@ -115,14 +116,43 @@ def test_called_again_it_goes_on(tmp_path, monkeypatch):
     assert len(more.heads) == 3
 
 
-def test_a_training_that_was_finished_keeps_its_time(tmp_path):
+def test_the_time_is_new_if_and_only_if_a_seed_was_trained(tmp_path, monkeypatch):
+    path, long_ago = tmp_path / "mine" / "training.json", "2001-01-01T00:00:00+00:00"
+    train(table_of(), path.parent, seeds=(1, 2), **SMALL)
+    report = json.loads(path.read_text()) | {"finished": long_ago}
+    path.write_text(json.dumps(report))
+    monkeypatch.chdir(tmp_path)
+    for spelt in (path.parent, "mine", "./mine/", "../" + tmp_path.name + "/mine"):
+        train(table_of(), spelt, seeds=(1, 2), **SMALL)
+        assert json.loads(path.read_text()) == report
+    train(table_of(), "mine", seeds=(2,), **SMALL)  # another report, nothing trained
+    one = json.loads(path.read_text())
+    assert (one["seeds"], one["folders"], one["finished"]) == ([2], ["seed-2"], long_ago)
+    train(table_of(), "mine", seeds=(1, 2, 3), **SMALL)
+    assert json.loads(path.read_text())["finished"] > long_ago
+
+
+def test_the_time_is_new_if_a_finished_report_is_reached_again_by_training(tmp_path):
     train(table_of(), tmp_path, **SMALL)
-    report = json.loads((tmp_path / "training.json").read_text()) | {"finished": "2001-01-01T00:00:00+00:00"}
-    (tmp_path / "training.json").write_text(json.dumps(report))
+    path = tmp_path / "training.json"
+    report = json.loads(path.read_text())
+    path.write_text(json.dumps(report | {"finished": "2001-01-01T00:00:00+00:00"}))
+    (tmp_path / "seed-1" / "state.safetensors").unlink()
     train(table_of(), tmp_path, **SMALL)
-    assert json.loads((tmp_path / "training.json").read_text()) == report
+    again = json.loads(path.read_text())
+    assert again.pop("finished") >= report.pop("finished")
+    assert again == report
+
+
+@pytest.mark.parametrize("lost", [None, {"seeds": [1]}, []], ids=["no report", "without a time", "not a report"])
+def test_a_lost_time_is_that_of_the_last_state(tmp_path, lost):
     train(table_of(), tmp_path, seeds=(1, 2), **SMALL)
-    assert json.loads((tmp_path / "training.json").read_text())["finished"] > report["finished"]
+    path = tmp_path / "training.json"
+    path.unlink() if lost is None else path.write_text(json.dumps(lost))
+    os.utime(tmp_path / "seed-1" / "state.safetensors", (86_400, 86_400))
+    os.utime(tmp_path / "seed-2" / "state.safetensors", (3_600, 3_600))
+    train(table_of(), tmp_path, seeds=(1, 2), **SMALL)
+    assert json.loads(path.read_text())["finished"] == "1970-01-02T00:00:00+00:00"
 
 
 def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):

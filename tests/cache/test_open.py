@@ -3,6 +3,7 @@
 import copy
 import json
 
+import pytest
 import torch
 
 import dubito
@@ -15,18 +16,23 @@ def test_the_maker_is_the_model_part_by_part(model, folder, tmp_path):
     assert table.maker == expected
     assert dubito.open(tmp_path / "cache").maker == expected
     assert set(expected) == {"model", "weights", "tensors", "operations", "head", "transform", "task_loss"}
-    assert expected["operations"] == {"AdaptiveAvgPool2d(output_size=1)": 1, "ReLU": 1}
+    assert expected["operations"] == ["AdaptiveAvgPool2d(output_size=1)", "ReLU"]
     assert expected["weights"] != expected["tensors"]
     assert json.loads(json.dumps(expected)) == expected
 
 
-def test_a_cache_from_before_operations_were_recorded(model, folder, tmp_path):
-    dubito.extract(model, folder, tmp_path / "cache", workers=0)
-    manifest = json.loads((tmp_path / "cache" / "manifest.json").read_text())
-    del manifest["identity"]["operations"]
-    (tmp_path / "cache" / "manifest.json").write_text(json.dumps(manifest))
-    assert dubito.open(tmp_path / "cache", model=model).maker["operations"] is None
-    assert dubito.extract(model, folder, tmp_path / "cache", workers=0).maker["operations"] is None
+@pytest.mark.parametrize("parts", [{}, {"operations": {"ReLU": 1}}], ids=["nothing recorded", "in another form"])
+def test_what_an_older_cache_lacks_is_known_from_the_model_in_hand(model, folder, tmp_path, parts):
+    expected = dubito.extract(model, folder, tmp_path / "cache", workers=0).maker
+    path = tmp_path / "cache" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["identity"]["operations"], manifest["identity"]["tensors"]
+    manifest["identity"] |= parts
+    path.write_text(json.dumps(manifest))
+    assert dubito.open(tmp_path / "cache").maker == expected | {"operations": None, "tensors": None} | parts
+    assert dubito.open(tmp_path / "cache", model=model).maker == expected
+    assert dubito.extract(model, folder, tmp_path / "cache", workers=0).maker == expected
+    assert json.loads(path.read_text()) == manifest
 
 
 def test_views_keep_the_maker(model, folder, tmp_path):

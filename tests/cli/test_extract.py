@@ -94,6 +94,15 @@ def test_options_reach_the_extraction(run: Run, images: Path, tmp_path: Path) ->
     assert dubito.open(tmp_path / "cache").shape("logit") == (COUNT, 1000)
 
 
+def test_features_before_the_non_linearity_come_later_if_asked_for(
+    run: Run, images: Path, weights: Path, tmp_path: Path
+) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
+    assert "before" not in run(*command).json["columns"]
+    found = run(*command, "--before").json["columns"]
+    assert found["before"] == found["feature"]
+
+
 def test_augmented_epochs(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     found = run(*command, "--epochs", 2, "--strong", "box", "--json").json

@@ -142,7 +142,7 @@ def test_seed_epoch_and_photo_each_change_the_image():
 
 
 def test_half_of_the_rows_are_blurred_or_covered():
-    for kind in ("blur", "box"):
+    for kind in ("blur", "box", "noise"):
         augment, changed = Augment(strong=kind), 0
         for photo in range(200):
             image = plain(augment, NOISE, (20, 20), photo=photo)
@@ -243,5 +243,7 @@ def test_settings_that_make_no_sense(settings, message):
 def test_an_unknown_strong_augmentation():
     augment = Augment()
     object.__setattr__(augment, "strong", "fog")  # as it comes where types are not checked
-    with pytest.raises(ValueRangeError, match="strong must be augmix, cutmix, mixup, blur, crop, box or None; 'fog'"):
+    with pytest.raises(
+        ValueRangeError, match="strong must be augmix, cutmix, mixup, blur, crop, box, noise or None; 'fog'"
+    ):
         augment.__post_init__()

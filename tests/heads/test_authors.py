@@ -103,6 +103,7 @@ def test_the_backbone_in_the_file_is_guarded(whole, backbone, tmp_path, one_thre
     mine = dubito.load(TINY, weights=tmp_path / "backbone.safetensors", num_classes=3)
     assert found.config.maker is not None
     assert same_backbone(found.config.maker, model_identity(mine)) is None
+    assert found.config.maker["operations"] == model_identity(mine)["operations"]
     with torch.no_grad():
         mine.module.norm.bias[0] += 1  # fine-tuned
     reason = same_backbone(found.config.maker, model_identity(mine))

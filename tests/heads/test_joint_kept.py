@@ -100,6 +100,31 @@ def test_a_classifier_of_another_module_is_refused():
         model.pretrained(wrapped(nn.Sequential(nn.Flatten(), nn.Linear(768, 5), nn.Linear(5, 5))))  # another width
 
 
+def test_a_head_that_says_the_same_of_every_image_does_not_hide_another_module():
+    model = trained()
+    with torch.no_grad():
+        for parameter in model.head_module.parameters():
+            parameter.zero_()
+    torch.manual_seed(7)
+    with pytest.raises(ModelError, match=REFUSED.format(layer="fc", kind="Cnn")):
+        model.pretrained(wrapped(Cnn()))
+    assert model.pretrained(wrapped(model.module)).config.features == 8
+
+
+def test_a_copy_from_three_small_steps_ago_is_refused():
+    model = trained()
+    stale = copy.deepcopy(model.module)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    for x, y in batches(16)[:3]:
+        optimizer.zero_grad()
+        logit, u = model(x)
+        joint_loss(F.cross_entropy(logit, y, reduction="none"), u).backward()
+        optimizer.step()
+    with pytest.raises(ModelError, match=REFUSED.format(layer="fc", kind="Cnn")):
+        model.pretrained(wrapped(stale))
+    assert model.pretrained(wrapped(copy.deepcopy(model.module))).config.features == 8
+
+
 class Hidden(Cnn):
     """A linear layer in front of the classifying one, as wide."""
 

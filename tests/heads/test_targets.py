@@ -92,6 +92,35 @@ def test_unlabelled_rows_beside_labelled_ones():
     assert torch.equal(target_column(both, Recipe()), expected)
 
 
+def of_one_model(*, task_loss: str | None = None) -> Table:
+    """As a cache without labels, or with losses of a task loss."""
+    maker = {"model": "one", "weights": "ab"} | ({"task_loss": task_loss} if task_loss else {})
+    return Table(logit=logits(3), loss=[1.0, 2.0, 3.0] if task_loss else None, maker=maker)
+
+
+def test_expected_losses_are_known_as_cross_entropy():
+    found = with_expected_loss(unlabelled := of_one_model())
+    assert found.maker == {"model": "one", "weights": "ab", "task_loss": "cross_entropy"}
+    assert unlabelled.maker == {"model": "one", "weights": "ab"}
+    assert with_expected_loss(Table(logit=logits())).maker is None
+    bce = of_one_model(task_loss="bce")
+    for tables in ((found, bce), (bce, found)):
+        with pytest.raises(TableError, match=r"made by different task losses \(bce, cross_entropy\)"):
+            joined(*tables)
+    assert len(joined(found, of_one_model(task_loss="cross_entropy"))) == 6
+
+
+@pytest.mark.parametrize("bce_first", [True, False])
+def test_rows_without_losses_do_not_hide_the_task_loss_of_the_others(bce_first):
+    tables = (of_one_model(task_loss="bce"), of_one_model())
+    both = joined(*(tables if bce_first else reversed(tables)))
+    assert both.columns == ("logit",)
+    with pytest.raises(TableError, match=r"^head\.fit with target 'expected' expects .* were made by 'bce'\."):
+        target_column(both, Recipe(target="expected"))
+    with pytest.raises(TableError, match=r"^with_expected_loss expects .* were made by 'bce'\."):
+        with_expected_loss(both)
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
 def test_temperatures_without_meaning(temperature):
     with pytest.raises(

@@ -160,9 +160,7 @@ def test_another_activation_under_the_same_weights_is_refused(world, tmp_path):
     module[2] = nn.GELU()
     kept = UncertaintyHead.from_pretrained(head.save_pretrained(tmp_path / "head"))
     model, table = extracted(module, tmp_path / "cache")
-    with pytest.raises(
-        ModelError, match=r"its operations differ \(ReLU=1 there, none here, GELU\(approximate='none'\)="
-    ):
+    with pytest.raises(ModelError, match=r"its operations differ \(ReLU there, GELU\(approximate='none'\) here\)"):
         kept.check_model(model)
     with pytest.raises(TableError, match="its operations differ"):
         kept.score(table)

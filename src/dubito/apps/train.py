@@ -4,6 +4,7 @@
       seed-1/   model.safetensors, config.json, README.md: the finished head; state.safetensors: how far it has come
       seed-2/
       training.json       what all seeds reached, and when
+      .lock               held while a training writes here, as in each seed's folder; left over, it means nothing
 
 Over several seeds a figure is reported as the paper does: the median, and the distance to the farther of minimum and
 maximum (Kirchhof et al. 2024, section 4.1).
@@ -20,6 +21,7 @@ from typing import final
 from dubito.apps.transfer import median_and_spread
 from dubito.cache.shard import write_file
 from dubito.errors import DubitoError
+from dubito.heads._state import FILE as STATE
 from dubito.heads._state import alone
 from dubito.heads.config import DiskType
 from dubito.heads.held_out import split
@@ -120,6 +122,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     settings = recipe or Recipe()
     about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
     heads, histories, folders = [], [], []
+    new = False
     with nullcontext() if to is None else alone(Path(to)):
         for seed in chosen:
             folder = None if to is None else Path(to) / f"seed-{seed}"
@@ -135,24 +138,32 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
             )
             heads.append(_kept(result, table, UncertaintyHead(width, depth, seed, settings), folder, about))
             histories.append(result.history)
+            new = new or result.went_on_from < result.steps
             folders += [folder] if folder else []
         training = Training(tuple(heads), tuple(histories), tuple(folders))
         if to is not None:
-            _write_report(Path(to) / TRAINING, training.to_json())
+            _write_report(Path(to), training, new=new)
     return training
 
 
-def _write_report(path: Path, report: Json) -> None:
-    """What all seeds reached, and when; a report that says so already keeps its time."""
-    plain = json.loads(json.dumps(report))
+def _write_report(to: Path, training: Training, *, new: bool) -> None:
+    """What all seeds reached, and when: `finished` changes if and only if a seed was trained in this call."""
     try:
-        before = json.loads(path.read_text())
+        before = json.loads((to / TRAINING).read_text())
     except (OSError, ValueError):
         before = None
-    if isinstance(before, dict) and {key: before[key] for key in before if key != "finished"} == plain:
-        return
-    finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    write_file(path, (json.dumps(plain | {"finished": finished}, indent=1) + "\n").encode())
+    finished = before.get("finished") if isinstance(before, dict) and not new else None
+    report: Json = json.loads(json.dumps(training.to_json()))
+    report["folders"] = [folder.relative_to(to).as_posix() for folder in training.folders]
+    report["finished"] = finished or _last_state(training.folders)
+    if report != before:
+        write_file(to / TRAINING, (json.dumps(report, indent=1) + "\n").encode())
+
+
+def _last_state(folders: Sequence[Path]) -> str:
+    """When the last seed ended: its state is written with its last step and never again."""
+    last = max((folder / STATE).stat().st_mtime for folder in folders)
+    return datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
 
 
 def _kept(trained: Trained, table: Table, head: UncertaintyHead, folder: Path | None, about: Json) -> UncertaintyHead:

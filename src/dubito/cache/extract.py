@@ -16,10 +16,10 @@ from filelock import FileLock, Timeout
 
 from dubito.cache._run import Run
 from dubito.cache.column import forget_shards
-from dubito.cache.fingerprint import identity
+from dubito.cache.fingerprint import CARRIED, identity
 from dubito.cache.labels import resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
-from dubito.cache.open import open_cache
+from dubito.cache.open import table_of_cache
 from dubito.cache.shard import check_name, is_leftover, list_shards, sweep
 from dubito.cache.targets import to_targets
 from dubito.choices import LabelSpace
@@ -92,7 +92,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         run = Run(model, opened, stored, folder, begun, chosen, stated, compared)
         run.go(_workers(workers, opened), progress)
     forget_shards()
-    table = open_cache(folder)
+    table = table_of_cache(folder, {part: manifest.identity[part] for part in CARRIED})
     if table.skipped:
         _tell_skipped(table)
     return table

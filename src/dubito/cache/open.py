@@ -19,7 +19,15 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
         folder: What extract was given as `to`.
         model: Refuse a cache that another model made.
     """
-    folder = Path(folder)
+    return table_of_cache(Path(folder), None if model is None else model_identity(model))
+
+
+def table_of_cache(folder: Path, known: Json | None) -> Table:
+    """The table of a finished cache that a known model made, by its `model_identity`; None takes any cache.
+
+    Raises:
+        StaleCacheError: The cache's weights or transform are not this model's.
+    """
     manifest = read_manifest(folder)
     if manifest is None:
         raise CacheError(
@@ -27,8 +35,8 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
         )
     if not manifest.finished:
         raise CacheError(f"cache '{folder}' is not finished. Run the same extract again: it goes on where it stopped.")
-    if model is not None:
-        check_model(folder, manifest, model)
+    if known is not None:
+        check_identity(folder, manifest.identity, manifest.identity | known)
     columns: dict[str, Any] = {}
     for probe in manifest.probes.values():
         columns |= _columns(_shards(folder, probe), probe)
@@ -40,23 +48,24 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
         label_space=manifest.label_space or "model",
         skipped=[(name, why) for name, why in manifest.skipped],
         source=model_digest(manifest.identity),
-        maker=_maker(manifest, made_losses="loss" in columns),
+        maker=_maker(manifest, known or {}, made_losses="loss" in columns),
         **columns,
     )
 
 
-def _maker(manifest: Manifest, *, made_losses: bool) -> Json:
-    """The model part by part and, if there are losses, the task loss that they are of."""
-    maker = {"model": manifest.model} | {part: manifest.identity.get(part) for part in CARRIED}
+def _maker(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
+    """The model part by part and, if there are losses, the task loss that they are of.
+
+    A model in hand whose weights agree fills in what an older cache has not recorded, or recorded in another form.
+    """
+    maker: Json = {"model": manifest.model}
+    for part in CARRIED:
+        in_hand = known.get(part)
+        maker[part] = manifest.identity.get(part) if in_hand is None else in_hand
     if made_losses:
         # A probe's settings name the task loss only where it is not the usual one.
         maker["task_loss"] = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy")
     return maker
-
-
-def check_model(folder: Path, manifest: Manifest, model: Classifier) -> None:
-    """Raise CacheError when the cache's weights or transform are not this model's."""
-    check_identity(folder, manifest.identity, manifest.identity | model_identity(model))
 
 
 def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:

@@ -42,7 +42,10 @@ Rows = Annotated[int | None, _setting("--rows", min=2, help="Rows seen in all.",
 Dropout = Annotated[
     float, _setting("--dropout", help="Share of the features dropped while learning; 0.8 for few photographs.")
 ]
-Init = Annotated[choices.Init, _setting("--init", help="First weights; from zero, nothing is learned.")]
+Init = Annotated[
+    choices.Init,
+    _setting("--init", help="First weights: random, zero (nothing is learned), or the classes', for few photographs."),
+]
 
 
 def parse_betas(text: str) -> tuple[float, float]:

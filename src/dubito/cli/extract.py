@@ -78,6 +78,9 @@ def extract(  # noqa: PLR0913 (a command's options)
     no_logit: Annotated[
         bool, typer.Option("--no-logit", help="Save space: rebuild logits from features when they are asked for.")
     ] = False,
+    before: Annotated[
+        bool, typer.Option("--before", help="Also keep features before the last non-linearity, by a second pass.")
+    ] = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -90,7 +93,7 @@ def extract(  # noqa: PLR0913 (a command's options)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
     with screen.waiting(f"loading {model}"):
         classifier = dubito.load(model, weights=None if weights.lower() == "none" else weights, device=device)
-    before, start = _files(to), time.perf_counter()
+    there, start = _files(to), time.perf_counter()
     table = dubito.extract(
         classifier,
         images,
@@ -100,12 +103,12 @@ def extract(  # noqa: PLR0913 (a command's options)
         targets=targets,
         epochs=epochs,
         augment=_augment(epochs, strong, augment_seed),
-        probes=[dubito.Forward(store_logit=not no_logit, task_loss=task_loss)],
+        probes=[dubito.Forward(store_logit=not no_logit, task_loss=task_loss), *([dubito.Before()] if before else [])],
         batch_size=batch_size,
         workers=workers,
         progress=not quiet,
     )
-    found = _summary(table, to, before, time.perf_counter() - start)
+    found = _summary(table, to, there, time.perf_counter() - start)
     screen.result({"model": model, "epochs": epochs, **found}, _shown(model, epochs, found))
 
 

@@ -16,6 +16,7 @@ Their Table 3 puts a strong augmentation on top of half of the rows. How strong 
 | blur | `deteriorate.blur`, severity 1 to 5 at random |
 | crop | a small crop, 0.08..0.25 of the area, instead of the usual one |
 | box | `deteriorate.box`, severity 1 to 5 at random |
+| noise | `deteriorate.noise`, severity 1 to 5 at random; not in their table |
 
 What is drawn depends on (seed, epoch, position) alone, not on the order of reading, the process or anyone else's random
 numbers; nobody else's random numbers are changed either. torchvision draws from torch's global generator, so its state
@@ -140,7 +141,7 @@ class Augment:
     def strengthen(self, image: Image.Image, *, epoch: int, photo: int) -> Image.Image:
         """The strong augmentation of one augmented image, where it is its turn and no other photo is needed."""
         chance = self._chance(epoch, photo)
-        if self.strong not in ("augmix", "blur", "box") or not chance.random() < self.strong_share:
+        if self.strong not in ("augmix", "blur", "box", "noise") or not chance.random() < self.strong_share:
             return image
         if self.strong == "augmix":
             from torchvision.transforms import v2  # noqa: PLC0415 (slow to import, and few need it)

@@ -21,7 +21,7 @@ from dubito.errors import CheckpointError, DubitoWarning
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, make_card
 from dubito.heads.module import HeadModule
 from dubito.models.checkpoint import read_weights
-from dubito.models.fingerprint import tensors_digest
+from dubito.models.fingerprint import operations, tensors_digest
 from dubito.models.from_timm import transform_of
 from dubito.models.wrap import wrap
 from dubito.types import Json
@@ -144,6 +144,7 @@ def _maker(model: str, backbone: dict[str, Tensor]) -> Json | None:
     who = {
         "weights": None,
         "tensors": tensors_digest({key: value.to(own[key].dtype) for key, value in backbone.items()}),
+        "operations": operations(module),
         "head": {"layer": None, "output": "logits"},  # as dubito.load leaves it
         "transform": wrap(module, transform=transform_of(module, {})).transform.describe(),
     }

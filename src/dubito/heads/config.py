@@ -110,9 +110,8 @@ def same_backbone(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | No
         part = "tensors" if there.get("tensors") and here.get("tensors") else "weights"
         told = f"{_short(there.get(part))} there, {_short(here.get(part))} here"
         reasons.append(f"its weights differ ({told}): the backbone was fine-tuned or is another one")
-    if _changed(there.get("operations"), here.get("operations")):
-        told = _differing(there.get("operations"), here.get("operations"))
-        reasons.append(f"its operations differ ({told}): activations or pools were replaced")
+    if replaced := _replaced(there.get("operations"), here.get("operations")):
+        reasons.append(f"its operations differ ({replaced}): activations or pools were replaced")
     if _plain(there.get("transform")) != _plain(here.get("transform")):
         told = _differing(there.get("transform"), here.get("transform"))
         reasons.append(f"its transform differs ({told}): images were prepared in another way")
@@ -126,9 +125,12 @@ def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _changed(there: Any, here: Any) -> bool:
-    """Whether two parts differ; what one side does not know is not compared."""
-    return there is not None and here is not None and _plain(there) != _plain(here)
+def _replaced(there: Any, here: Any) -> str | None:
+    """The operations that only one side has, None if there are none; what one side does not know is not compared."""
+    if there is None or here is None or set(there) == set(here):
+        return None
+    gone, new = (", ".join(sorted(some)) or "none" for some in (set(there) - set(here), set(here) - set(there)))
+    return f"{gone} there, {new} here"
 
 
 def _plain(part: Any) -> str:

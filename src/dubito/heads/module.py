@@ -17,7 +17,7 @@ from dubito.choices import Init
 from dubito.errors import TableError, ValueRangeError
 
 SMALLEST = 1e-6
-_SLOPE = 0.01
+SLOPE = 0.01
 
 
 @final
@@ -28,7 +28,8 @@ class HeadModule(nn.Module):
         features: Width d of the features that it reads.
         width: Of every hidden layer.
         depth: Number of hidden layers; 0 is a linear head.
-        init: "default" is torch's own; "zero" sets every weight and bias to zero, which cannot learn (Table 3).
+        init: "default" is torch's own; "zero" sets every weight and bias to zero, which cannot learn (Table 3);
+            "classes" is "default" until `class_start.start_at_classes` has seen a table.
         seed: Of the initial weights.
 
     >>> head = HeadModule(8, width=4, depth=1, seed=1)
@@ -52,7 +53,7 @@ class HeadModule(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # not CUDA's, which a fork without devices would not restore
             for before, after in pairwise(sizes):
-                layers += [nn.Linear(before, after), nn.LeakyReLU(_SLOPE)]
+                layers += [nn.Linear(before, after), nn.LeakyReLU(SLOPE)]
         self.layers = nn.Sequential(*layers[:-1], nn.Softplus())
         if init == "zero":
             for parameter in self.parameters():

@@ -5,8 +5,8 @@
     AdamW, betas 0.8 and 0.95, weight decay 1e-4 on matrices only
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A. Who has fewer rows keeps the 460 episodes and their
-schedule; the episodes shrink (`Recipe.plan`). That rule is ours; so are dropout and the settings of SGD, Lion
-and of the step schedule, which the paper names in Table 3 without giving them.
+schedule; the episodes shrink (`Recipe.plan`). That rule is ours; so are dropout, the start at the classes, and the
+settings of SGD, Lion and of the step schedule, which the paper names in Table 3 without giving them.
 """
 
 import math
@@ -53,7 +53,8 @@ class Recipe:
         rows: Rows seen in all, again and again as needed; None scales with the table.
         dropout: Share of a row's features that is set to zero while learning, the rest scaled up. 0 as in the paper;
             0.8 keeps a head from learning a thousand photographs by heart.
-        init: Of the weights; "zero" is there to show that it cannot learn.
+        init: Of the weights: "default" at random, "classes" at the classifier's own (`heads.class_start`), which learns
+            more from few images; "zero" is there to show that it cannot learn.
     """
 
     loss: LossName = "ranking"

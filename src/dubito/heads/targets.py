@@ -52,7 +52,10 @@ def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
         raise ValueRangeError(
             f"with_expected_loss: temperature must be positive; {temperature} came. 1 is the model's."
         )
-    return table.extended(loss=_Expected(table.column("logit"), temperature))
+    found = table.extended(loss=_Expected(table.column("logit"), temperature))
+    if table.maker is not None:
+        found.maker = {**table.maker, "task_loss": _CROSS_ENTROPY}
+    return found
 
 
 @final

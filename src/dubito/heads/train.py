@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from dubito.cache.progress import Advance, bar
 from dubito.errors import ConstantHeadWarning, TableError, ValueRangeError
 from dubito.heads._state import TrainingState, alone, read_state, write_state
+from dubito.heads.class_start import start_at_classes
 from dubito.heads.held_out import HeldOut
 from dubito.heads.losses import DIRECT_LOSSES, HeadLoss, ranking_loss
 from dubito.heads.module import HeadModule
@@ -49,12 +50,14 @@ class Trained:
         history: Step, learning rate, mean loss and held-out figures, at twenty points of the training.
         steps: Updates done.
         rows: Rows seen.
+        went_on_from: The step at which this call began: 0 without a kept state, `steps` if all was done before.
     """
 
     module: HeadModule
     history: list[Json]
     steps: int
     rows: int
+    went_on_from: int = 0
 
 
 def train_head(
@@ -85,13 +88,15 @@ def train_head(
     losses = target_column(table, settings)
     plan = settings.plan(len(table))
     module = HeadModule(table.shape("feature")[1], width=width, depth=depth, init=settings.init, seed=seed)
+    if settings.init == "classes":
+        start_at_classes(module, table)
     stream = Stream(table.column("feature"), losses, plan.batch, seed, table.name)
     watched = None if held_out is None else _watched(held_out, table, settings)
     identity = _identity(table, watched, losses, plan, module, seed)
     run = _Run(plan, module, make_optimizer(module, settings), stream, watched, folder, identity)
     with nullcontext() if folder is None else alone(folder):
-        run.go(f"train seed {seed}", progress)
-    return Trained(module.eval(), run.state.history, plan.steps, stream.rows_until(plan.steps))
+        first = run.go(f"train seed {seed}", progress)
+    return Trained(module.eval(), run.state.history, plan.steps, stream.rows_until(plan.steps), first)
 
 
 @dataclass
@@ -106,8 +111,8 @@ class _Run:
     state: TrainingState = field(default_factory=TrainingState)
     _saved: float = 0.0
 
-    def go(self, title: str, progress: bool) -> None:
-        """From the state in the folder, or from the beginning, to the last step."""
+    def go(self, title: str, progress: bool) -> int:
+        """From the state in the folder, or from the beginning, to the last step; says at which step it began."""
         self._restore()
         loss_of = _loss_of(self.plan.recipe)
         first, total = self.state.step, self.plan.steps
@@ -123,6 +128,7 @@ class _Run:
                     self._measure(advance)
                 self._save(always=self.state.step == total)
         self._tell_constant()
+        return first
 
     def _step(self, loss_of: HeadLoss, rows: Float[Tensor, "b d"], losses: Float[Tensor, "b"]) -> Float[Tensor, ""]:
         set_lr(self.optimizer, self.plan.lr(self.state.step))

@@ -2,17 +2,19 @@
 
     tensors    = blake2b( (key, dtype, shape, blake2b(bytes)) of every parameter and buffer, by key )
     weights    = blake2b( (name, class, settings) of every submodule, tensors )
-    operations = how often each activation and pool stands among the submodules
+    operations = which activations and pools stand among the submodules
 
 Classes and settings are those of timm and torch, whose versions rename and extend them. So `weights` tells any change
 of the submodules, and `tensors` alone stays the same on another machine with other versions. `operations` tells of the
-most likely change that leaves tensors as they are, another activation, by names that versions hardly change. None of
-them sees what a forward calls as a function.
+most likely change that leaves tensors as they are, another activation. What versions do change in it is left out: a
+prefix or suffix of a name (transformers had PytorchGELUTanh and SiLUActivation, which are GELUTanh and SiLU now), and
+how often an activation is there, as one module may be shared by several layers. So one of several equal activations
+that is replaced by another kind that is there as well goes unnoticed; and nothing here sees what a forward calls as a
+function.
 """
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,24 +33,25 @@ def module_digests(module: nn.Module) -> dict[str, str]:
     return {"weights": state.hexdigest(), "tensors": tensors}
 
 
-def operations(module: nn.Module) -> dict[str, int]:
-    """How often each activation and pool without weights is there, by its class and settings.
+def operations(module: nn.Module) -> list[str]:
+    """The activations and pools without weights, each kind once, by class and settings.
 
     >>> operations(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), nn.ReLU(), nn.LeakyReLU(0.2)))
-    {'LeakyReLU(negative_slope=0.2)': 1, 'ReLU': 2}
+    ['LeakyReLU(negative_slope=0.2)', 'ReLU']
     """
-    found = Counter(
+    found = {
         _operation(part)
         for part in module.modules()
         if re.search(r"\b(activations?|pooling)\b", type(part).__module__) and not list(part.parameters())
-    )
-    return dict(sorted(found.items()))
+    }
+    return sorted(found)
 
 
 def _operation(part: nn.Module) -> str:
     """Class and settings; whether it writes into its input does not change what comes out."""
     settings = re.sub(r"(, )?inplace(=True)?", "", part.extra_repr())
-    return type(part).__name__ + (f"({settings})" if settings else "")
+    name = re.sub(r"^Pytorch(?=.)|(?<=.)Activation$", "", type(part).__name__)
+    return name + (f"({settings})" if settings else "")
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -1,0 +1,159 @@
+"""The probe of what lies before the last non-linearity: features that are not cut off at zero.
+
+    z = p(f(a)),   before = p(a)      f: the last activation that the module calls, p: the pool or flatten after it
+
+Pearce et al. (2021), appendix C.5, fit densities to features before and after the non-linearity. The activation is
+found by watching one pass of two images, as the last one whose pooled output is the model's own feature; every batch is
+checked against that again. A model whose features do not come from an activation, such as a transformer that ends with
+a normalisation, has nothing before it and says so.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, final
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dubito.errors import ModelError, ValueRangeError
+from dubito.types import Classifier, Json
+
+Pool = Callable[[Tensor], Tensor]
+_ACTIVATIONS = frozenset(
+    {getattr(F, name) for name in ("relu", "relu_", "relu6", "hardtanh", "leaky_relu", "prelu", "elu", "selu", "celu")}
+    | {getattr(F, name) for name in ("gelu", "silu", "mish", "hardswish", "softplus", "softsign", "tanh", "sigmoid")}
+    | {getattr(torch, name) for name in ("relu", "relu_", "tanh", "sigmoid", "clamp")}
+    | {getattr(Tensor, name) for name in ("relu", "relu_", "tanh", "sigmoid", "clamp", "clamp_")}
+)
+_POOLS: dict[str, Pool] = {
+    "flatten": lambda a: a.flatten(1),
+    "mean of the map": lambda a: a.mean((2, 3)),
+    "maximum of the map": lambda a: a.amax((2, 3)),
+    "mean of the map, channels last": lambda a: a.mean((1, 2)),
+    "mean of the tokens": lambda a: a.mean(1),
+    "first token": lambda a: a[:, 0],
+}
+_AXES = {"flatten": (2, 4), "mean of the tokens": (3,), "first token": (3,)}
+_LOOKED_AT = 2
+_FOUND: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()
+"""Of models that were looked at: the number of the activation, and the pool. Not in the probe, which is sent about."""
+
+
+@final
+@dataclass(frozen=True)
+class Before:
+    """Features before the last non-linearity, in the column `before`.
+
+    Attributes:
+        dtype: On disk. float16 keeps three digits and values up to 65,504.
+    """
+
+    dtype: Literal["float16", "float32"] = "float16"
+
+    name = "before"
+    price = "1 forward pass"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float16", "float32"):
+            raise ValueRangeError(f"dtype must be float16 or float32; '{self.dtype}' came.")
+
+    def run(
+        self,
+        model: Classifier,
+        x: Float[Tensor, "n ..."],
+        label: Shaped[Tensor, "n ..."] | None,  # noqa: ARG002 (of the protocol)
+    ) -> Mapping[str, Tensor]:
+        """The column `before` (n, d), as wide as the feature."""
+        if model not in _FOUND:
+            _FOUND[model] = _find(model, x[:_LOOKED_AT])
+        number, pool = _FOUND[model]
+        watch = _Watch(number, _POOLS[pool])
+        with watch:
+            z = model.features(x)
+        if watch.before is None or watch.after is None or not _same(watch.after, z):
+            raise ModelError(
+                "before: the model does not call its activations in the same order for every batch, so that the one "
+                "before its features cannot be followed. Extract without the probe `Before`."
+            )
+        limit = torch.finfo(torch.float16).max
+        if self.dtype == "float16" and bool((watch.before.abs() > limit).any()):
+            raise ValueRangeError(
+                f"before: values reach {float(watch.before.abs().max()):.3g}, beyond float16's {limit:.0f}. "
+                f"Extract with probes=[Before(dtype='float32')]."
+            )
+        return {"before": watch.before.to(getattr(torch, self.dtype))}
+
+    def settings(self) -> Json:
+        """The type on disk."""
+        return {"dtype": self.dtype}
+
+
+class _Watch(TorchFunctionMode):
+    """Count activations; of one of them, pool what it reads and what it gives, before anything is overwritten."""
+
+    def __init__(self, number: int, pool: Pool) -> None:
+        super().__init__()
+        self.before: Tensor | None = None
+        self.after: Tensor | None = None
+        self._number, self._pool = number, pool
+        self._count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _ACTIVATIONS:
+            return func(*args, **(kwargs or {}))
+        mine = self._count == self._number
+        self._count += 1
+        if mine:
+            self.before = self._pool(_source(args, kwargs)).clone()
+        output = func(*args, **(kwargs or {}))
+        if mine:
+            self.after = self._pool(output).clone()
+        return output
+
+
+class _Look(TorchFunctionMode):
+    """Keep the output of every activation of one small pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in _ACTIVATIONS:
+            self.outputs.append(output.clone())
+        return output
+
+
+def _find(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[int, str]:
+    """The number of the last activation whose pooled output is the feature, and the name of that pool."""
+    model.features(x)  # a model that has not seen a batch yet understands itself first, in more than one pass
+    look = _Look()
+    with look:
+        z = model.features(x)
+    for number in reversed(range(len(look.outputs))):
+        output = look.outputs[number]
+        for name, pool in _POOLS.items():
+            if output.dim() in _AXES.get(name, (4,)) and _same(pool(output), z):
+                return number, name
+    raise ModelError(
+        f"before: none of the {len(look.outputs)} activations that the model calls gives its features, pooled or as "
+        f"they are, so there is nothing before a last non-linearity. Use the features themselves."
+    )
+
+
+def _source(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor:
+    source: Tensor = args[0] if args else (kwargs or {})["input"]
+    return source
+
+
+def _same(one: Tensor, z: Tensor) -> bool:
+    return one.shape == z.shape and torch.allclose(one.to(z), z, rtol=1e-3, atol=1e-4 * float(z.abs().max()))
