@@ -131,7 +131,7 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
     some = Subset(images, halves[1].tolist())
     steps = dubito.ladder(model, some, {"head": head, "entropy": dubito.Entropy()}, cache / "ladder")
     print(steps)
-    result["ladder"] = steps.to_json()
+    result["ladder"] = {**steps.to_json(), "images": PHOTOS}
     return result
 
 
@@ -253,7 +253,7 @@ def draw(curve: list[dict[str, float]], to: Path) -> None:
     axes.set(xscale="log", xticks=sizes, xticklabels=sizes, xlabel="photographs learned from")
     axes.minorticks_off()
     axes.set(ylabel="AUROC, ReaL-ambiguous photographs")
-    axes.legend(loc="center left")
+    axes.legend(loc="lower right")
     figure.savefig(to, dpi=150)
 
 

@@ -23,8 +23,13 @@ def test_scores(run: Run) -> None:
 
 
 def test_probes_and_metrics(run: Run) -> None:
-    probe = run("list", "probes", "--json").json["probes"][0]
-    assert (probe["name"], probe["price"], probe["about"]) == ("forward", "1 forward pass", "Features and logits.")
+    probes = {
+        probe["name"]: (probe["price"], probe["about"]) for probe in run("list", "probes", "--json").json["probes"]
+    }
+    assert probes == {
+        "forward": ("1 forward pass", "Features and logits."),
+        "before": ("1 forward pass", "Features before the last non-linearity, in the column `before`."),
+    }
     found = run("list", "metrics", "--json").json["metrics"]
     assert {entry["name"] for entry in found} < set(metrics.__all__)
     assert "auroc" in {entry["name"] for entry in found}
