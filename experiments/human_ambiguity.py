@@ -8,9 +8,9 @@ saw them nor their labels: those of one half by a head trained on the other half
 epochs. Some of these are blurred, noisy or mostly covered: without them, u falls again at single steps of the ladder,
 for instance where a box leaves nothing to see. Heads have one hidden layer that starts at the classifier's classes.
 
-These settings (start, dropout, learning rate, margin, epochs) were chosen by the AUROC on the first half of the
-photographs, for heads trained on the second. `halves` gives both separately: the second half's figure had no part in
-that choice.
+The idea of this start and its first settings were seen on both halves of the photographs; the final ones (threshold,
+dropout, learning rate, margin) were settled by the AUROC on the first half, for heads trained on the second, and the
+augmented epochs also by the ladder itself. `halves` gives both halves: the second is the cleaner one, not untouched.
 
     targets   AUROC of u for ReaL-ambiguous photographs and Spearman with the votes, for heads trained on the losses of
               given labels, on the losses that the model expects by itself, and on both; beside max-probability and
