@@ -58,7 +58,7 @@ def measured() -> dict[str, object]:
     found = json.loads((HERE / "expected" / "human_ambiguity.json").read_text())
     return {
         "note": "Heads of the same making, each trained on one half of the photographs and measured on the other "
-        "(experiments/human_ambiguity.py); this one has seen both halves. The idea of the start was seen on both halves, "
+        "(experiments/human_ambiguity.py); this one has seen both. The idea of the start was seen on both halves, "
         "its final settings were chosen on the first: the second half's figure is the cleaner one, not untouched.",
         "second_half": found["halves"]["reported"],
         "real_ambiguity": found["targets"][BEST],
