@@ -22,7 +22,7 @@ MAY_KNOW = {
     "data": GROUND,
     "models": GROUND,
     "metrics": GROUND,
-    "probes": GROUND | {"models"},
+    "probes": GROUND | {"models", "metrics"},
     "cache": GROUND | {"data", "probes"},
     "heads": GROUND | {"views", "models", "metrics", "cache"},
     "scores": GROUND | {"views", "metrics", "cache", "heads"},

@@ -33,3 +33,8 @@ Nonlinearity = Literal["after", "before"]
 """Which features a density reads: those of the last layer, or what lies before their non-linearity."""
 Start = Literal["class", "free"]
 """Where a density's Gaussians begin: at the classes, or at clusters without labels."""
+
+WeighedBy = Literal["logsumexp", "sum"]
+"""What makes a member of an ensemble count more: the log-sum-exp of its logits, or their sum."""
+WeighedOver = Literal["input", "pooled"]
+"""Whether members have weights of their own for each input, or one for all."""

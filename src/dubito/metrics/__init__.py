@@ -16,6 +16,17 @@ from dubito.metrics.classification import (
     nll_per_row,
 )
 from dubito.metrics.correlation import spearman
+from dubito.metrics.information import (
+    ChainRule,
+    Decomposition,
+    chain_rule,
+    decompose,
+    decompose_variance,
+    member_weights,
+    partitioned,
+    sub_ensembles,
+    variation_ratio,
+)
 from dubito.metrics.intervals import Interval, interval
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
 from dubito.metrics.rejection import (
@@ -28,10 +39,15 @@ from dubito.metrics.rejection import (
     risk_coverage,
 )
 from dubito.metrics.retrieval import nearest, neighbour_matches, r_auroc, recall_at_1
+from dubito.metrics.streaming import SUMMARY, MemberStream
 
 __all__ = [
+    "SUMMARY",
     "Array",
+    "ChainRule",
+    "Decomposition",
     "Interval",
+    "MemberStream",
     "RiskCoverage",
     "acceptance_curve",
     "accuracy",
@@ -43,18 +59,25 @@ __all__ = [
     "brier_per_row",
     "bucket_calibration_error",
     "bucket_curve",
+    "chain_rule",
     "confidence",
     "correct",
+    "decompose",
+    "decompose_variance",
     "ece",
     "excess_aurc",
     "fpr_at_tpr",
     "interval",
+    "member_weights",
     "nearest",
     "neighbour_matches",
     "nll",
     "nll_per_row",
+    "partitioned",
     "r_auroc",
     "recall_at_1",
     "risk_coverage",
     "spearman",
+    "sub_ensembles",
+    "variation_ratio",
 ]

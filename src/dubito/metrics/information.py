@@ -1,0 +1,229 @@
+"""How far do members disagree? Entropies and mutual information of their probabilities p_m, one number an input.
+
+    total = H(p̄)     aleatoric = Σ_m w_m H(p_m)     epistemic = I[Y; M] = Σ_m w_m KL(p_m || p̄) = total - aleatoric
+
+with p̄ = Σ_m w_m p_m, equal weights by default (Kirsch 2024, eqs 2 to 5). Sub-ensembles k of members m, eqs 15 to 17:
+
+    I[Y; K, M] = I[Y; K] + I[Y; M | K]          all members = between sub-ensembles + within them
+
+Weights by the size of logits (B.1): the paper's steps weigh the members of each input, its formula pools over inputs,
+and its "logit sum" may be a sum or a log-sum-exp. All four readings are here, none is called the paper's own. For
+regression the same split of the variance. All in nats and float64; divergences are summed, instead of subtracting two
+entropies, so that identical members have an epistemic part of zero, and no part is negative. Nothing here is for many
+members of many classes: `dubito.metrics.streaming` takes members one by one.
+"""
+
+from typing import NamedTuple, get_args
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from dubito.choices import WeighedBy, WeighedOver
+from dubito.errors import TableError, ValueRangeError
+from dubito.metrics._arrays import Array
+from dubito.table import to_tensor
+from dubito.types import finite
+
+_ONE = 1e-3
+"""How far the sum of a row's probabilities may be from one: what half precision leaves."""
+
+
+class Decomposition(NamedTuple):
+    """Uncertainty of every input, in nats: total = aleatoric + epistemic."""
+
+    total: Float64[Tensor, "n"]
+    aleatoric: Float64[Tensor, "n"]
+    epistemic: Float64[Tensor, "n"]
+
+
+class ChainRule(NamedTuple):
+    """Epistemic uncertainty of every input, in nats: total = between + within."""
+
+    total: Float64[Tensor, "n"]
+    between: Float64[Tensor, "n"]
+    within: Float64[Tensor, "n"]
+
+
+def decompose(probs: Array, weights: Array | None = None) -> Decomposition:
+    """Total, aleatoric and epistemic uncertainty from the probabilities of members.
+
+    Args:
+        probs: (m, n, c), each row a distribution over classes. For logits, take their softmax over the last axis first.
+        weights: (m) or (m, n), of any positive scale; equal by default.
+
+    >>> total, aleatoric, epistemic = decompose([[[1.0, 0.0]], [[0.0, 1.0]]])  # two sure members that disagree
+    >>> [round(float(part), 4) for part in (total, aleatoric, epistemic)]  # log 2, 0, log 2
+    [0.6931, 0.0, 0.6931]
+    """
+    p = _probabilities(probs, "decompose", "m n c")
+    w = _weights(weights, p)
+    mean = torch.einsum("mn,mnc->nc", w, p)
+    aleatoric = (w * entropy_of(p)).sum(0)
+    # xlogy twice instead of a logarithm of the ratio: a class with no probability adds nothing, in p_m or in both.
+    divergence = (torch.xlogy(p, p) - torch.xlogy(p, mean)).sum(-1)
+    return Decomposition(entropy_of(mean), aleatoric, (w * divergence).sum(0).clamp_min(0))
+
+
+def chain_rule(probs: Array) -> ChainRule:
+    """The epistemic uncertainty of all members, split into that between sub-ensembles and that within them.
+
+    Args:
+        probs: (k, m, n, c): k sub-ensembles of m members each; see `sub_ensembles` and `partitioned`.
+
+    >>> parts = chain_rule([[[[1.0, 0.0]], [[0.0, 1.0]]], [[[1.0, 0.0]], [[0.0, 1.0]]]])  # two equal sub-ensembles
+    >>> round(float(parts.between), 4), round(float(parts.within), 4)
+    (0.0, 0.6931)
+    """
+    p = _probabilities(probs, "chain_rule", "k m n c")
+    within = torch.stack([decompose(part).epistemic for part in p]).mean(0)
+    return ChainRule(decompose(p.flatten(0, 1)).epistemic, decompose(p.mean(1)).epistemic, within)
+
+
+def sub_ensembles(members: int) -> tuple[tuple[int, int], ...]:
+    """Every way to cut members into at least two sub-ensembles of equal size, as (how many, of which size).
+
+    >>> sub_ensembles(6)
+    ((6, 1), (3, 2), (2, 3))
+    """
+    return tuple((members // size, size) for size in range(1, members // 2 + 1) if members % size == 0)
+
+
+def partitioned(probs: Array, size: int) -> Float64[Tensor, "k m n c"]:
+    """Members in sub-ensembles of a size, neighbours together.
+
+    Args:
+        probs: (m, n, c).
+        size: Must divide the number of members.
+    """
+    p = _probabilities(probs, "partitioned", "m n c")
+    if size < 1 or len(p) % size:
+        fitting = ", ".join(str(size) for _, size in sub_ensembles(len(p)))
+        raise ValueRangeError(
+            f"partitioned: size must divide the {len(p)} members; {size} came. Choose among {fitting or '1'}."
+        )
+    return p.reshape(-1, size, *p.shape[1:])
+
+
+def member_weights(
+    logits: Array, *, by: WeighedBy = "logsumexp", over: WeighedOver = "input"
+) -> Float64[Tensor, "m n"]:
+    """How much each member counts, from the size of its logits l_mn: a softmax over members.
+
+    Args:
+        logits: (m, n, c).
+        by: "logsumexp": l = log sum_c exp logit_c, the log of a member's unnormalised mass. "sum": l = sum_c logit_c.
+        over: "input": w_mn = exp l_mn / sum_k exp l_kn. "pooled": w_m = sum_n exp l_mn / sum_kn exp l_kn, one for all
+            inputs, as the paper's formula has it.
+    """
+    z = finite(_tensor(logits, "member_weights: logits", "m n c"), "member_weights: logits")
+    size = log_size(z, by)
+    if over not in get_args(WeighedOver):
+        raise ValueRangeError(f"over must be 'input' or 'pooled'; '{over}' came. Choose one of the two.")
+    if over == "input":
+        return size.softmax(0)
+    return size.logsumexp(1).softmax(0)[:, None].expand_as(size)
+
+
+def log_size(logits: Float[Tensor, "*m c"], by: WeighedBy) -> Float[Tensor, "*m"]:
+    """L of `member_weights`: the logarithm of a member's weight, before it is made relative."""
+    if by not in get_args(WeighedBy):
+        raise ValueRangeError(f"by must be 'logsumexp' or 'sum'; '{by}' came. Choose one of the two.")
+    return logits.logsumexp(-1) if by == "logsumexp" else logits.sum(-1)
+
+
+def variation_ratio(probs: Array) -> Float64[Tensor, "n"]:
+    """The share of members that do not vote for the class with most votes (Freeman 1965); tied classes: the lowest.
+
+    >>> variation_ratio([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]], [[0.7, 0.3]]]).tolist()
+    [0.25]
+    """
+    p = _probabilities(probs, "variation_ratio", "m n c")
+    votes = torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).sum(0)
+    return 1 - votes.amax(-1).double() / len(p)
+
+
+def decompose_variance(means: Array, variances: Array | None = None) -> Decomposition:
+    """The split of the variance for regression: total = mean of the variances + variance of the means.
+
+    Args:
+        means: (m, n) what each member predicts.
+        variances: (m, n) the noise that each member expects; none by default.
+
+    >>> decompose_variance([[1.0], [3.0]], [[0.5], [1.5]])  # 1 + 1
+    Decomposition(total=tensor([2.], ...), aleatoric=tensor([1.], ...), epistemic=tensor([1.], ...))
+    """
+    mean = finite(_tensor(means, "decompose_variance: means", "m n"), "decompose_variance: means")
+    noise = torch.zeros_like(mean)
+    if variances is not None:
+        noise = finite(_tensor(variances, "decompose_variance: variances", "m n"), "decompose_variance: variances")
+    if noise.shape != mean.shape or bool((noise < 0).any()):
+        raise ValueRangeError(
+            f"decompose_variance: variances must be {tuple(mean.shape)} and not negative; {tuple(noise.shape)} came, "
+            f"the lowest {float(noise.min()):g}. Give one variance for each mean."
+        )
+    aleatoric, epistemic = noise.mean(0), mean.var(0, correction=0)
+    return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
+
+
+def entropy_of(probs: Float[Tensor, "*n c"]) -> Float[Tensor, "*n"]:
+    """H(p) = -sum_c p_c log p_c, in nats; a class without probability adds nothing."""
+    return -torch.xlogy(probs, probs).sum(-1)
+
+
+def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
+    """Checked, and brought to a sum of one to the last bit, so that what is exact in theory is so in numbers."""
+    p = finite(_tensor(values, f"{by}: probs", axes), f"{by}: probs")
+    sums = p.sum(-1)
+    wrong = ((sums - 1).abs() > _ONE) | (p < 0).any(-1)
+    if bool(wrong.any()):
+        where = wrong.nonzero()[0].tolist()
+        place = ", ".join(f"{name} {index}" for name, index in zip(axes.split(), where, strict=False))
+        raise ValueRangeError(
+            f"{by}: probabilities must not be negative and must sum to 1; those of {place} sum to "
+            f"{float(sums[tuple(where)]):g}, the lowest is {float(p[tuple(where)].min()):g}. Give the softmax of "
+            f"logits over the last axis."
+        )
+    return p / sums[..., None]
+
+
+def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tensor, "m n"]:
+    if weights is None:
+        return torch.full(p.shape[:2], 1 / len(p), dtype=torch.float64)
+    w = finite(to_tensor(weights, "decompose: weights").double(), "decompose: weights")
+    w = w[:, None] if w.dim() == 1 else w
+    if w.dim() != 2 or len(w) != len(p) or w.shape[1] not in (1, p.shape[1]):
+        raise TableError(
+            f"decompose: weights must be ({len(p)},) or {tuple(p.shape[:2])}; {tuple(w.shape)} came. "
+            f"Give one weight a member, or one for each member and input."
+        )
+    sums = w.sum(0)
+    if bool((w < 0).any()) or bool((sums <= 0).any()):
+        raise ValueRangeError(
+            f"decompose: weights must not be negative, and not all zero for an input; the lowest is {float(w.min()):g}."
+            f" See `member_weights`."
+        )
+    return (w / sums).expand(p.shape[:2])
+
+
+def _tensor(values: Array, what: str, axes: str) -> Float64[Tensor, "..."]:
+    """Float64 with these axes, none of them empty."""
+    if isinstance(values, list | tuple) and len({_shape(part) for part in values}) > 1:
+        shapes = ", ".join(str(_shape(part)) for part in values)
+        raise TableError(
+            f"{what}: members must have equal inputs and classes; they have {shapes}. "
+            f"Members of one ensemble share their classes, in one order."
+        )
+    if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
+        values = torch.stack([to_tensor(part, what) for part in values])
+    given = to_tensor(values, what)
+    if given.dim() != len(axes.split()) or 0 in given.shape:
+        raise TableError(
+            f"{what} must have the axes ({axes.replace(' ', ', ')}), none of them empty; shape {tuple(given.shape)} "
+            f"came. m is the members, n the inputs, c the classes."
+        )
+    return given.double()
+
+
+def _shape(part: object) -> tuple[int, ...]:
+    return tuple(to_tensor(part, "probs").shape)
