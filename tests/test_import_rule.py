@@ -11,7 +11,7 @@ import dubito
 
 SOURCE = Path(dubito.__file__).parent
 GROUND = {"errors", "choices", "table", "types"}
-BELOW = GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "scores"}
+BELOW = GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "ensembles", "scores"}
 """What a diagnosis stands on."""
 MAY_KNOW = {
     "errors": set(),
@@ -25,6 +25,7 @@ MAY_KNOW = {
     "probes": GROUND | {"models", "metrics"},
     "cache": GROUND | {"data", "probes"},
     "heads": GROUND | {"views", "models", "metrics", "cache"},
+    "ensembles": GROUND | {"views", "models", "metrics", "cache"},
     "scores": GROUND | {"views", "metrics", "cache", "heads"},
     "diagnosis": BELOW,
     "apps": BELOW | {"diagnosis"},

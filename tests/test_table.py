@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dubito.errors import DubitoError, MissingColumnError, TableError
-from dubito.table import WRITERS, Column, Table, to_tensor
+from dubito.table import ENSEMBLES, WRITERS, Column, Table, ensembles_in, to_tensor, writer_of
 
 LOGIT = [[2.0, 0.0], [0.0, 1.0], [0.5, 0.25]]
 
@@ -284,3 +284,31 @@ def test_the_maker_goes_with_the_rows():
     table = Table(feature=torch.zeros(3, 2), maker={"weights": "ab"})
     assert table.rows([1]).maker == table.select("feature").maker == {"weights": "ab"}
     assert Table(feature=torch.zeros(3, 2)).maker is None
+
+
+@pytest.mark.parametrize(
+    ("column", "writer"),
+    [
+        ("logit", WRITERS["logit"]),
+        ("members", ENSEMBLES["members"]),
+        ("members_between", ENSEMBLES["members"]),
+        ("checkpoints_loss", ENSEMBLES["checkpoints"] + ", where labels are the model's classes"),
+        ("tiles_7", ENSEMBLES["tiles"]),
+        ("tiles_16_logit", ENSEMBLES["tiles"] + ', with keep="logits"'),
+        (
+            "members_logit",
+            ENSEMBLES["members"] + ', with keep="logits", or by dubito.ensemble(tables) of one table a model',
+        ),
+        *((name, None) for name in ("tiles", "tiles_logit", "members_2", "mine", "mine_logit", "xmembers", "views_x")),
+    ],
+)
+def test_who_writes_the_columns_of_ensembles(column, writer):
+    assert writer_of(column) == writer
+
+
+def test_every_ensemble_has_its_columns():
+    for name, writer in ENSEMBLES.items():
+        of = f"{name}_2" if name == "tiles" else name
+        assert writer_of(of) == writer
+        assert ensembles_in([of]) == ensembles_in([f"{of}_logit", f"{of}_loss"]) == (of,)
+    assert ensembles_in(["members_loss", "views_between", "logit", "mine_logit"]) == ()

@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dubito
-from dubito.errors import TableError
+from dubito.errors import MissingColumnError, TableError
+from dubito.metrics.information import decompose
+from dubito.scores import Entropy, MutualInformation, Temperature
 from dubito.table import Table
-from dubito.views import chosen_rows, joined
+from dubito.views import chosen_rows, ensemble, joined
 
 
 def table_of(n: int, start: int = 0, **about: object) -> Table:
@@ -192,3 +194,124 @@ def test_the_known_task_loss_stays_known():
     assert joined(bce, unlabelled).maker == {"task_loss": "bce"}
     assert unlabelled.maker == joined(unlabelled, unlabelled).maker == {"model": "m"}
     assert joined(Table(logit=[[1.0]]), bce).maker is None  # arrays come from an unknown model
+
+
+def said_by(seed: int, n: int = 8, c: int = 3, **about: object) -> Table:
+    """What one model says of eight photographs."""
+    logit = 2 * torch.randn(n, c, generator=torch.Generator().manual_seed(seed))
+    columns = {"logit": logit, "feature": logit, "label": torch.arange(n) % 3, "id": [f"{i}.png" for i in range(n)]}
+    return Table(**{"name": f"cache/{seed}", "source": f"s{seed}", "maker": {"model": f"m{seed}"}, **columns, **about})
+
+
+def test_an_ensemble_of_tables():
+    tables = [said_by(seed) for seed in range(3)]
+    both = ensemble(tables)
+    assert both.columns == ("id", "label", "logit", "members_logit")  # features of different models are not comparable
+    assert torch.equal(both.whole("members_logit"), torch.stack([table.logit for table in tables], 1))
+    probs = torch.stack([table.logit.double().softmax(-1) for table in tables])
+    torch.testing.assert_close(both.logit.double().exp(), probs.mean(0))
+    assert both.logit.dtype == torch.float32
+    assert both.label.tolist() == tables[0].label.tolist()
+    assert both.id.tolist() == tables[0].id.tolist()
+    torch.testing.assert_close(MutualInformation().score(both), decompose(probs).epistemic, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(Entropy().score(both), decompose(probs).total, rtol=1e-5, atol=1e-6)
+    accuracy = (probs.mean(0).argmax(1) == tables[0].label).double().mean()
+    found = dubito.evaluate({"mutual_information": MutualInformation()}, both, resamples=5)
+    assert found.model["accuracy"].value == pytest.approx(float(accuracy))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 0), slice(2, 7), [0], [7, 0, 7, 3], [], [-1, 1]])
+def test_rows_of_an_ensemble(rows):
+    tables = [said_by(seed) for seed in range(3)]
+    same(ensemble(tables).rows(rows), ensemble([table.rows(rows) for table in tables]))
+    same(chosen_rows(ensemble(tables), torch.tensor([5, 2])), ensemble([table.rows([5, 2]) for table in tables]))
+    same(joined(ensemble(tables), ensemble(tables)).rows(slice(8, 16)), ensemble(tables).rows(slice(0, 8)))
+
+
+def test_an_ensemble_of_caches(cached):
+    disk, memory = cached
+    same(ensemble([disk, memory]).rows(slice(3, 17)), ensemble([memory, memory]).rows(slice(3, 17)))
+
+
+def test_an_ensemble_reads_nothing_before_it_is_asked():
+    class Column:
+        shape, asked = (5, 2), 0
+
+        def __getitem__(self, rows):
+            Column.asked += 1
+            return torch.zeros(5, 2)[rows]
+
+    table = ensemble([Table(logit=Column()), Table(logit=Column())])
+    assert (table.shape("members_logit"), table.shape("logit"), Column.asked) == ((5, 2, 2), (5, 2), 0)
+    assert table.rows([1]).shape("members_logit") == (1, 2, 2)
+
+
+def test_an_ensemble_knows_its_makers():
+    one, two = said_by(1), said_by(2)
+    both = ensemble([one, two])
+    assert (both.name, both.source) == ("ensemble of cache/1, cache/2", ensemble([one, two]).source)
+    assert both.maker == {"model": "ensemble of m1, m2", "members": [{"model": "m1"}, {"model": "m2"}]}
+    assert both.source not in (one.source, two.source, ensemble([two, one]).source, None)
+    assert (ensemble([one, said_by(2, source=None)]).source, ensemble([one, said_by(2, maker=None)]).maker) == (
+        None,
+        None,
+    )
+    many = [said_by(seed, n=200, label=torch.arange(200) % 3) for seed in (1, 2)]
+    fitted = Temperature().fit(ensemble(many))
+    fitted.score(both)
+    with pytest.raises(TableError, match="was made by another model"):
+        fitted.score(one)
+    with pytest.raises(TableError, match="was made by another model"):
+        fitted.score(ensemble([one, said_by(3)]))
+
+
+def test_what_is_no_ensemble():
+    one = said_by(1)
+    for few, came in (([], "none"), ([one], "one"), (one, "one")):
+        refused(f"ensemble needs at least two tables, one a model; {came} came. Give them as a list.", few, by=ensemble)
+    refused(
+        "ensemble: cache/1 and cache/2 must have the same images; they have 8 and 7 rows, 0 and 1 skipped. "
+        "Extract the same images with every model.",
+        [one, said_by(2, n=7, skipped=[("7.png", "broken")])],
+        by=ensemble,
+    )
+    refused(
+        "ensemble: cache/1 and cache/2 must have the same classes; they have 3 and 4 logits. Members of one ensemble "
+        "share their classes, in one order.",
+        [one, said_by(2, c=4)],
+        by=ensemble,
+    )
+    refused(
+        "ensemble: cache/1 and cache/2 must have the same classes; class 1 is 'dog' and 'owl'. Members of one ensemble "
+        "share their classes, in one order.",
+        [said_by(1, classes=["cat", "dog", "owl"]), said_by(2, classes=["cat", "owl", "dog"])],
+        by=ensemble,
+    )
+    refused(
+        "ensemble: cache/1 and cache/2 must have the same images; row 2 is '2.png' and 'two.png'. Extract the same "
+        "images, in one order, with the same labels.",
+        [one, said_by(2, id=["0.png", "1.png", "two.png", *(f"{i}.png" for i in range(3, 8))])],
+        by=ensemble,
+    )
+    refused(
+        "ensemble: cache/1 and cache/2 must have the same labels; row 7 is '1' and '0'. Extract the same images, in "
+        "one order, with the same labels.",
+        [one, said_by(2, label=[0, 1, 2, 0, 1, 2, 0, 0])],
+        by=ensemble,
+    )
+    refused(
+        "ensemble: cache/1 and cache/2 must have the same labels; those of one are the model's classes, those of the "
+        "other a set of their own. Extract both with the same labels and label_space.",
+        [one, said_by(2, label_space="own")],
+        by=ensemble,
+    )
+    with pytest.raises(MissingColumnError, match="ensemble needs column 'logit'; table in memory has label"):
+        ensemble([one, Table(label=[0])])
+
+
+def test_labels_and_names_of_an_ensemble_are_those_of_any_table_that_has_them():
+    bare = said_by(2, label=None, id=None)
+    assert ensemble([bare, said_by(1, classes=["a", "b", "c"])]).classes == ["a", "b", "c"]
+    assert ensemble([bare, said_by(1)]).label.tolist() == said_by(1).label.tolist()
+    assert ensemble([bare, said_by(1, label_space="own")]).label_space == "own"
+    assert "label" not in ensemble([bare, bare])

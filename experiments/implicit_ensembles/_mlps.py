@@ -1,4 +1,4 @@
-"""The MLPs of Kirsch (2024), appendix A.1, trained one after the other and kept on disk, so that a kill costs one of them.
+"""The MLPs of Kirsch (2024), appendix A.1, trained one after the other and kept on disk: a kill costs one of them.
 
     784 - 64 w - 32 w - 10,  ReLU and dropout of 0.1 after each hidden layer,  w the width factor
 

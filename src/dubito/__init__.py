@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dubito.apps.ambiguity import ambiguity as ambiguity
     from dubito.apps.evaluate import evaluate as evaluate
     from dubito.apps.ladder import ladder as ladder
+    from dubito.apps.rejection import rejection_study as rejection_study
     from dubito.apps.shift import shift as shift
     from dubito.apps.train import train as train
     from dubito.apps.transfer import transfer as transfer
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from dubito.data.benchmarks import open_benchmark as open_benchmark
     from dubito.diagnosis.audit import audit as audit
     from dubito.diagnosis.causes import diagnose as diagnose
+    from dubito.diagnosis.ensemble import diagnose_ensemble as diagnose_ensemble
     from dubito.diagnosis.filtering import filtering as filtering
     from dubito.diagnosis.literal_filter import literal_filter as literal_filter
     from dubito.diagnosis.patterns import patterns as patterns
     from dubito.diagnosis.simplex import simplex as simplex
     from dubito.diagnosis.structure import structure as structure
     from dubito.errors import DubitoError as DubitoError
+    from dubito.ensembles import HeadMasks as HeadMasks
+    from dubito.ensembles import extract_members as extract_members
     from dubito.heads import Recipe as Recipe
     from dubito.heads import joint_loss as joint_loss
     from dubito.heads import with_expected_loss as with_expected_loss
@@ -39,21 +43,29 @@ if TYPE_CHECKING:
     from dubito.models.transform import Preprocess as Preprocess
     from dubito.probes import Before as Before
     from dubito.probes import Forward as Forward
+    from dubito.probes import Members as Members
+    from dubito.probes import Tiles as Tiles
     from dubito.scores import Cool as Cool
     from dubito.scores import Density as Density
     from dubito.scores import Energy as Energy
     from dubito.scores import Entropy as Entropy
+    from dubito.scores import ExpectedEntropy as ExpectedEntropy
     from dubito.scores import Mahalanobis as Mahalanobis
     from dubito.scores import Margin as Margin
     from dubito.scores import MaxLogit as MaxLogit
     from dubito.scores import MaxProbability as MaxProbability
     from dubito.scores import MentalModel as MentalModel
+    from dubito.scores import MutualInformation as MutualInformation
     from dubito.scores import Neighbours as Neighbours
+    from dubito.scores import PredictiveEntropy as PredictiveEntropy
     from dubito.scores import Temperature as Temperature
     from dubito.scores import UncertaintyHead as UncertaintyHead
+    from dubito.scores import VariationRatio as VariationRatio
+    from dubito.scores import WeightedMutualInformation as WeightedMutualInformation
     from dubito.scores import load_score as load_score
     from dubito.scores import save_score as save_score
     from dubito.table import Table as Table
+    from dubito.views import ensemble as ensemble
     from dubito.views import joined as joined
 
     open = open_cache  # noqa: A001 (read as dubito.open)
@@ -71,8 +83,11 @@ _HOMES = {
     "open": "dubito.cache:open_cache",
     "Table": "dubito.table",
     "joined": "dubito.views",
+    "ensemble": "dubito.views",
     "Before": "dubito.probes",
     "Forward": "dubito.probes",
+    "Members": "dubito.probes",
+    "Tiles": "dubito.probes",
     "MaxProbability": "dubito.scores",
     "Entropy": "dubito.scores",
     "Cool": "dubito.scores",
@@ -84,12 +99,19 @@ _HOMES = {
     "Density": "dubito.scores",
     "Mahalanobis": "dubito.scores",
     "MentalModel": "dubito.scores",
+    "MutualInformation": "dubito.scores",
+    "WeightedMutualInformation": "dubito.scores",
+    "ExpectedEntropy": "dubito.scores",
+    "PredictiveEntropy": "dubito.scores",
+    "VariationRatio": "dubito.scores",
     "UncertaintyHead": "dubito.scores",
     "Recipe": "dubito.heads",
     "train": "dubito.apps.train",
     "with_expected_loss": "dubito.heads",
     "with_uncertainty": "dubito.heads",
     "joint_loss": "dubito.heads",
+    "extract_members": "dubito.ensembles",
+    "HeadMasks": "dubito.ensembles",
     "save_score": "dubito.scores",
     "load_score": "dubito.scores",
     "metrics": "dubito.metrics:",
@@ -98,8 +120,10 @@ _HOMES = {
     "ambiguity": "dubito.apps.ambiguity",
     "ladder": "dubito.apps.ladder",
     "shift": "dubito.apps.shift",
+    "rejection_study": "dubito.apps.rejection",
     "audit": "dubito.diagnosis.audit",
     "diagnose": "dubito.diagnosis.causes",
+    "diagnose_ensemble": "dubito.diagnosis.ensemble",
     "structure": "dubito.diagnosis.structure",
     "simplex": "dubito.diagnosis.simplex",
     "filtering": "dubito.diagnosis.filtering",

@@ -4,6 +4,7 @@ Users with arrays build one directly; extraction returns one. Scores and metrics
 Columns that every extraction writes are attributes: id, label (n), feature (n,d), logit (n,c), loss (n).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -24,7 +25,21 @@ WRITERS = {
     "photo": "an extraction of augmented epochs (epochs=..., augment=...)",
     "before": "the probe of features before the last non-linearity (extract(..., probes=[dubito.Before()]))",
 }
-"""Who writes a column: told to a user whose table lacks it."""
+"""Who writes a column: told to a user whose table lacks it. Columns of ensembles are in `ENSEMBLES`."""
+
+ENSEMBLES = {
+    "members": "the probe of several models (extract(..., probes=[dubito.Members(models)]))",
+    "checkpoints": "the probe of several checkpoints (extract(..., probes=[dubito.Members.checkpoints(model, paths)]))",
+    "dropout": "the probe of Monte-Carlo dropout (extract(..., probes=[dubito.Members.dropout()]))",
+    "views": "the probe of several views of an image (extract(..., probes=[dubito.Members.views()]))",
+    "tiles": "the probe of tiles (extract(..., probes=[dubito.Tiles()]))",
+    "masks": "the probe of members that masks cut out of the model",
+}
+"""Who writes the columns of an ensemble: NAME, NAME_loss, NAME_between, NAME_logit. Those of tiles are tiles_2 ..."""
+
+_OF_ENSEMBLE = re.compile(
+    r"(?P<name>members|checkpoints|dropout|views|masks|tiles_\d+)(?P<part>_loss|_between|_logit)?"
+)
 
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
 
@@ -150,7 +165,7 @@ class Table:
         """Raise MissingColumnError unless every column is there."""
         for column in columns:
             if column not in self._columns:
-                writer = WRITERS.get(column)
+                writer = writer_of(column)
                 raise MissingColumnError(
                     f"{by} needs column '{column}'; {self.name} has {', '.join(self._columns) or 'no columns'}. "
                     + (f"It is written by {writer}." if writer else "Run the probe that writes it.")
@@ -186,6 +201,30 @@ class Table:
             maker=self.maker,
             **columns,
         )
+
+
+def writer_of(column: str) -> str | None:
+    """Who writes a column, if that is known.
+
+    >>> writer_of("tiles_7_logit")
+    'the probe of tiles (extract(..., probes=[dubito.Tiles()])), with keep="logits"'
+    """
+    found = _OF_ENSEMBLE.fullmatch(column)
+    if found is None:
+        return WRITERS.get(column)
+    also = {"_logit": ', with keep="logits"', "_loss": ", where labels are the model's classes"}
+    joined = ", or by dubito.ensemble(tables) of one table a model" if column == "members_logit" else ""
+    return ENSEMBLES[found["name"].rstrip("_0123456789")] + also.get(found["part"], "") + joined
+
+
+def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
+    """The ensembles that columns tell of, by name.
+
+    >>> ensembles_in(["id", "logit", "members", "members_loss", "tiles_2", "dropout_logit"])
+    ('members', 'tiles_2', 'dropout')
+    """
+    found = [match for match in map(_OF_ENSEMBLE.fullmatch, columns) if match]
+    return tuple(dict.fromkeys(match["name"] for match in found if match["part"] in (None, "_logit")))
 
 
 def to_tensor(values: Any, what: str) -> Tensor:

@@ -6,6 +6,7 @@ Higher is always more uncertain. A probe needs model and images and writes named
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -93,6 +94,31 @@ class Classifier(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Tiled:
+    """What one pass tells of images and of each of their tiles.
+
+    Attributes:
+        features: As of `Classifier.features`.
+        grid: Height and width of the feature map.
+        logits: The whole head on every tile of the images [start, stop), tiles in row-major order: (b, t, c). To be
+            called for a few images at a time, so that those of a batch are never there at once.
+    """
+
+    features: Float[Tensor, "n d"]
+    grid: tuple[int, int]
+    logits: Callable[[int, int], Tensor]
+
+
+@runtime_checkable
+class Tiling(Protocol):
+    """A classifier that tells features and tiles in one pass. One that does not is asked twice."""
+
+    def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
+        """Features, and the logits of every tile; ModelError where there is no feature map."""
+        ...
+
+
 @runtime_checkable
 class Probe(Protocol):
     """Asks the model about a batch of images and writes columns, one row an image."""
@@ -111,6 +137,17 @@ class Probe(Protocol):
 
     def settings(self) -> Json:
         """Everything that changes the columns, as JSON: part of a cache's identity."""
+        ...
+
+
+@runtime_checkable
+class SharingProbe(Protocol):
+    """A probe whose pass also gives the features, so that the forward probe beside it needs no pass of its own."""
+
+    def run_and_share(
+        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
+    ) -> tuple[Mapping[str, Tensor], Float[Tensor, "n d"]]:
+        """What `run` gives, and model.features(x) to the last bit."""
         ...
 
 

@@ -1,7 +1,12 @@
-"""Other views of tables: some of the rows, or several tables one after the other. Rows are read when asked for."""
+"""Other views of tables: some of the rows, several tables one after the other, or as the members of an ensemble.
 
+Rows are read when they are asked for.
+"""
+
+import hashlib
+import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, final
 
@@ -67,6 +72,93 @@ def joined(*tables: Table) -> Table:
     found = _like(first, columns, name=" + ".join(table.name for table in tables))
     found.maker = maker
     return found
+
+
+def ensemble(tables: Sequence[Table] | Table) -> Table:
+    """Tables of the same images, each made by a model of its own, as one explicit ensemble.
+
+    It has the columns `members_logit` (n, m, c), what each model says; `logit` (n, c), the logarithm of their mean
+    probability, so that scores of logits and `evaluate` see the ensemble's own answer; and, where the tables have them,
+    `label` and `id`. For models with one transform, the probe `Members` does the same in one extraction.
+
+    >>> both = ensemble([Table(logit=[[8.0, 0.0]]), Table(logit=[[0.0, 8.0]])])  # two sure models that disagree
+    >>> both.shape("members_logit"), [round(p, 3) for p in both.logit.exp()[0].tolist()]
+    ((1, 2, 2), [0.5, 0.5])
+    """
+    if isinstance(tables, Table) or len(tables) < 2:
+        came = "one" if isinstance(tables, Table) or len(tables) == 1 else "none"
+        raise TableError(f"ensemble needs at least two tables, one a model; {came} came. Give them as a list.")
+    for table in tables:
+        table.require("logit", by="ensemble")
+    _check_members(tables)
+    labelled = [table for table in tables if "label" in table]
+    columns: dict[str, Any] = {
+        "id": next((table.column("id") for table in tables if "id" in table), None),
+        "label": labelled[0].column("label") if labelled else None,
+        "logit": _LogMean([table.column("logit") for table in tables]),
+        "members_logit": _Beside([table.column("logit") for table in tables]),
+    }
+    sources = [table.source for table in tables]
+    makers = [dict(table.maker) for table in tables if table.maker is not None]
+    models = ", ".join(str(maker.get("model")) for maker in makers)
+    known = len(makers) == len(tables)
+    return Table(
+        name=f"ensemble of {', '.join(table.name for table in tables)}",
+        classes=next((table.classes for table in tables if table.classes), None),
+        label_space=labelled[0].label_space if labelled else "model",
+        skipped=tables[0].skipped,
+        source=None if None in sources else hashlib.blake2b(repr(sources).encode(), digest_size=8).hexdigest(),
+        maker={"model": f"ensemble of {models}", "members": makers} if known else None,
+        **columns,
+    )
+
+
+def _check_members(tables: Sequence[Table]) -> None:
+    """Raise TableError unless rows, classes and labels are the same."""
+    first = tables[0]
+    for other in tables[1:]:
+        both = f"ensemble: {first.name} and {other.name}"
+        if len(first) != len(other):
+            raise TableError(
+                f"{both} must have the same images; they have {len(first)} and {len(other)} rows"
+                + (f", {len(first.skipped)} and {len(other.skipped)} skipped" if first.skipped or other.skipped else "")
+                + ". Extract the same images with every model."
+            )
+        if first.shape("logit")[1] != other.shape("logit")[1]:
+            raise TableError(
+                f"{both} must have the same classes; they have {first.shape('logit')[1]} and "
+                f"{other.shape('logit')[1]} logits. Members of one ensemble share their classes, in one order."
+            )
+        for place, (ours, theirs) in enumerate(zip(first.classes or (), other.classes or (), strict=False)):
+            if ours != theirs:
+                raise TableError(
+                    f"{both} must have the same classes; class {place} is '{ours}' and '{theirs}'. "
+                    f"Members of one ensemble share their classes, in one order."
+                )
+        _check_column(both, "id", first, other)
+        if "label" in first and "label" in other and first.label_space != other.label_space:
+            raise TableError(
+                f"{both} must have the same labels; those of one are the model's classes, those of the other a set of "
+                f"their own. Extract both with the same labels and label_space."
+            )
+        _check_column(both, "label", first, other)
+
+
+def _check_column(both: str, column: str, first: Table, other: Table) -> None:
+    """Equal in every row, where both have it; compared block by block."""
+    if column not in first or column not in other:
+        return
+    start = 0
+    for ours, theirs in zip(first.batches(column), other.batches(column), strict=True):
+        one, two = np.asarray(ours.whole(column)), np.asarray(theirs.whole(column))
+        if not np.array_equal(one, two):
+            row = int((one != two).nonzero()[0][0])
+            what = "images" if column == "id" else "labels"
+            raise TableError(
+                f"{both} must have the same {what}; row {start + row} is '{one[row]}' and '{two[row]}'. "
+                f"Extract the same images, in one order, with the same labels."
+            )
+        start += len(one)
 
 
 def _maker(tables: tuple[Table, ...]) -> Mapping[str, Any] | None:
@@ -140,6 +232,35 @@ class _Stacked:
             pieces.append((which, slice(start - first, end - first)))
             start = end
         return pieces or [(0, slice(0, 0))]
+
+
+@final
+class _Beside:
+    """Columns of the same shape side by side: (n, c) of m tables as (n, m, c)."""
+
+    def __init__(self, columns: list[Column]) -> None:
+        self._columns = columns
+        n, *tail = columns[0].shape
+        self.shape = (n, len(columns), *tail)
+
+    def __getitem__(self, rows: Exact) -> Tensor:
+        return torch.stack([torch.as_tensor(column[rows]) for column in self._columns], 1)
+
+
+@final
+class _LogMean:
+    """The logarithm of the mean probability of several columns of logits; one of them is in memory at a time."""
+
+    def __init__(self, columns: list[Column]) -> None:
+        self._columns = columns
+        self.shape = tuple(columns[0].shape)
+
+    def __getitem__(self, rows: Exact) -> Tensor:
+        mean = torch.tensor(-torch.inf, dtype=torch.float64)
+        for column in self._columns:
+            said = torch.as_tensor(column[rows])
+            mean = torch.logaddexp(mean, said.double().log_softmax(-1) - math.log(len(self._columns)))
+        return mean.to(said.dtype)
 
 
 def _rows(column: Any, index: Tensor) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import dubito
+from dubito.scores import make_score
 
 from .conftest import MODEL, Run, write_images
 
@@ -59,3 +60,68 @@ def test_metrics_by_choice(run: Run, labelled: Path) -> None:
     answer = run("evaluate", labelled, "-s", "entropy", "--metric", "arc", "--resamples", 5)
     assert answer.code == 1
     assert "aurc" in answer.err
+
+
+@pytest.fixture(scope="module")
+def ensembles(run: Run, images: Path, weights: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The labelled images with tiles and views."""
+    folder = tmp_path_factory.mktemp("ensembles") / "cache"
+    labels = labelled.parent / "labels.csv"
+    options = ("--labels", labels, "--weights", weights, "--workers", 0, "--grids", "2,3", "--views", "--keep-logits")
+    answer = run("extract", MODEL, images, "--to", folder, *options)
+    assert answer.code == 0, answer.err
+    return folder
+
+
+OF_MEMBERS = (
+    "mutual_information",
+    "weighted_mutual_information",
+    "expected_entropy",
+    "variation_ratio",
+    "predictive_entropy",
+)
+
+
+def test_scores_of_members_where_there_are_any(run: Run, labelled: Path, ensembles: Path) -> None:
+    plain = run("evaluate", labelled, "--resamples", 5, "--json").json
+    assert not any(name.startswith(OF_MEMBERS) for name in plain["scores"])
+    assert not any("members" in note for note in plain["notes"])
+    found = run("evaluate", ensembles, "--resamples", 5, "--json").json
+    both = {f"{name}:{of}" for name in OF_MEMBERS for of in ("views", "tiles_3")}  # of tiles, the finest grid
+    assert both == {name for name in found["scores"] if name.startswith(OF_MEMBERS)}
+
+
+def test_one_ensemble_by_choice(run: Run, labelled: Path, ensembles: Path) -> None:
+    options = ("-s", "mutual_information", "--set", "mutual_information.of=tiles_2", "--resamples", 5, "--seed", 1)
+    found = run("evaluate", ensembles, *options, "--json").json
+    table = dubito.open(ensembles)
+    score = make_score("mutual_information", of="tiles_2")
+    expected = dubito.evaluate({"mutual_information": score}, table, resamples=5, seed=1).to_json()
+    assert found["scores"].keys() == {"mutual_information"}
+    for metric in ("error_auroc", "aurc"):
+        assert found["scores"]["mutual_information"][metric] == expected["scores"]["mutual_information"][metric]
+    answer = run("evaluate", labelled, "-s", "mutual_information", "--resamples", 5)
+    assert answer.code == 1
+    assert "mutual_information.score needs column 'members'" in answer.err
+    assert "dubito.Members(models)" in answer.err
+
+
+def test_temperature_and_pooled_weights_of_members(run: Run, ensembles: Path) -> None:
+    options = ("-s", "temperature", "--set", "temperature.score_of=mutual_information:tiles_3", "--resamples", 5)
+    answer = run("evaluate", ensembles, "--fit", ensembles, *options, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["scores"].keys() == {"temperature"}
+    name = "weighted_mutual_information"
+    options = ("-s", name, "--set", f"{name}.over=pooled", "--set", f"{name}.of=views", "--resamples", 5)
+    assert run("evaluate", ensembles, "--fit", ensembles, *options).code == 0
+    answer = run("evaluate", ensembles, *options)
+    assert answer.code == 1
+    assert "weighted_mutual_information learns from views_logit" in answer.err
+
+
+def test_scores_of_members_are_kept_and_used_again(run: Run, ensembles: Path, tmp_path: Path) -> None:
+    kept = ("score", ensembles, "-s", "mutual_information", "--json")
+    first = run(*kept, "--save", tmp_path / "kept").json
+    assert set(first["scores"]) == {"mutual_information:views", "mutual_information:tiles_3"}
+    again = run("score", ensembles, "--load", tmp_path / "kept", "--json").json
+    assert sorted(again["scores"]) == ["mutual_information_tiles_3", "mutual_information_views"]

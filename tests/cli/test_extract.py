@@ -165,3 +165,45 @@ def test_errors(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:
 
 def _plain(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines())
+
+
+def test_ensembles(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
+    found = run(*command, "--tiles", "--grids", "2,3", "--views", "--keep-logits").json["columns"]
+    assert {"tiles_2", "tiles_3", "tiles_2_logit", "tiles_3_logit", "views", "views_between", "views_logit"} < set(
+        found
+    )
+    assert found["views_logit"] == [COUNT, 8, 1000]
+    # Later, one more, into the same cache; --grids alone means tiles.
+    assert run(*command, "--grids", "2,3", "--keep-logits").json["new_rows"] == 0
+    plain = run(*command[:4], tmp_path / "plain", *command[5:], "--tiles").json["columns"]
+    assert not any(name.endswith("_logit") for name in plain)
+    assert {"tiles_2", "tiles_3"} < set(plain)
+
+
+def test_dropout(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", "timm:test_vit", images, "--to", tmp_path / "cache", "--weights", "none", "--workers", 0)
+    answer = run(*command, "--dropout", 3)
+    assert answer.code == 1
+    assert "have rate 0, as pretrained models often do" in answer.err
+    found = run(*command[:4], tmp_path / "other", *command[5:], "--dropout", 3, "--dropout-rate", 0.2, "--json").json
+    assert found["columns"]["dropout"][0] == COUNT
+    table = dubito.open(tmp_path / "other")
+    assert bool((table.whole("dropout")[:, 3] > 0).all())
+    answer = run(
+        "extract", MODEL, images, "--to", tmp_path / "none", "--weights", weights, "--workers", 0, "--dropout", 2
+    )
+    assert "calls no dropout, so all passes would be equal" in answer.err
+
+
+def test_options_of_ensembles_that_are_not_there(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    for options, told in (
+        (("--keep-logits",), "--keep-logits needs an ensemble: --tiles, --dropout N or --views."),
+        (("--dropout-rate", 0.1), "--dropout-rate needs --dropout N, the number of passes."),
+        (("--grids", "2;3"), "--grids takes numbers with commas, such as 2,3,7; '2;3' came."),
+    ):
+        answer = run(*command, *options)
+        assert answer.code == 2
+        assert told in " ".join(answer.err.replace("│", " ").split())
+    assert not (tmp_path / "cache").exists()

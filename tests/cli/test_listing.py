@@ -26,10 +26,17 @@ def test_probes_and_metrics(run: Run) -> None:
     probes = {
         probe["name"]: (probe["price"], probe["about"]) for probe in run("list", "probes", "--json").json["probes"]
     }
-    assert probes == {
-        "forward": ("1 forward pass", "Features and logits."),
-        "before": ("1 forward pass", "Features before the last non-linearity, in the column `before`."),
-    }
+    assert (
+        probes.items()
+        >= {
+            "forward": ("1 forward pass", "Features and logits."),
+            "before": ("1 forward pass", "Features before the last non-linearity, in the column `before`."),
+            "members": (
+                "1 forward pass a member",
+                "What several members say of each image: models, checkpoints, dropout or views.",
+            ),
+        }.items()
+    )
     found = run("list", "metrics", "--json").json["metrics"]
     assert {entry["name"] for entry in found} < set(metrics.__all__)
     assert "auroc" in {entry["name"] for entry in found}

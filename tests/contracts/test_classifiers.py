@@ -352,6 +352,24 @@ def test_the_grid_is_the_map_in_rows_of_tiles(built):
     assert built.model.logits(tiles).shape == (*tiles.shape[:2], C)
 
 
+def test_one_pass_tells_features_and_tiles(built):
+    if built.case.tiles is None:
+        with pytest.raises(ModelError, match="has no feature map: nothing pools tiles or tokens before its last layer"):
+            built.model.tiled(built.x)
+        return
+    tiled, grid = built.model.tiled(built.x), built.model.feature_grid(built.x)
+    assert torch.equal(
+        tiled.features, built.model.features(built.x)
+    )  # to the last bit, whatever stands behind the pool
+    assert tiled.grid == tuple(grid.shape[1:3])
+    expected = built.model.logits(grid.flatten(1, 2))
+    assert close(tiled.logits(0, 3), expected)
+    assert close(tiled.logits(1, 2), expected[1:2])
+    assert tiled.logits(0, 0).shape == (0, *expected.shape[1:])
+    means_agree = close(expected.mean(1), built.expected)
+    assert means_agree == built.case.averages
+
+
 def test_nothing_of_the_module_changes(built, mixed):
     before = state(mixed)
     random = torch.get_rng_state()
@@ -360,6 +378,7 @@ def test_nothing_of_the_module_changes(built, mixed):
     assert close(model.logits(z), built.expected)  # in eval mode inside, whatever stood outside
     if built.case.tiles is not None:
         model.feature_map(built.x)
+        model.tiled(built.x)
     model.fingerprint()
     assert state(mixed) == before
     assert torch.equal(torch.get_rng_state(), random)

@@ -5,8 +5,22 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 
-from dubito.errors import TableError, ValueRangeError
-from dubito.scores import Energy, Entropy, Margin, MaxProbability, Neighbours, Temperature
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
+from dubito.metrics.information import decompose
+from dubito.scores import (
+    Energy,
+    Entropy,
+    ExpectedEntropy,
+    Margin,
+    MaxProbability,
+    MutualInformation,
+    Neighbours,
+    Temperature,
+    VariationRatio,
+    WeightedMutualInformation,
+    load_score,
+    save_score,
+)
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
 
@@ -157,3 +171,49 @@ def test_calibration_makes_the_loss_no_worse():
     found = fit_temperature(table)
     assert loss(table, found) < loss(table, 1.0)
     assert found > 1  # over-confident
+
+
+def with_tiles(table: Table, seed: int = 1) -> Table:
+    """Nine members around the model's own logits."""
+    noise = torch.randn(len(table), 9, table.shape("logit")[1], generator=torch.Generator().manual_seed(seed))
+    return table.extended(tiles_3_logit=table.logit[:, None] + 3 * noise.double())
+
+
+def test_a_score_of_members_on_top(tmp_path):
+    table = with_tiles(times(calibrated(300), 4.0))
+    score = Temperature(MutualInformation(of="tiles_3")).fit(table)
+    # T is that of the model itself, not of its members.
+    assert score.temperature_ == pytest.approx(fit_temperature(table.select("logit", "label")))
+    probs = (table.whole("tiles_3_logit") / score.temperature_).softmax(-1).transpose(0, 1)
+    torch.testing.assert_close(score.score(table), decompose(probs).epistemic, rtol=1e-9, atol=1e-12)
+    assert (score.kind, score.needs, score.learns_from) == ("epistemic", ("tiles_3_logit",), ("logit", "label"))
+    assert Temperature(ExpectedEntropy()).kind == "aleatoric"
+    loaded = load_score(save_score(score, tmp_path))
+    assert loaded == score
+    assert torch.equal(loaded.score(table.select("tiles_3_logit")), score.score(table))
+
+
+def test_a_temperature_of_one_changes_no_score_of_members():
+    table = with_tiles(calibrated(100))
+    for inner in (MutualInformation("tiles_3"), WeightedMutualInformation(of="tiles_3"), VariationRatio("tiles_3")):
+        score = Temperature(inner).fit(table)
+        score.temperature_ = 1.0
+        torch.testing.assert_close(score.score(table), inner.score(table))
+
+
+def test_a_summary_is_not_enough_for_a_temperature():
+    table = with_tiles(calibrated(100))
+    score = Temperature(MutualInformation("tiles_3")).fit(table)
+    with pytest.raises(MissingColumnError) as error:
+        score.score(Table(logit=table.logit, tiles_3=torch.zeros(100, 9)))
+    assert str(error.value) == (
+        "temperature.score needs column 'tiles_3_logit'; table in memory has logit, tiles_3. It is written by the "
+        'probe of tiles (extract(..., probes=[dubito.Tiles()])), with keep="logits".'
+    )
+
+
+def test_weights_that_are_learned_have_no_temperature():
+    with pytest.raises(
+        TableError, match=r"temperature: score_of must learn nothing by itself; weighted_.* learns weights_\. Use over="
+    ):
+        Temperature(WeightedMutualInformation(over="pooled"))

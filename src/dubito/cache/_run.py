@@ -1,7 +1,7 @@
 """One extraction into one folder: which blocks are missing, how one is done, what the manifest says in the end."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from dubito.data.augmented import Augmented
 from dubito.errors import ImagesError, RepairedShardWarning, TableError, ValueRangeError
 from dubito.probes.forward import Forward
 from dubito.probes.task_loss import Mixed, check_target
-from dubito.types import Classifier, Images, Json, Probe
+from dubito.types import Classifier, Images, Json, Probe, SharingProbe
 
 Columns = dict[str, Tensor]
 
@@ -115,15 +115,32 @@ class Run:
         target, mixed = self._compared(indices)
         if target is not None and not self._in_range:
             self._check_targets(x)
+        label = target if mixed is None else None  # two photos in one have no class of their own
+        shared, feature = self._shared(names, x, label)
         found: dict[str, Columns] = {}
         for name in names:
             probe = self.probes[name]
-            also = {"mixed": mixed} if mixed is not None and isinstance(probe, Forward) else {}
-            columns = probe.run(self.model, x, target, **also)
+            if name in shared:
+                columns = shared[name]
+            elif isinstance(probe, Forward):
+                columns = probe.run(self.model, x, target, mixed=mixed, feature=feature)
+            else:
+                columns = probe.run(self.model, x, label)
             self._check_owner(name, columns, found)
             found[name] = {key: value.detach().cpu() for key, value in columns.items()}
             self._check(found[name], indices, name)
         return found
+
+    def _shared(
+        self, names: list[str], x: Tensor, label: Tensor | None
+    ) -> tuple[dict[str, Mapping[str, Tensor]], Tensor | None]:
+        """The columns of a probe that has the features too, and these for the forward probe: one pass for both."""
+        for name in names if Forward.name in names else ():
+            probe = self.probes[name]
+            if isinstance(probe, SharingProbe):
+                columns, feature = probe.run_and_share(self.model, x, label)
+                return {name: columns}, feature
+        return {}, None
 
     def _values(self) -> Shaped[Tensor, "rows ..."] | None:
         """Targets, or else labels that are the model's classes."""

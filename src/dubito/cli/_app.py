@@ -10,9 +10,11 @@ from dubito.cli._options import Debug
 from dubito.cli.audit import audit
 from dubito.cli.demo import demo
 from dubito.cli.diagnose import diagnose
+from dubito.cli.ensemble import ensemble
 from dubito.cli.evaluate import evaluate
 from dubito.cli.extract import extract
 from dubito.cli.listing import list_
+from dubito.cli.reject import reject
 from dubito.cli.score import score
 from dubito.cli.train import train
 
@@ -46,6 +48,8 @@ for _name, _command, _example in (
     ("score", score, "dubito score cache/photos --score entropy --top 20 --to scores.csv"),
     ("evaluate", evaluate, "dubito evaluate cache/test --fit cache/train --ood cache/other"),
     ("diagnose", diagnose, "dubito diagnose cache/test cache/other --train cache/train --html why.html"),
+    ("ensemble", ensemble, "dubito ensemble cache/lite0 cache/lite1 cache/lite2 --html members.html"),
+    ("reject", reject, "dubito reject cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
     ("audit", audit, "dubito audit pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("list", list_, "dubito list models 'resnet50*'"),
     ("demo", demo, "dubito demo --to demo"),

@@ -18,8 +18,9 @@ from dubito.cache.manifest import Manifest, read_manifest
 from dubito.cli import _options as options
 from dubito.cli._console import Screen
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, TableError
+from dubito.scores._members import ScoreOfMembers
 from dubito.scores.registry import SCORES, make_score
-from dubito.table import Table
+from dubito.table import Table, ensembles_in
 from dubito.types import Score
 
 _HEAD, _AUTO = "head", "auto"
@@ -97,35 +98,60 @@ def choose_scores(
     for head in heads:
         table.require(*heads[head].needs, by=f"{head}.score")
     # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
-    wanted = list(dict.fromkeys(names)) or list(loaded) or _possible(fit, settings, screen)
+    wanted = list(dict.fromkeys(names)) or list(loaded) or _possible(fit, settings, table, screen)
     wanted = [name for name in wanted if not (heads and name == _HEAD)]
     stray = [name for name in settings if name not in wanted or name in loaded]
     if stray:
         raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here, only {', '.join(wanted)}.")
     chosen: dict[str, Score] = dict(heads)
     for name in wanted:
-        try:
-            score = loaded.get(name) or _made(name, settings.get(name, {}), fit)
-            table.require(*score.needs, by=f"{name}.score")
-        except DubitoError as error:  # noqa: PERF203 (a handful of scores)
-            if names or name in settings:
-                raise
-            screen.note(f"left out: {error}")
-        else:
-            chosen[name] = score
+        made = {name: {}} if name in loaded else _of_each(name, settings.get(name, {}), table)
+        for shown, texts in made.items():
+            try:
+                score = loaded.get(name) or _made(name, texts, fit)
+                table.require(*score.needs, by=f"{name}.score")
+            except DubitoError as error:  # noqa: PERF203 (a handful of scores)
+                if names or name in settings:
+                    raise
+                screen.note(f"left out: {error}")
+            else:
+                chosen[shown] = score
     if not chosen:
         raise MissingColumnError(f"score: nothing can be computed from {table.name}; see the notes above.")
     return chosen
 
 
-def _possible(fit: Table | None, settings: options.Values, screen: Screen) -> list[str]:
-    """All scores but the head; without a table to fit on, those that learn nothing, with one note on the others."""
-    names = [name for name in SCORES if name != _HEAD]
+def _possible(fit: Table | None, settings: options.Values, table: Table, screen: Screen) -> list[str]:
+    """All scores but the head; without a table to fit on, those that learn nothing, with one note on the others.
+
+    Scores of members are meant where there are any: of a table without, nobody expects them.
+    """
+    without = [] if ensembles_in(table.columns) else [name for name in SCORES if _of_members(name)]
+    names = [name for name in SCORES if name != _HEAD and (name not in without or name in settings)]
     if fit is not None:
         return names
     unfitted = [name for name in names if SCORES[name].learned and name not in settings]
     screen.note(f"left out: {', '.join(unfitted)}, which learn first. Give images that the model knows: --fit CACHE.")
     return [name for name in names if name not in unfitted]
+
+
+def _of_members(name: str) -> bool:
+    return name in SCORES and issubclass(SCORES[name], ScoreOfMembers)
+
+
+def _of_each(name: str, texts: dict[str, str], table: Table) -> dict[str, dict[str, str]]:
+    """A score by the name that is shown, with its settings: one of members once for each ensemble of the table.
+
+    `--set NAME.of=...` chooses one. Of tiles only the finest grid is taken.
+    """
+    if not _of_members(name) or "of" in texts:
+        return {name: texts}
+    found = ensembles_in(table.columns)
+    tiles = sorted((one for one in found if one.startswith("tiles_")), key=lambda one: int(one.rpartition("_")[2]))
+    found = tuple(one for one in found if one not in tiles[:-1])
+    if len(found) < 2:
+        return {name: texts | {"of": found[0]} if found else texts}
+    return {f"{name}:{one}": texts | {"of": one} for one in found}
 
 
 def _made(name: str, texts: dict[str, str], fit: Table | None) -> Score:
@@ -159,7 +185,8 @@ def _value(where: str, text: str, kind: Any) -> Any:
         return None
     target = next(one for one in kinds if one is not type(None))
     if target is Score:
-        return make_score(text)
+        inner, _, of = text.partition(":")
+        return make_score(inner, **({"of": of} if of else {}))
     if target is bool or get_origin(target) is Literal:
         words = _SWITCH if target is bool else {word: word for word in get_args(target)}
         if text.lower() not in words:

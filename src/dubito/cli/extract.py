@@ -4,7 +4,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,8 +16,10 @@ from dubito.cli._console import Screen, facts
 if TYPE_CHECKING:
     from dubito.data import Augment
     from dubito.table import Table
+    from dubito.types import Probe
 
 _SKIPPED_SHOWN = 10
+Keep = Literal["summary", "logits"]
 
 
 def extract(  # noqa: PLR0913 (a command's options)
@@ -81,6 +83,25 @@ def extract(  # noqa: PLR0913 (a command's options)
     before: Annotated[
         bool, typer.Option("--before", help="Also keep features before the last non-linearity, by a second pass.")
     ] = False,
+    tiles: Annotated[
+        bool, typer.Option("--tiles", help="Also ask the tiles of every image, by the same pass: tiles_2, tiles_3 ...")
+    ] = False,
+    grids: Annotated[
+        str | None,
+        typer.Option("--grids", metavar="K,K", help="Of tiles: 2,7 for 2 x 2 and 7 x 7.", show_default="2-7"),
+    ] = None,
+    dropout: Annotated[
+        int | None, typer.Option("--dropout", min=2, metavar="N", help="Also N passes with Monte-Carlo dropout.")
+    ] = None,
+    dropout_rate: Annotated[
+        float | None, typer.Option("--dropout-rate", metavar="P", help="Of every dropout.", show_default="the model's")
+    ] = None,
+    views: Annotated[
+        bool, typer.Option("--views", help="Also eight views of every image: mirrored, enlarged, cut; eight passes.")
+    ] = False,
+    keep_logits: Annotated[
+        bool, typer.Option("--keep-logits", help="Of tiles, dropout and views: for temperatures and pooled weights.")
+    ] = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -91,6 +112,8 @@ def extract(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
+    keep: Keep = "logits" if keep_logits else "summary"
+    ensembles = _ensembles(keep, _grids(tiles, grids), dropout, dropout_rate, views)
     with screen.waiting(f"loading {model}"):
         classifier = dubito.load(model, weights=None if weights.lower() == "none" else weights, device=device)
     there, start = _files(to), time.perf_counter()
@@ -103,13 +126,48 @@ def extract(  # noqa: PLR0913 (a command's options)
         targets=targets,
         epochs=epochs,
         augment=_augment(epochs, strong, augment_seed),
-        probes=[dubito.Forward(store_logit=not no_logit, task_loss=task_loss), *([dubito.Before()] if before else [])],
+        probes=[
+            dubito.Forward(store_logit=not no_logit, task_loss=task_loss),
+            *([dubito.Before()] if before else []),
+            *ensembles,
+        ],
         batch_size=batch_size,
         workers=workers,
         progress=not quiet,
     )
     found = _summary(table, to, there, time.perf_counter() - start)
     screen.result({"model": model, "epochs": epochs, **found}, _shown(model, epochs, found))
+
+
+def _grids(tiles: bool, text: str | None) -> list[int] | Literal["all"] | None:
+    """Which tiles to ask; None for none.
+
+    >>> _grids(True, "2,7"), _grids(True, None), _grids(False, None)
+    ([2, 7], 'all', None)
+    """
+    if text is None:
+        return "all" if tiles else None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--grids takes numbers with commas, such as 2,3,7; '{text}' came.") from error
+
+
+def _ensembles(
+    keep: Keep, grids: list[int] | Literal["all"] | None, dropout: int | None, rate: float | None, views: bool
+) -> list["Probe"]:
+    """The probes of the ensembles that were asked for; what was said about none of them is a mistake."""
+    from dubito.probes import Members
+    from dubito.probes.tiles import Tiles
+
+    if rate is not None and dropout is None:
+        raise typer.BadParameter("--dropout-rate needs --dropout N, the number of passes.")
+    found: list[Probe] = [] if grids is None else [Tiles(None if grids == "all" else grids, keep=keep)]
+    found += [] if dropout is None else [Members.dropout(dropout, rate, keep=keep)]
+    found += [Members.views(keep=keep)] if views else []
+    if keep == "logits" and not found:
+        raise typer.BadParameter("--keep-logits needs an ensemble: --tiles, --dropout N or --views.")
+    return found
 
 
 def _augment(epochs: int, strong: Strong | None, seed: int | None) -> "Augment | None":

@@ -53,11 +53,7 @@ class MemberStream:
     """
 
     def __init__(self, *, temperature: float = 1.0, sizes: Sequence[int] = ()) -> None:
-        if not 0 < temperature < float("inf"):
-            raise ValueRangeError(
-                f"temperature must be positive and finite; {temperature} came. 1 leaves logits as they are."
-            )
-        self._temperature, self._sizes = temperature, tuple(sizes)
+        self._temperature, self._sizes = check_temperature(temperature), tuple(sizes)
         self._members = 0
 
     def add(self, logits: Float[Tensor, "n b c"]) -> None:
@@ -122,7 +118,8 @@ class MemberStream:
         counts = torch.tensor([self._members // size for size in self._sizes], dtype=torch.float64)
         if any(self._members % size for size in self._sizes):
             raise ValueRangeError(
-                f"sizes of sub-ensembles must divide the {self._members} members; {list(self._sizes)} came."
+                f"sizes of sub-ensembles must divide the {self._members} members; {list(self._sizes)} came. "
+                f"`sub_ensembles` lists those that do."
             )
         inner = self._filled / counts.to(self._filled.device)
         return (entropy_of(whole)[:, None] - inner).clamp_min(0)
@@ -160,3 +157,12 @@ class MemberStream:
         if self._members == 0:
             raise TableError("no member was given. Add the logits of at least one.")
         return self._probs / self._masses[..., None]
+
+
+def check_temperature(temperature: float) -> float:
+    """Raise ValueRangeError for what logits cannot be divided by."""
+    if not 0 < temperature < float("inf"):
+        raise ValueRangeError(
+            f"temperature must be positive and finite; {temperature} came. 1 leaves logits as they are."
+        )
+    return temperature

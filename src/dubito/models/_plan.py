@@ -32,6 +32,7 @@ class Plan:
         pools: All calls that pick from the same tokens as `pool`: they are replaced together.
         convolutional: The head is a 1x1 convolution on the map, and the pool comes after it.
         lift: A non-linearity follows the convolution: the feature carries its residual.
+        hidden: The calls with weights between the pool and the head.
     """
 
     heads: tuple[int, ...]
@@ -39,6 +40,7 @@ class Plan:
     pools: tuple[int, ...]
     convolutional: bool
     lift: bool
+    hidden: tuple[int, ...] = ()
 
     @property
     def stop_at(self) -> int:
@@ -99,7 +101,9 @@ def _with_pool(plan: Plan, calls: list[Call]) -> Plan:
         return plan
     last = before[-1]
     sisters = [call.number for call in before if call.source is last.source and call.role == last.role]
-    return replace(plan, pool=last.number, pools=tuple(sisters))
+    behind = [call.number for call in calls if call.weight is not None and last.number < call.number < plan.stop_at]
+    hidden = tuple(number for number in behind if number not in plan.heads)
+    return replace(plan, pool=last.number, pools=tuple(sisters), hidden=hidden)
 
 
 def _as_output(logits: Tensor, output: Output) -> Tensor:

@@ -48,7 +48,7 @@ class Spy(TorchFunctionMode):
 
     Args:
         keep: Which calls to keep, by number; None keeps all.
-        stop_at: Leave the pass right after this call, by raising Reached.
+        stop_at: Leave the pass right after this call, by raising Reached; a linear layer is left before it computes.
     """
 
     def __init__(self, keep: set[int] | None = None, stop_at: int | None = None) -> None:
@@ -70,6 +70,10 @@ class Spy(TorchFunctionMode):
         if func not in _WATCHED:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
+        if func in _LINEAR and self._count == self._stop_at:
+            # A last layer is stopped at for what it reads: on every tile of a batch, what it says is not for free.
+            self.calls[self._count] = self._layer("linear", args, kwargs, output=torch.empty(0))
+            raise Reached
         output = func(*args, **kwargs)
         call = self._watch(func, args, kwargs, output)
         if call is None:
@@ -89,10 +93,7 @@ class Spy(TorchFunctionMode):
         if func in _CONV:
             self._note_patches(output)
         if func in _LINEAR or (func in _CONV and _is_pointwise(args, kwargs)):
-            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-            role: Role = "linear" if func in _LINEAR else "conv"
-            found = Call(self._count, role, given["input"], output, weight=given["weight"], bias=given.get("bias"))
-            found.version = output._version
+            found = self._layer("linear" if func in _LINEAR else "conv", args, kwargs, output)
         elif func in _INDEX and _picks_token(args, output):
             found = Call(self._count, "token", args[0], output, reduced=(1,))
         elif func in _POOL or func in _MEAN:
@@ -101,6 +102,12 @@ class Spy(TorchFunctionMode):
             found = Call(self._count, "pool", source, output, reduced=reduced) if reduced else None
         self._count += found is not None
         return found
+
+    def _layer(self, role: Role, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
+        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        call = Call(self._count, role, given["input"], output, weight=given["weight"], bias=given.get("bias"))
+        call.version = output._version
+        return call
 
     def _note_patches(self, output: Tensor) -> None:
         if self.patches is None and output.dim() == 4:

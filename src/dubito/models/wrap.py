@@ -4,6 +4,7 @@ features(x)    (n, d)    what the last classifying layer reads
 logits(z)      (n, c)    that layer on features; logits(features(x)) == module(x)
 feature_map(x) (n, t, d) what the layer would read if the image were one tile: everything behind the pool (norms,
                          hidden layers) runs on each tile; class-token transformers give their patch tokens instead
+tiled(x)                 features, and the logits of every tile, in one pass
 """
 
 import contextlib
@@ -21,10 +22,11 @@ from dubito.errors import ModelError
 from dubito.models._plan import Output, Plan, make_plan, named_weight
 from dubito.models._spy import Call, Reached, Spy
 from dubito.models._tap import plain_layer, read_input
+from dubito.models._tiles import grid_of, said_map, tile_features, tiles_as_rows, with_own_rows
 from dubito.models.fingerprint import module_digests, operations
 from dubito.models.frozen import KeptBuffers, frozen
 from dubito.models.transform import FunctionTransform, NoTransform
-from dubito.types import Json, Transform
+from dubito.types import Json, Tiled, Transform
 
 
 def wrap(
@@ -138,17 +140,25 @@ class WrappedClassifier:
 
     def feature_grid(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n h w d"]:
         """The feature map with its two axes."""
-        plan = self._understand(x)
-        if plan.pool is None:
-            raise ModelError(
-                f"{self.name} has no feature map: nothing pools tiles or tokens before its last layer. "
-                f"Use a score that needs none, or a model with a global pool or a token grid."
-            )
-        if plan.convolutional:
-            calls = self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
-            tiles = _tile_features(calls, plan)
-            return tiles.reshape(len(tiles), *calls[plan.pool].grid, tiles.shape[-1])
-        return self._tiles(x, plan)
+        plan = self._with_map(x)
+        if not plan.convolutional:
+            return self._rows_and_tiles(x, plan)[1]
+        calls = self._watched(x, plan)
+        tiles = tile_features(calls, plan)
+        return tiles.reshape(len(tiles), *said_map(calls, plan).shape[2:], tiles.shape[-1])
+
+    def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
+        """Features and tiles in one pass: `features` has the bits of features(x), `logits` those of each tile."""
+        plan = self._with_map(x)
+        if not plan.convolutional:
+            rows, tiles = self._rows_and_tiles(x, plan)
+            h, w = tiles.shape[1:3]
+            return Tiled(rows.clone(), (h, w), lambda start, stop: self.logits(tiles[start:stop].flatten(1, 2)))
+        calls = self._watched(x, plan)
+        said = said_map(calls, plan)  # this head has spoken for every tile before the pool: nothing to compute
+        features = tile_features(calls, plan).mean(1)
+        h, w = said.shape[2:]
+        return Tiled(features, (h, w), lambda start, stop: said[start:stop].flatten(2).transpose(1, 2))
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """Weight and bias of the last layer: several heads side by side, the identity of a lifted feature behind."""
@@ -218,30 +228,43 @@ class WrappedClassifier:
         return layer if tapped is not None and torch.equal(tapped, self._watched_features(pair, plan)) else None
 
     def _watched_features(self, x: Tensor, plan: Plan) -> Float[Tensor, "n d"]:
-        calls = self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
+        calls = self._watched(x, plan)
         if plan.convolutional:
-            return _tile_features(calls, plan).mean(1)
-        return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
+            return tile_features(calls, plan).mean(1)
+        return _side_by_side([calls[number] for number in plan.heads])
 
     def _checked(self, pair: Tensor, plan: Plan) -> Plan:
         """The plan without its pool, if tiles cannot be passed through what follows it."""
         if plan.convolutional or plan.pool is None:
             return plan
         try:
-            self._tiles(pair, plan)
+            self._rows_and_tiles(pair, plan)
         except Exception:  # whatever a module raises when it meets more rows than images
             return Plan(plan.heads, None, (), plan.convolutional, plan.lift)
         return plan
 
-    def _tiles(self, x: Tensor, plan: Plan) -> Float[Tensor, "n h w d"]:
-        """Run once with every tile handed on as an image of its own from the pool to the head."""
+    def _with_map(self, x: Tensor) -> Plan:
+        plan = self._understand(x)
+        if plan.pool is None:
+            raise ModelError(
+                f"{self.name} has no feature map: nothing pools tiles or tokens before its last layer. "
+                f"Use a score that needs none, or a model with a global pool or a token grid."
+            )
+        return plan
+
+    def _rows_and_tiles(self, x: Tensor, plan: Plan) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n h w d"]]:
+        """Run once; from the pool to the head, every tile goes along as an image of its own, behind the images."""
         spy = Spy(keep={*plan.heads, *plan.pools}, stop_at=plan.stop_at)
-        spy.replace(plan.pools, lambda call: _tiles_as_rows(call, spy.patches))
+        spy.replace(plan.pools, lambda call: torch.cat([call.output, tiles_as_rows(call, spy.patches)]))
+        spy.replace(plan.hidden, lambda call: with_own_rows(call, len(x)))
         calls = self._watch(x, spy).calls
-        pool = calls[plan.pools[-1]]
-        h, w = _grid(pool, spy.patches)
-        rows = torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
-        return rows.view(len(x), h, w, rows.shape[1])
+        h, w = grid_of(calls[plan.pools[-1]], spy.patches)
+        rows = _side_by_side([calls[number] for number in plan.heads])
+        return rows[: len(x)], rows[len(x) :].view(len(x), h, w, rows.shape[1])
+
+    def _watched(self, x: Tensor, plan: Plan) -> dict[int, Call]:
+        """What the head and, where it comes after it, the pool are given."""
+        return self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
 
     def _watch(self, x: Tensor, spy: Spy) -> Spy:
         with contextlib.suppress(Reached):
@@ -265,34 +288,9 @@ class WrappedClassifier:
         return _answer(out, len(x), self.name)
 
 
-def _tile_features(calls: dict[int, Call], plan: Plan) -> Float[Tensor, "n t d"]:
-    """What a convolutional head reads at every position, with the residual of the non-linearity behind it."""
-    head = calls[plan.heads[0]]
-    parts = [head.source]
-    if plan.lift and plan.pool is not None and head.before is not None:
-        parts.append(calls[plan.pool].source - head.before)
-    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2)
-
-
-def _tiles_as_rows(call: Call, patches: tuple[int, int] | None) -> Tensor:
-    """(n, .., tiles, ..) to (n * tiles, ..) in the shape of the pool's own output."""
-    if call.role == "token":
-        h, w = _grid(call, patches)
-        return call.source[:, call.source.shape[1] - h * w :].flatten(0, 1)
-    axes = call.reduced
-    rest = [axis for axis in range(1, call.source.dim()) if axis not in axes]
-    tiles = call.source.permute(0, *axes, *rest).flatten(0, len(axes))
-    return tiles.reshape(-1, *call.output.shape[1:])
-
-
-def _grid(call: Call, patches: tuple[int, int] | None) -> tuple[int, int]:
-    """Height and width of the tiles; patch tokens stand on the grid of the embedding, behind all other tokens."""
-    if len(call.grid) == 2:
-        return call.grid[0], call.grid[1]
-    count = call.grid[0]
-    if patches is None or patches[0] * patches[1] > count:
-        raise ValueError(f"{count} tokens do not stand on a grid of patches")
-    return patches
+def _side_by_side(heads: list[Call]) -> Float[Tensor, "rows d"]:
+    """What the heads read."""
+    return torch.cat([call.source.flatten(1) for call in heads], dim=1)
 
 
 def _sample(module: nn.Module) -> Tensor:

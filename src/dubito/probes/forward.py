@@ -49,9 +49,13 @@ class Forward:
         label: Shaped[Tensor, "n ..."] | None,
         *,
         mixed: Mixed | None = None,
+        feature: Float[Tensor, "n d"] | None = None,
     ) -> Mapping[str, Tensor]:
-        """feature, logit (if stored), and loss if there is something to compare the logits with."""
-        z = model.features(x)
+        """feature, logit (if stored), and loss if there is something to compare the logits with.
+
+        Given the feature by a probe that has it from its own pass, no further pass is made.
+        """
+        z = model.features(x) if feature is None else feature
         logit = model.logits(z).float()
         columns = {"feature": self._stored(z)}
         if self.store_logit:

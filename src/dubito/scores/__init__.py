@@ -3,6 +3,13 @@
 from dubito.scores.artefact import load_score, save_score
 from dubito.scores.density import Density
 from dubito.scores.head import UncertaintyHead
+from dubito.scores.information import (
+    ExpectedEntropy,
+    MutualInformation,
+    PredictiveEntropy,
+    VariationRatio,
+    WeightedMutualInformation,
+)
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
@@ -16,14 +23,19 @@ __all__ = [
     "Density",
     "Energy",
     "Entropy",
+    "ExpectedEntropy",
     "Mahalanobis",
     "Margin",
     "MaxLogit",
     "MaxProbability",
     "MentalModel",
+    "MutualInformation",
     "Neighbours",
+    "PredictiveEntropy",
     "Temperature",
     "UncertaintyHead",
+    "VariationRatio",
+    "WeightedMutualInformation",
     "load_score",
     "make_score",
     "save_score",

@@ -6,6 +6,13 @@ from typing import Any
 from dubito.errors import DubitoError
 from dubito.scores.density import Density
 from dubito.scores.head import UncertaintyHead
+from dubito.scores.information import (
+    ExpectedEntropy,
+    MutualInformation,
+    PredictiveEntropy,
+    VariationRatio,
+    WeightedMutualInformation,
+)
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
@@ -27,6 +34,11 @@ SCORES: dict[str, type[Score]] = {
         Density,
         Mahalanobis,
         MentalModel,
+        MutualInformation,
+        WeightedMutualInformation,
+        ExpectedEntropy,
+        PredictiveEntropy,
+        VariationRatio,
         UncertaintyHead,
     )
 }

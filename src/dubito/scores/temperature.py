@@ -2,6 +2,9 @@
 
     T = argmin_T  mean_i  -log softmax(logits_i / T)[label_i]          (Guo et al. 2017)
 
+Scores of an ensemble can be scaled too: T is fitted on the model's own logits, and the logits of every member are
+divided by it, as Kirsch (2024) scales the models whose tiles are the members.
+
 In b = 1/T the mean loss is convex: its slope is mean(E_p[logit] - logit_label), its curvature mean(Var_p[logit]), so a
 Newton step kept inside a shrinking bracket finds the minimum; the table is streamed, never held.
 """
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
+from dubito.scores._members import ScoreOfMembers, score_blocks
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
 from dubito.types import Score, finite
@@ -48,10 +52,11 @@ def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -
 @final
 @dataclass
 class Temperature(Score):
-    """A softmax score of temperature-scaled logits.
+    """A softmax score, or one of an ensemble, of temperature-scaled logits.
 
     Attributes:
-        score_of: The score that is computed from logits / T.
+        score_of: The score that is computed from logits / T; of an ensemble, from its members' logits / T, which the
+            column `NAME_logit` must have (keep="logits").
         temperature_: T, once fitted; above one when the model is over-confident.
     """
 
@@ -64,7 +69,9 @@ class Temperature(Score):
     learned = ("temperature_",)
 
     def __post_init__(self) -> None:
-        if self.score_of.needs != ("logit",) or self.score_of.learned:
+        if isinstance(self.score_of, ScoreOfMembers):
+            self._check_members(self.score_of)
+        elif self.score_of.needs != ("logit",) or self.score_of.learned:
             raise TableError(
                 f"temperature: score_of must be a score of logits alone; {self.score_of.name} needs "
                 f"{', '.join(self.score_of.needs)}. Use one of the softmax family."
@@ -80,9 +87,25 @@ class Temperature(Score):
             )
         self.temperature_ = fit_temperature(table)
 
+    def score(self, table: Table) -> Float[Tensor, "n"]:
+        """The uncertainty of every row; see `Score.score`."""
+        if isinstance(self.score_of, ScoreOfMembers):
+            return score_blocks(self, table, self.score_of.logits, self.rows)
+        return super().score(table)
+
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """The inner score at logits / T."""
+        if isinstance(self.score_of, ScoreOfMembers):
+            return self.score_of.of_logits(batch, self.temperature_)
         return self.score_of.rows(batch.extended(logit=batch.logit.double() / self.temperature_))
+
+    def _check_members(self, score_of: ScoreOfMembers) -> None:
+        if score_of.learned:
+            raise TableError(
+                f"temperature: score_of must learn nothing by itself; {score_of.name} learns "
+                f"{', '.join(score_of.learned)}. Use over='input'."
+            )
+        self.needs = (score_of.logits,)
 
 
 def _check(table: Table) -> None:

@@ -1,0 +1,156 @@
+"""What do tiles cost? All grids from 2 x 2 to 7 x 7 at once, beside one plain forward pass, at 1,000 classes.
+
+    ratio          seconds of the tiles probe / seconds of module(x), ResNet-50, the family of the paper (<= 1.05)
+    memory_ratio   what the probe adds to resident memory at most / what module(x) adds, ResNet-50 (<= 1.5)
+    models         the same for every network: ms an image, ratio, lowest and highest of the turns; `both` is the ratio
+                   of tiles and forward probe together, which is what an extraction of both pays; memory in MB
+
+    python benchmarks/tiles.py [--batch 16] [--turns 7] [--threads N] [--models resnet50 ...]
+
+Weights are random, which cost the same as trained ones. In every turn the plain pass runs before and after the probe,
+so that a slow minute slows both; figures are medians over turns. All keep freed memory between batches, as extraction
+does. Memory is measured in new processes without that, each the largest growth during three passes after a small one.
+The last line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import psutil
+import timm
+import torch
+import torchvision
+from _measure import seconds_of, watched_memory
+from rich.progress import track
+from torch import Tensor, nn
+
+import dubito
+from dubito.cache.memory import kept_memory
+from dubito.models import WrappedClassifier
+from dubito.models.frozen import frozen
+from dubito.probes.forward import Forward
+from dubito.probes.tiles import Tiles
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet50": torchvision.models.resnet50,
+    "wide_resnet50_2": torchvision.models.wide_resnet50_2,
+    "resnext50_32x4d": torchvision.models.resnext50_32x4d,
+    "squeezenet1_1": torchvision.models.squeezenet1_1,
+    "tf_efficientnet_lite0": lambda: timm.create_model("tf_efficientnet_lite0"),
+    "convnext_tiny": lambda: timm.create_model("convnext_tiny"),
+    "maxvit_tiny_rw_224": lambda: timm.create_model("maxvit_tiny_rw_224"),
+    "vit_small_patch16_224": lambda: timm.create_model("vit_small_patch16_224"),
+}
+PAPER = "resnet50"
+PASSES = 3
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--turns", type=int, default=7)
+    options.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    asked = options.parse_args()
+    torch.set_num_threads(asked.threads)
+    found = {}
+    for name in track(asked.models, description="tiles"):
+        found[name] = costs(name, asked.batch, asked.turns) | memory(name, asked.batch, asked.threads)
+        print(name, json.dumps(found[name]))
+    first = found[PAPER if PAPER in found else asked.models[0]]
+    print(
+        json.dumps(
+            {
+                "ratio": first["ratio"],
+                "memory_ratio": first["memory_ratio"],
+                "models": found,
+                "batch": asked.batch,
+                "turns": asked.turns,
+                "threads": asked.threads,
+                "cores": os.cpu_count() or 1,
+            }
+        )
+    )
+
+
+def build(name: str, batch: int) -> tuple[WrappedClassifier, Tensor, Tensor]:
+    """The classifier, a batch and labels."""
+    torch.manual_seed(0)
+    model = dubito.wrap(MODELS[name]().eval(), name=name)
+    return model, torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+
+
+def costs(name: str, batch: int, turns: int) -> dict[str, object]:
+    """Times in milliseconds an image, and their ratios."""
+    model, x, label = build(name, batch)
+
+    def both() -> None:
+        _, feature = Tiles().run_and_share(model, x, label)
+        Forward().run(model, x, label, feature=feature)
+
+    with frozen(model.module), kept_memory():
+        grid = model.tiled(x[:2]).grid
+        both()
+        rows = []
+        for _ in range(turns):
+            seconds = [seconds_of(run) for run in (plain(model, x), tiles(model, x, label), plain(model, x), both)]
+            before, tiled, after, all_columns = seconds
+            rows.append((tiled / (before + after) * 2, all_columns / (before + after) * 2, before, after, tiled))
+    ratios, together, before, after, tiled = zip(*rows, strict=True)
+    return {
+        "ratio": round(statistics.median(ratios), 4),
+        "lowest": round(min(ratios), 4),
+        "highest": round(max(ratios), 4),
+        "both": round(statistics.median(together), 4),
+        "plain_ms": round(1000 * statistics.median(before + after) / batch, 2),
+        "tiles_ms": round(1000 * statistics.median(tiled) / batch, 2),
+        "map": f"{grid[0]}x{grid[1]}",
+    }
+
+
+def plain(model: WrappedClassifier, x: Tensor) -> Callable[[], object]:
+    """The network alone."""
+    return lambda: model.module(x)
+
+
+def tiles(model: WrappedClassifier, x: Tensor, label: Tensor) -> Callable[[], object]:
+    """All grids at once."""
+    return lambda: Tiles().run(model, x, label)
+
+
+def memory(name: str, batch: int, threads: int) -> dict[str, float]:
+    """What either adds to resident memory, and the ratio."""
+    added = {}
+    for with_tiles in (False, True):
+        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+            added[with_tiles] = pool.submit(growth, name, batch, threads, with_tiles=with_tiles).result()
+    return {
+        "memory_ratio": round(added[True] / added[False], 4),
+        "plain_mb": round(added[False] / 1e6, 1),
+        "tiles_mb": round(added[True] / 1e6, 1),
+    }
+
+
+def growth(name: str, batch: int, threads: int, *, with_tiles: bool) -> float:
+    """The peak during some passes, less what was there after one pass of two images."""
+    torch.set_num_threads(threads)
+    model, x, label = build(name, batch)
+    peak: list[int] = []
+    with frozen(model.module):
+        Tiles().run(model, x[:2], label[:2])
+        before = psutil.Process().memory_info().rss
+        run = tiles(model, x, label) if with_tiles else plain(model, x)
+        with watched_memory(peak):
+            for _ in range(PASSES):
+                run()
+    return float(max(peak) - before)
+
+
+if __name__ == "__main__":
+    main()

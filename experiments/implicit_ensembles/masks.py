@@ -1,0 +1,162 @@
+"""Can one wide MLP be taken apart into an ensemble? Fig. 4 of Kirsch (2024): members by masks from width x64.
+
+    python experiments/implicit_ensembles/masks.py --data DIR --mlps DIR [--epochs 4] [--width 64] [--write]
+
+Ten members are extracted from one MLP of width x64 (`dubito.extract_members`, default recipe, training images of MNIST
+alone) and set beside the explicit ensembles of ten MLPs of width x4 and x64, and beside the entropy of the single MLP:
+mean mutual information on every set, and how well mutual information and entropy tell Fashion-MNIST from MNIST. DIR
+holds MNIST/raw and FashionMNIST/raw; the MLPs are those of `_mlps`, and trained if they are not in --mlps; half of the
+"dirty" digits are ambiguous (`_ambiguous`). Fig. 4 is a drawing without numbers; published values are those of Tables 1
+and 2 for the explicit ensembles, and what the text says of the extracted one. They are of 100 epochs (`_mlps` says what
+differs here), and of other dirty digits. The last line is one JSON object.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _ambiguous import dirty_mnist
+from _mlps import logits_of, member, read
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dubito.ensembles import MaskRecipe, extract_members
+from dubito.metrics import auroc, decompose
+
+EXPECTED = Path(__file__).parents[1] / "expected" / "implicit_ensembles_masks.json"
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "masks.png"
+MEMBERS, NARROW = 10, 4
+KNOWN, DIRTY, FOREIGN = "MNIST", "dirty MNIST", "Fashion-MNIST"
+SETS: dict[str, Callable[[Path, Path], tuple[Tensor, Tensor]]] = {
+    KNOWN: lambda data, _: read(data, KNOWN, train=False),
+    DIRTY: dirty_mnist,
+    FOREIGN: lambda data, _: read(data, FOREIGN, train=False),
+}
+"""Test images and labels by name, from the folders of data and of MLPs; a further set is a further line."""
+PUBLISHED = {
+    "source": "Fig. 4, a drawing without numbers; Tables 1 and 2 for the explicit ensembles, of 100 epochs",
+    "mean_mi": {
+        "explicit x4": {KNOWN: 0.0233, DIRTY: 0.149, FOREIGN: 0.192},
+        "explicit x64": {KNOWN: 0.0104, DIRTY: 0.0882, FOREIGN: 0.114},
+    },
+    "auroc": {
+        "explicit x4": {"mutual information": 0.840, "entropy": 0.845},
+        "explicit x64": {"mutual information": 0.848, "entropy": 0.851},
+    },
+    "claims": [
+        "the extracted ensemble nearly recovers the mutual information of a trained ensemble of the same width",
+        "its OoD detection approaches that of a narrower model",
+        "the mean entropy difference between iD and OoD is larger for it than for the single model",
+        "by entropy, its OoD detection does not match that of the single wide model",
+    ],
+}
+
+
+def main() -> None:
+    """Extract, measure, compare, one JSON object."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", type=Path, required=True)
+    options.add_argument("--mlps", type=Path, required=True, help="trained MLPs are kept here")
+    options.add_argument("--epochs", type=int, default=4, help="of the MLPs")
+    options.add_argument("--width", type=int, default=64)
+    options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name} and {PICTURE.name}")
+    asked = options.parse_args()
+    train = read(asked.data, KNOWN, train=True)
+    explicit = {
+        f"explicit x{width}": [member(asked.mlps, width, seed, train, asked.epochs) for seed in range(MEMBERS)]
+        for width in sorted({NARROW, asked.width})
+    }
+    model = explicit[f"explicit x{asked.width}"][0]
+    found = extract_members(model, *train, members=MEMBERS)
+    ensembles = {"extracted": list(found), **explicit, "single": [model]}
+    sets = {name: load(asked.data, asked.mlps) for name, load in SETS.items()}
+    logits = {key: {name: logits_of(of, x) for name, (x, _) in sets.items()} for key, of in ensembles.items()}
+    told = {key: measured(of, sets[KNOWN][1]) for key, of in logits.items()}
+    claims = verdicts(told, asked.width)
+    print("\n".join([*(row(key, of) for key, of in told.items()), *claims]))
+    result = {
+        "settings": {"epochs": asked.epochs, "width": asked.width, "members": MEMBERS, **MaskRecipe().to_json()},
+        "masks": {"diversity": round(found.diversity, 4), "kept": found.kept()},
+        "ours": told,
+        "findings": claims,
+    }
+    if asked.write:
+        command = "python experiments/implicit_ensembles/masks.py --data DIR --mlps DIR --write"
+        EXPECTED.write_text(json.dumps({"command": command, "published": PUBLISHED} | result, indent=1) + "\n")
+        draw(logits)
+    print(json.dumps(result))
+
+
+def measured(logits: dict[str, Tensor], label: Tensor) -> dict[str, Any]:
+    """Figures of one ensemble, from logits (m, n, c) of each set; one model alone has no mutual information."""
+    parts = {name: decompose(z.softmax(-1)) for name, z in logits.items()}
+    scores = {"entropy": {name: part.total for name, part in parts.items()}}
+    if len(logits[KNOWN]) > 1:
+        scores["mutual information"] = {name: part.epistemic for name, part in parts.items()}
+    z = logits[KNOWN]
+    right = [float((answer == label).double().mean()) for answer in z.argmax(-1)]
+    return {
+        "accuracy": {
+            "ensemble": round(float((z.softmax(-1).mean(0).argmax(1) == label).double().mean()), 4),
+            "members": round(sum(right) / len(right), 4),
+            "lowest_member": round(min(right), 4),
+        },
+        "mean": {key: {name: round(float(u.mean()), 5) for name, u in of.items()} for key, of in scores.items()},
+        "auroc": {key: round(apart(of[KNOWN], of[FOREIGN]), 4) for key, of in scores.items()},
+        "mean_difference": {key: round(float(of[FOREIGN].mean() - of[KNOWN].mean()), 4) for key, of in scores.items()},
+    }
+
+
+def verdicts(told: dict[str, Any], width: int) -> list[str]:
+    """The paper's claims, by our numbers."""
+    wide, extracted, single = told[f"explicit x{width}"], told["extracted"], told["single"]
+    by_mi = "mutual information"
+    recovered = {name: extracted["mean"][by_mi][name] / wide["mean"][by_mi][name] for name in extracted["mean"][by_mi]}
+    return [
+        "mean mutual information, extracted over explicit of the same width: "
+        + ", ".join(f"{name} {ratio:.2f}" for name, ratio in recovered.items()),
+        f"AUROC by mutual information: extracted {extracted['auroc'][by_mi]}, explicit x{NARROW} "
+        f"{told[f'explicit x{NARROW}']['auroc'][by_mi]}, explicit x{width} {wide['auroc'][by_mi]}",
+        f"mean entropy difference: extracted {extracted['mean_difference']['entropy']}, single "
+        f"{single['mean_difference']['entropy']}",
+        f"AUROC by entropy: extracted {extracted['auroc']['entropy']}, single {single['auroc']['entropy']}",
+    ]
+
+
+def apart(known: Tensor, foreign: Tensor) -> float:
+    """How well an uncertainty tells foreign images."""
+    return auroc(torch.cat([known, foreign]), torch.arange(len(known) + len(foreign)) >= len(known))
+
+
+def row(key: str, told: dict[str, Any]) -> str:
+    """One ensemble in one line."""
+    means = "; ".join(
+        f"mean {score} " + ", ".join(f"{name} {value:.4f}" for name, value in of.items())
+        for score, of in told["mean"].items()
+    )
+    return f"{key}: accuracy {told['accuracy']['ensemble']}; {means}; AUROC {told['auroc']}"
+
+
+def draw(logits: dict[str, dict[str, Tensor]]) -> None:
+    """Fig. 4 (a): how mutual information is distributed, the extracted ensemble dashed."""
+    figure = Figure(figsize=(4 * len(SETS), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(SETS), sharey=True)
+    for ax, name in zip(axes, SETS, strict=True):
+        for key, of in logits.items():
+            if key == "single":
+                continue
+            ordered = decompose(of[name].softmax(-1)).epistemic.sort().values.clamp_min(1e-6)
+            share = torch.arange(1, len(ordered) + 1) / len(ordered)
+            ax.semilogx(ordered, share, linestyle="--" if key == "extracted" else "-", label=key)
+        ax.set(title=name, xlabel="mutual information (nats)")
+    axes[0].set_ylabel("share of images below")
+    axes[0].legend(fontsize=8)
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""What a model, or an ensemble, says of every row at a temperature: the prediction, how sure it is, and its doubts.
+
+    p = softmax(logit / T)     p̄ = mean_m softmax(member logit / T)     uncertainties of p̄ and its members: `SUMMARY`
+
+At T = 1 an ensemble's summary and loss columns suffice. At any other, and for pooled weights, the members' logits are
+read in batches of rows of bounded size. Pooled weights w_m are learned on other images and are the same for all rows.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from dubito.choices import WeighedBy
+from dubito.errors import MissingColumnError, TableError
+from dubito.metrics import SUMMARY, MemberStream, confidence, correct, nll_per_row
+from dubito.metrics.information import entropy_of
+from dubito.scores.information import pooled_weights as sizes_so_far
+from dubito.table import Table, ensembles_in, writer_of
+from dubito.types import finite
+
+FIELDS = {
+    "mutual_information": "epistemic",
+    "weighted_logsumexp": "weighted_logsumexp",
+    "weighted_sum": "weighted_sum",
+    "predictive_entropy": "total",
+    "expected_entropy": "aleatoric",
+    "variation_ratio": "variation",
+}
+"""Uncertainties of an ensemble that its summary has, by name: the field."""
+POOLED: dict[str, WeighedBy] = {f"pooled_{by}": by for by in get_args(WeighedBy)}
+"""Those whose weights are learned on other images."""
+_BYTES = 2**25
+"""Of members' logits in float32 at once: a few copies of them are made."""
+
+Weights = Mapping[str, Float64[Tensor, "m"]]
+
+
+class Said(NamedTuple):
+    """Of every row: whether the prediction is right, its probability, the label's loss; and uncertainties by name."""
+
+    members: int
+    correct: Bool[Tensor, "n"]
+    confidence: Float64[Tensor, "n"]
+    nll: Float64[Tensor, "n"]
+    doubts: dict[str, Float64[Tensor, "n"]]
+
+
+def said_by_model(table: Table, temperature: float) -> Said:
+    """The model's own prediction, with its entropy."""
+    parts = []
+    for batch in table.batches("logit", "label"):
+        logit = batch.logit.double() / temperature
+        parts.append(
+            (
+                correct(logit, batch.label),
+                confidence(logit),
+                nll_per_row(logit, batch.label),
+                entropy_of(logit.softmax(-1)),
+            )
+        )
+    right, sure, nll, entropy = map(torch.cat, zip(*parts, strict=True))
+    return Said(1, right, sure, nll, {"entropy": entropy})
+
+
+def said_by_ensemble(table: Table, name: str, temperature: float, doubts: Collection[str], weights: Weights) -> Said:
+    """What the members' mean predicts, with the uncertainties asked for.
+
+    Args:
+        table: With the summary and loss columns, or the members' logits.
+        name: Of the ensemble.
+        temperature: Of the members' logits.
+        doubts: Names in FIELDS and POOLED.
+        weights: For those of POOLED, from `pooled_weights`.
+    """
+    logits = f"{name}_logit" in table
+    kept = temperature == 1 and name in table and (f"{name}_loss" in table or not logits)
+    summary, nll = _kept(table, name) if kept else _computed(table, name, temperature)
+    members = int(summary[0, SUMMARY.index("members")])
+    if members < 2:
+        raise TableError(
+            f"rejection_study: the ensemble '{name}' of {table.name} has one member, which agrees with itself on every "
+            f"image. Give at least two members."
+        )
+    found = {doubt: summary[:, SUMMARY.index(FIELDS[doubt])] for doubt in doubts if doubt in FIELDS}
+    if pooled := [doubt for doubt in doubts if doubt in POOLED]:
+        found |= _with_weights(table, name, temperature, {doubt: weights[doubt] for doubt in pooled})
+    return Said(
+        members,
+        summary[:, SUMMARY.index("predicted")].long() == table.label,
+        # float32 may hold a probability as one plus a rounding error.
+        summary[:, SUMMARY.index("confidence")].clamp(0, 1),
+        nll,
+        {doubt: finite(found[doubt], f"{doubt} of {name}") for doubt in doubts},
+    )
+
+
+def pooled_weights(table: Table, name: str, temperature: float) -> dict[str, Float64[Tensor, "m"]]:
+    """By uncertainty: one weight a member, from the size of its logits over all rows (Kirsch 2024, the formula of B.1).
+
+    w_m = sum_n exp l_mn / sum_kn exp l_kn, in logarithms: a sum of a thousand logits has no exponential.
+    """
+    sizes: dict[str, Tensor] = {}
+    for batch in member_batches(table, name):
+        z = batch.whole(f"{name}_logit").double() / temperature
+        sizes = {doubt: sizes_so_far(sizes.get(doubt), z, by) for doubt, by in POOLED.items()}
+    return {doubt: size.softmax(0) for doubt, size in sizes.items()}
+
+
+def member_batches(table: Table, name: str, *more: str) -> Iterator[Table]:
+    """Rows of the members' logits, as many at a time as a bounded memory holds."""
+    column = f"{name}_logit"
+    _, members, classes = table.shape(column)
+    return table.batches(column, *more, size=max(1, _BYTES // (4 * members * classes)))
+
+
+def require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bool) -> None:
+    """Raise unless the table has what is needed of an ensemble, saying what writes it.
+
+    Args:
+        table: To be read.
+        name: Of the ensemble.
+        logits_for: What needs the members' logits, if anything does.
+        own: Whether the losses of the ensemble's own predictions are asked for.
+    """
+    logits, loss = f"{name}_logit", f"{name}_loss"
+    if name not in table and logits not in table:
+        raise MissingColumnError(
+            f"rejection_study needs an ensemble '{name}'; {table.name} has {', '.join(ensembles_of(table)) or 'none'}. "
+            f"It is written by {writer_of(name) or 'the probe of that name'}."
+        )
+    for column, axes in ((name, f"(n, {len(SUMMARY)})"), (logits, "(n, members, classes)")):
+        shape = table.shape(column) if column in table else None
+        if shape and (len(shape) != len(axes.split()) or (column == name and shape[1] != len(SUMMARY))):
+            raise TableError(
+                f"rejection_study: column '{column}' of {table.name} must have the axes {axes}; {shape} came. "
+                f"Give the columns as probes of ensembles write them."
+            )
+    if logits in table:
+        return
+    if logits_for:
+        raise MissingColumnError(
+            f"rejection_study: {logits_for} needs column '{logits}', the members' logits; {table.name} has only "
+            f"their summary at T = 1. It is written by {writer_of(logits) or 'its probe, if logits are kept'}."
+        )
+    if own and loss not in table:
+        raise MissingColumnError(
+            f"rejection_study needs column '{loss}' for the NLL of the ensemble's own predictions; {table.name} has "
+            f"none. It is written by {writer_of(loss) or 'its probe, where labels are'}; or compare orders alone with "
+            f"predictions='original'."
+        )
+
+
+def ensembles_of(table: Table) -> list[str]:
+    """The ensembles that a table has, as summaries or logits; grids of tiles last and by size."""
+    return sorted(ensembles_in(table.columns), key=lambda name: (name.startswith("tiles_"), grid_of(name) or 0))
+
+
+def grid_of(name: str) -> int | None:
+    """The k of a k x k grid of tiles.
+
+    >>> grid_of("tiles_7"), grid_of("members")
+    (7, None)
+    """
+    size = name.removeprefix("tiles_")
+    return int(size) if name.startswith("tiles_") and size.isdecimal() else None
+
+
+def _kept(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+    summary = finite(table.whole(name).double(), f"column '{name}'")
+    if f"{name}_loss" not in table:  # `require_ensemble` has seen that nobody asks for it
+        return summary, torch.full((len(table),), torch.nan, dtype=torch.float64)
+    return summary, finite(table.whole(f"{name}_loss").double(), f"column '{name}_loss'")
+
+
+def _computed(table: Table, name: str, temperature: float) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+    """Summary and loss from the members' logits."""
+    classes = table.shape(f"{name}_logit")[2]
+    if classes != table.shape("logit")[1]:
+        raise TableError(
+            f"rejection_study: '{name}' must predict the classes of the logits, {table.shape('logit')[1]}; its members "
+            f"have {classes}. Give an ensemble of the same classes."
+        )
+    parts = []
+    for batch in member_batches(table, name, "label"):
+        stream = MemberStream(temperature=temperature)
+        stream.add(batch.whole(f"{name}_logit"))
+        parts.append((stream.summary(), stream.loss(batch.label)))
+    summary, nll = map(torch.cat, zip(*parts, strict=True))
+    return summary, nll
+
+
+def _with_weights(table: Table, name: str, temperature: float, weights: Weights) -> dict[str, Float64[Tensor, "n"]]:
+    """H(p̄) - sum_m w_m H(p_m). Weights may be so small that a divergence of p_m from p̄ has no number."""
+    w = torch.stack(list(weights.values()))
+    parts = []
+    for batch in member_batches(table, name):
+        p = (batch.whole(f"{name}_logit").double() / temperature).softmax(-1)
+        mean = torch.einsum("wm,nmc->wnc", w, p)
+        parts.append((entropy_of(mean) - torch.einsum("wm,nm->wn", w, entropy_of(p))).clamp_min(0))
+    return dict(zip(weights, torch.cat(parts, 1), strict=True))

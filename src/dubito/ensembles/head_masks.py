@@ -1,0 +1,209 @@
+"""Members of the last layer alone, learned and asked from a cache: no images, no backbone.
+
+    logits_m = W (c_m * z) + b
+
+Masks are on the columns of the classifying layer, so each member reads a subset of the features; rows are classes and
+stay. Diversity and cross-entropy are those of `extract_members`. Ours: the paper masks all layers of an MLP. Features
+of one backbone are all that members have, so they agree more than members of a whole model would.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from jaxtyping import Float, Int
+from safetensors.torch import save
+from torch import Tensor
+
+from dubito.cache.shard import write_file
+from dubito.ensembles._lazy import losses_of, said_by, summary_of
+from dubito.ensembles._masked import masked_linear
+from dubito.ensembles._training import checked_labels, rows_each, trained_masks
+from dubito.ensembles.implicit import read_masks
+from dubito.ensembles.masks import Span
+from dubito.ensembles.recipe import MaskRecipe
+from dubito.errors import ArtefactError, NotFittedError, TableError
+from dubito.heads.class_start import linear_logits
+from dubito.heads.stream import Stream
+from dubito.table import Table
+from dubito.types import Classifier, finite
+
+Head = tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]
+_ROWS_AT_ONCE = 2048
+_LARGEST_RESIDUAL = 0.05
+"""Of the deviation of logits: what a linear layer may miss, if half-precision features are all it has."""
+FORMAT = 1
+
+
+@final
+class HeadMasks:
+    """Members that each read some of the features: `fit` on a labelled table, then `extend` any table of that model.
+
+    Args:
+        members: How many.
+        recipe: What the paper leaves open.
+        seed: Of the first masks and of the order of rows.
+
+    >>> z, label = torch.eye(4).repeat(50, 5), torch.arange(200) % 4
+    >>> table = Table(feature=z, logit=4 * z[:, :4], label=label)
+    >>> masks = HeadMasks(members=3, recipe=MaskRecipe(steps=20)).fit(table)
+    >>> table = masks.extend(table)
+    >>> table.shape("masks"), table.shape("masks_logit")
+    ((200, 9), (200, 3, 4))
+    """
+
+    def __init__(self, *, members: int = 10, recipe: MaskRecipe | None = None, seed: int = 0) -> None:
+        self.members, self.recipe, self.seed = members, recipe or MaskRecipe(), seed
+        self.masks_: Float[Tensor, "m d"] | None = None
+        self.fitted_on_: str | None = None
+
+    def __repr__(self) -> str:
+        state = "not fitted" if self.masks_ is None else f"{self.masks_.shape[1]} features"
+        return f"HeadMasks({self.members} members, {state})"
+
+    def fit(self, table: Table, head: Classifier | Head | None = None, *, progress: bool = True) -> "HeadMasks":
+        """Learn masks from features and labels, in batches that do not grow with the table; returns itself.
+
+        Args:
+            table: With features, and labels that are the model's classes: images that it was trained on.
+            head: The model, once it has seen a batch, or weight (c, d) and bias (c) of its last layer. None: found from
+                the table's logits by least squares, up to a constant a row, which no probability depends on; but
+                weights by the size of logits (WeightedMutualInformation) do, so give the model for those.
+            progress: Show a bar where somebody watches.
+        """
+        self.masks_ = self.fitted_on_ = None
+        table.require("feature", "label", by="HeadMasks.fit")
+        if table.label_space != "model":
+            raise TableError(
+                f"HeadMasks.fit needs labels that are the model's classes; those of {table.name} are another set's. "
+                f"Fit on images with the classes that the model was trained on."
+            )
+        weight, bias = _given_head(table, head)
+        width = table.shape("feature")[1]
+        if weight.shape[1] != width:
+            raise TableError(
+                f"HeadMasks.fit: the head reads {weight.shape[1]} features; those of {table.name} are {width} wide. "
+                f"Give the head of the model that made the table."
+            )
+        checked_labels(table.label, len(weight), f"HeadMasks.fit of {table.name}")
+        found = trained_masks(
+            lambda masks, z: masked_linear(z, weight, bias, masks["head"], "head"),
+            self._batches(table),
+            [Span("head", "columns", width)],
+            members=self.members,
+            recipe=self.recipe,
+            seed=self.seed,
+            progress=progress,
+        )
+        self.masks_, self.weight_, self.bias_, self.fitted_on_ = found, weight, bias, table.source
+        return self
+
+    def logits(self, feature: Float[Tensor, "n d"]) -> Float[Tensor, "n m c"]:
+        """What each member says of these features."""
+        if self.masks_ is None:
+            raise NotFittedError("HeadMasks was asked before fit. Call fit(table) first, with features and labels.")
+        if feature.shape[1] != self.masks_.shape[1]:
+            raise TableError(
+                f"HeadMasks: features must be {self.masks_.shape[1]} wide, as in fit; {feature.shape[1]} came. "
+                f"Use a table of the same model."
+            )
+        z = finite(feature.float(), "HeadMasks: features")
+        return torch.stack([F.linear(z * mask, self.weight_, self.bias_) for mask in self.masks_], dim=1)
+
+    def extend(self, table: Table) -> Table:
+        """The same rows with columns `masks` (n, s), `masks_logit` (n, m, c), and `masks_loss` (n) where labels allow.
+
+        They are computed when rows are asked for, from the table's features.
+        """
+        if self.masks_ is None:
+            raise NotFittedError("HeadMasks.extend was called before fit. Call fit(table) first.")
+        table.require("feature", by="HeadMasks.extend")
+        if None not in (self.fitted_on_, table.source) and self.fitted_on_ != table.source:
+            raise TableError(
+                f"HeadMasks.extend: {table.name} was made by another model ({table.source}) than the table that masks "
+                f"were learned on ({self.fitted_on_}). Extract it with the same model and transform."
+            )
+        self.logits(table.select("feature").rows(slice(0, 1)).feature)  # refuses another width
+        feature, shape = table.column("feature"), (self.members, len(self.weight_))
+        columns: dict[str, Any] = {
+            "masks": summary_of(feature, self.logits),
+            "masks_logit": said_by(feature, self.logits, shape),
+        }
+        if "label" in table and table.label_space == "model":
+            columns["masks_loss"] = losses_of(feature, self.logits, table.column("label"))
+        return table.extended(**columns)
+
+    def save(self, path: str | Path) -> Path:
+        """Masks and the layer into one safetensors file."""
+        if self.masks_ is None:
+            raise NotFittedError("HeadMasks.save was called before fit. Call fit(table) first.")
+        tensors = {"columns.head": self.masks_, "weight": self.weight_}
+        if self.bias_ is not None:
+            tensors["bias"] = self.bias_
+        note = {
+            "format": FORMAT,
+            "layers": ["head"],
+            "seed": self.seed,
+            "recipe": self.recipe.to_json(),
+            "fitted_on": self.fitted_on_,
+        }
+        place = Path(path)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArtefactError(f"'{place.parent}' cannot be made ({error.strerror}). Give another place.") from error
+        kept = {key: value.cpu().contiguous() for key, value in tensors.items()}
+        write_file(place, save(kept, metadata={"masks": json.dumps(note)}))
+        return place
+
+    @classmethod
+    def load(cls, path: str | Path) -> "HeadMasks":
+        """Read back what `save` wrote; nothing is unpickled."""
+        tensors, note = read_masks(Path(path), needs=("seed", "recipe", "fitted_on"))
+        masks, weight = tensors["columns.head"], tensors.get("weight")
+        if weight is None or weight.shape[1:] != masks.shape[1:]:
+            raise ArtefactError(f"masks in '{path}' are not those of a last layer. Save them with HeadMasks.save.")
+        try:
+            found = cls(members=len(masks), recipe=MaskRecipe(**note["recipe"]), seed=note["seed"])
+        except TypeError as error:
+            raise ArtefactError(f"masks in '{path}' are of another version ({error}). Save them again.") from error
+        found.masks_, found.weight_, found.bias_ = masks, weight, tensors.get("bias")
+        found.fitted_on_ = note["fitted_on"]
+        return found
+
+    def _batches(self, table: Table) -> Iterator[tuple[Float[Tensor, "r d"], Int[Tensor, "r"]]]:
+        """Shuffled rows, as many for each member; labels travel as floats, which hold them exactly."""
+        size = self.members * rows_each(len(table), self.members, self.recipe)
+        stream = Stream(table.column("feature"), table.label.float(), size, self.seed, name=table.name)
+        for rows, labels in stream.batches(0, self.recipe.steps):
+            fair = len(rows) // self.members * self.members
+            if fair:
+                yield rows[:fair].clone(), labels[:fair].long()
+
+
+def _given_head(table: Table, head: Classifier | Head | None) -> Head:
+    if head is None:
+        return _least_squares(table)
+    weight, bias = head.head() if isinstance(head, Classifier) else head
+    return weight.detach().cpu().float(), None if bias is None else bias.detach().cpu().float()
+
+
+def _least_squares(table: Table) -> Head:
+    """W and b from features and centred logits, refused where logits are not linear in the features."""
+    table.require("logit", by="HeadMasks.fit without a head")
+    blocks = list(torch.split(torch.arange(len(table)), _ROWS_AT_ONCE))
+    weight, bias = linear_logits(table, blocks)
+    missed = total = 0.0
+    for batch in table.batches("feature", "logit"):
+        logit = batch.logit - batch.logit.mean(1, keepdim=True)
+        missed += float((F.linear(batch.feature.float(), weight, bias) - logit).double().square().sum())
+        total += float(logit.double().square().sum())
+    if missed > _LARGEST_RESIDUAL**2 * total:
+        raise TableError(
+            f"HeadMasks.fit: logits must be linear in the features; a linear layer misses those of {table.name} by "
+            f"{(missed / total) ** 0.5:.0%}. Give the model, or its last layer's weight and bias: fit(table, head=...)."
+        )
+    return weight, bias

@@ -1,0 +1,187 @@
+"""Members by Monte-Carlo dropout: the same model several times, with other units dropped each time.
+
+    p_m = softmax(f(x; mask_m)),   mask_m drawn as in training          (Gal & Ghahramani 2016, arXiv 1506.02142)
+
+The module is not put into training mode, which would also change BatchNorm. It stays as it is, and a TorchFunctionMode
+turns on the calls of dropout that it makes: dropout in all its forms, that of `nn.MultiheadAttention`, and with `rate`
+that of `scaled_dot_product_attention`, whose own rate a module in eval mode does not tell. Stochastic depth (DropPath
+of timm and transformers, torchvision's StochasticDepth) is drawn by hooks that are gone after the pass; it keeps its
+own rate. Dropout inside recurrent layers is not turned on.
+
+What is dropped depends on the seed, the number of the pass and the batch's own numbers, and on nothing that was drawn
+before: an extraction that was interrupted gives the same bits.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dubito.errors import ModelError, ValueRangeError
+from dubito.models.fingerprint import tensors_digest
+from dubito.types import Classifier, Json
+
+_PLAIN = ("dropout", "alpha_dropout", "feature_alpha_dropout")
+_RATES: dict[Any, tuple[str, int]] = {
+    **{getattr(F, name): ("p", 1) for name in (*_PLAIN, "dropout1d", "dropout2d", "dropout3d")},
+    **{getattr(torch, name): ("p", 1) for name in (*_PLAIN, "feature_dropout")},
+    F.multi_head_attention_forward: ("dropout_p", 10),
+    F.scaled_dot_product_attention: ("dropout_p", 4),
+}
+"""Functions that drop: how their rate is called, and its place."""
+_SWITCHES: dict[Any, tuple[str, int]] = {
+    **{getattr(F, name): ("training", 2) for name in (*_PLAIN, "dropout1d", "dropout2d", "dropout3d")},
+    **{getattr(torch, name): ("train", 2) for name in (*_PLAIN, "feature_dropout")},
+    F.multi_head_attention_forward: ("training", 13),
+}
+"""The same of their switch, where they have one."""
+
+
+@final
+class Dropout:
+    """Several passes with dropout.
+
+    Args:
+        passes: How many members.
+        rate: Of every dropout; None: the model's own.
+        seed: Of what is dropped.
+    """
+
+    name = "dropout"
+
+    def __init__(self, passes: int = 10, rate: float | None = None, seed: int = 0) -> None:
+        if passes < 2:
+            raise ValueRangeError(
+                f"dropout: passes must be at least 2; {passes} came. One pass has none to differ from."
+            )
+        if rate is not None and not 0 < rate < 1:
+            raise ValueRangeError(
+                f"dropout: rate must be between 0 and 1; {rate} came. Leave it out to take the model's own."
+            )
+        self._passes, self._rate, self._seed = passes, rate, seed
+
+    def __len__(self) -> int:
+        return self._passes
+
+    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+        """One pass with dropout must meet some; the model understands itself before, undisturbed."""
+        model.features(x[:2])
+        drop = _Dropping(self._rate)
+        with _seeded(0, x.device), drop, _stochastic_depth(model.module, drop):
+            model.features(x[:2])
+        if drop.dropped:
+            return
+        if drop.met:
+            raise ModelError(
+                f"dropout: all {drop.met} calls of dropout in {model.name} have rate 0, as pretrained models often do, "
+                f"so all passes would be equal. Give rate=..., such as Members.dropout(rate=0.1)."
+            )
+        raise ModelError(
+            f"dropout: {model.name} calls no dropout, so all passes would be equal, whatever the rate. Load it with "
+            f"some (timm: dubito.load(..., drop_rate=0.2)), or use Members.views(), dubito.Tiles(), or several models."
+        )
+
+    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
+        """Of each pass."""
+        batch = tensors_digest({"x": x})
+        for member in range(self._passes):
+            drop = _Dropping(self._rate)
+            with _seeded(pass_seed(self._seed, member, batch), x.device), drop, _stochastic_depth(model.module, drop):
+                z = model.features(x)
+            yield model.logits(z).to(x.device).float()
+
+    def settings(self) -> Json:
+        """The arguments."""
+        return {"passes": self._passes, "rate": self._rate, "seed": self._seed}
+
+
+def pass_seed(seed: int, member: int, batch: str) -> int:
+    """Of one pass: 63 bits of a hash of the seed, the number of the pass and the digest of the batch."""
+    state = hashlib.blake2b(f"{seed}|{member}|{batch}".encode(), digest_size=8)
+    return int.from_bytes(state.digest(), "little") >> 1
+
+
+class _Dropping(TorchFunctionMode):
+    """Turns dropout on, and counts it.
+
+    Attributes:
+        met: Calls of dropout so far.
+        dropped: Those with a rate above zero.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        super().__init__()
+        self.met = self.dropped = 0
+        self._rate = rate
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the function; one that drops with its switch on, and never into its own input, which others read too."""
+        if func not in _RATES:
+            return func(*args, **(kwargs or {}))
+        given = _Given(args, kwargs or {})
+        if self._rate is not None:
+            given.put(*_RATES[func], self._rate)
+        if func in _SWITCHES:
+            given.put(*_SWITCHES[func], True)
+            given.kwargs.pop("inplace", None)
+        self.count(given.get(*_RATES[func]))
+        return func(*given.args, **given.kwargs)
+
+    def count(self, rate: float) -> None:
+        """One more call of dropout."""
+        self.met += 1
+        self.dropped += rate > 0
+
+
+class _Given:
+    """Arguments of a call, by place or by name."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args, self.kwargs = list(args), dict(kwargs)
+
+    def get(self, name: str, place: int) -> float:
+        return float(self.args[place] if len(self.args) > place else self.kwargs.get(name, 0.0))
+
+    def put(self, name: str, place: int, value: Any) -> None:
+        if len(self.args) > place:
+            self.args[place] = value
+        else:
+            self.kwargs[name] = value
+
+
+@contextmanager
+def _stochastic_depth(module: nn.Module, drop: _Dropping) -> Iterator[None]:
+    """Inside, residual branches are left out at random, row by row; in eval mode their layers hand on what they get."""
+
+    def hook(part: nn.Module, _: Any, output: Tensor) -> Tensor:
+        rate = float(getattr(part, "drop_prob", getattr(part, "p", 0.0)) or 0.0)
+        drop.count(rate)
+        rows = 1 if getattr(part, "mode", "row") == "batch" else len(output)
+        kept = output.new_empty((rows, *(1 for _ in output.shape[1:]))).bernoulli_(1 - rate)
+        scaled = getattr(part, "scale_by_keep", True) and rate < 1
+        return output * (kept.div_(1 - rate) if scaled else kept)
+
+    with ExitStack() as hooks:
+        for part in module.modules():
+            if type(part).__name__.endswith(("DropPath", "StochasticDepth")):
+                hooks.callback(part.register_forward_hook(hook).remove)
+        yield
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, random numbers of this device follow from the seed; outside, everybody else's go on as they were."""
+    others = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
+        torch.default_generator.manual_seed(seed)
+        if others:
+            torch.get_device_module(device).manual_seed(seed)
+        yield

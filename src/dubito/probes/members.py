@@ -1,0 +1,167 @@
+"""The probe of explicit ensembles: what several members say of each image, summed up as they come.
+
+    NAME           (n, s)     the fields of `metrics.SUMMARY`: total, aleatoric and epistemic uncertainty, and others
+    NAME_loss      (n)        -log of the mean probability of the label, where labels are the model's classes
+    NAME_between   (n, q)     I[Y; K] between sub-ensembles of 2, 3 ... neighbouring members (Kirsch 2024, eq. 17), for
+                              every size that divides the members; single ones have the epistemic uncertainty itself
+    NAME_logit     (n, m, c)  what each member says, only with keep="logits"
+
+NAME is "members", "checkpoints", "dropout" or "views". Members are asked one after the other, and without keep="logits"
+none of their answers is kept, so memory does not grow with their number.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from dubito.errors import ValueRangeError
+from dubito.metrics.information import sub_ensembles
+from dubito.metrics.streaming import MemberStream, check_temperature
+from dubito.models.wrap import WrappedClassifier
+from dubito.probes._several import Several, Source
+from dubito.probes.dropout import Dropout
+from dubito.probes.views import DEFAULT, Views
+from dubito.types import Classifier, Json
+
+Keep = Literal["summary", "logits"]
+
+
+@final
+class Members:
+    """What several members say of each image: models, checkpoints, dropout or views.
+
+    Args:
+        models: From dubito.load or dubito.wrap, with the transform and the classes of the model that is extracted,
+            which is a member only if it is listed. For models with transforms of their own, extract each and join the
+            tables with `dubito.ensemble`.
+        keep: "summary": a few numbers an image. "logits": also what each member says, which temperatures, pooled
+            weights and other partitions need: 4 m c bytes an image.
+        temperature: Logits are divided by it before they are summed up; kept ones are not.
+
+    >>> import dubito
+    >>> models = [dubito.load("timm:test_resnet", weights=None, num_classes=3) for _ in range(4)]
+    >>> columns = Members(models).run(models[0], torch.rand(2, 3, 64, 64), None)
+    >>> {name: tuple(column.shape) for name, column in columns.items()}
+    {'members': (2, 9), 'members_between': (2, 1)}
+    """
+
+    name = "members"
+    price = "1 forward pass a member"
+
+    def __init__(self, models: Sequence[Any] | Source, *, keep: Keep = "summary", temperature: float = 1.0) -> None:
+        if keep not in ("summary", "logits"):
+            raise ValueRangeError(f"keep must be 'summary' or 'logits'; '{keep}' came. Choose one of the two.")
+        self._source: Source = models if isinstance(models, Source) else Several(models)
+        self._keep, self._temperature = keep, check_temperature(temperature)
+        self._checked: Classifier | None = None
+        self.name, self.price = self._source.name, f"{len(self._source)} forward passes"
+
+    @classmethod
+    def checkpoints(
+        cls,
+        model: WrappedClassifier,
+        paths: Sequence[str | Path],
+        *,
+        keep: Keep = "summary",
+        temperature: float = 1.0,
+    ) -> "Members":
+        """One architecture with the weights of several files, such as several runs or epochs of a training.
+
+        Args:
+            model: Whose module is copied, once a file; its own weights are no member.
+            paths: Safetensors files, or PyTorch files of tensors only; no pickle is executed.
+            keep: See `Members`.
+            temperature: See `Members`.
+        """
+        return cls(Several.of_checkpoints(model, paths), keep=keep, temperature=temperature)
+
+    @classmethod
+    def dropout(
+        cls,
+        passes: int = 10,
+        rate: float | None = None,
+        seed: int = 0,
+        *,
+        keep: Keep = "summary",
+        temperature: float = 1.0,
+    ) -> "Members":
+        """Monte-Carlo dropout: the extracted model several times, dropping other units each time.
+
+        Args:
+            passes: How many members.
+            rate: Of every dropout that the model calls; None: its own, which is zero in many pretrained models.
+            seed: Of what is dropped.
+            keep: See `Members`.
+            temperature: See `Members`.
+        """
+        return cls(Dropout(passes, rate, seed), keep=keep, temperature=temperature)
+
+    @classmethod
+    def views(
+        cls,
+        views: Sequence[str] = DEFAULT,
+        amount: float = 0.125,
+        *,
+        keep: Keep = "summary",
+        temperature: float = 1.0,
+    ) -> "Members":
+        """Test-time augmentation: the extracted model on several views of each image.
+
+        Args:
+            views: Names out of `dubito.probes.views.VIEWS`, joined by `+` for one after the other.
+            amount: The share of each side that a view cuts off or moves.
+            keep: See `Members`.
+            temperature: See `Members`.
+        """
+        return cls(Views(views, amount), keep=keep, temperature=temperature)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __repr__(self) -> str:
+        return f"Members({self.name}: {len(self)} members, keep={self._keep!r}, temperature={self._temperature:g})"
+
+    def run(
+        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
+    ) -> Mapping[str, Tensor]:
+        """The columns of the ensemble."""
+        if self._checked is not model:
+            self._source.check(model, x)
+            self._checked = model
+        stream = MemberStream(temperature=self._temperature, sizes=[size for _, size in sub_ensembles(len(self))][1:])
+        kept = []
+        for logits in self._source.logits(model, x):
+            stream.add(logits[:, None])
+            if self._keep == "logits":
+                kept.append(logits.cpu())
+        columns = {self.name: stream.summary().float()}
+        if len(sub_ensembles(len(self))) > 1:
+            columns[f"{self.name}_between"] = stream.between().float()
+        if kept:
+            columns[f"{self.name}_logit"] = torch.stack(kept, 1)
+        if label is not None and is_class(label):
+            columns[f"{self.name}_loss"] = _loss(stream, label)
+        return columns
+
+    def settings(self) -> Json:
+        """Those of the members, with hashes of their weights, what is kept, and the temperature."""
+        return {**self._source.settings(), "keep": self._keep, "temperature": self._temperature}
+
+
+def is_class(label: Shaped[Tensor, "n ..."]) -> bool:
+    """Whether labels are classes; targets of a task loss may be shares, or anything else."""
+    return label.dim() == 1 and not (label.is_floating_point() or label.is_complex() or label.dtype == torch.bool)
+
+
+def _loss(stream: MemberStream, label: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+    c = stream.probs().shape[1]
+    if bool(((label < 0) | (label >= c)).any()):
+        raise ValueRangeError(
+            f"labels must be classes of the members, 0 to {c - 1}; {int(label.min())} to {int(label.max())} came. "
+            f"Give targets of another kind as floats."
+        )
+    return stream.loss(label.long()).float()

@@ -1,0 +1,177 @@
+"""The probe of tiles: one model as an ensemble of what it says about the parts of an image, from one forward pass.
+
+    a_t          the whole head on tile t of the feature map, instead of on the mean over tiles      logits (c)
+    l_k = P_k a  the mean of tile logits over the windows of a k x k grid: k * k members
+    I[Y; M]      what members disagree about, for every k, as of any ensemble (`dubito.metrics.SUMMARY`)
+
+Kirsch (2024), section 5 and A.4: the global average pool is left out, every tile is classified, and tile logits are
+averaged to grids of 2 x 2 to 7 x 7, to 16 x 16 for MaxViT. Windows are those of adaptive_avg_pool2d, which overlap
+where k does not divide the map; the paper does not name its own. With a linear head, averaging features gives the same;
+with norms or hidden layers behind the pool it does not, so everything behind the pool runs on every tile.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from math import isqrt
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from dubito.errors import ModelError, ValueRangeError
+from dubito.metrics.groups import Groups
+from dubito.metrics.streaming import check_temperature
+from dubito.types import Classifier, Json, Tiled, Tiling
+
+_LARGEST = 7
+"""The largest grid by default: the paper's, and the map of a ResNet at 224 pixels."""
+_AT_ONCE = 2**22
+"""Bytes of logits that are worked on at a time: a few images of 1,000 classes, which a processor's cache holds."""
+
+
+@final
+@dataclass(frozen=True)
+class Tiles:
+    """Uncertainty among the tiles of an image: columns `tiles_2` .. `tiles_7`, and `tiles_2_loss` .. where labels are.
+
+    Attributes:
+        grids: Of k x k tiles each. By default 2 to 7, or to the smaller side of the feature map.
+        keep: "summary": what every score needs at temperature 1. "logits": also `tiles_2_logit` .. (n, k * k, c), which
+            other temperatures and weights need: 139 rows of logits an image for grids 2 to 7.
+        temperature: Logits are divided by it before the summary; those that are kept are as the model gives them.
+        dtype: Of kept logits on disk.
+    """
+
+    grids: Sequence[int] | None = None
+    _: KW_ONLY
+    keep: Literal["summary", "logits"] = "summary"
+    temperature: float = 1.0
+    dtype: Literal["float16", "float32"] = "float16"
+
+    name = "tiles"
+    price = "1 forward pass, the same as the forward probe's"
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.keep not in ("summary", "logits"):
+            raise ValueRangeError(f"keep must be 'summary' or 'logits'; '{self.keep}' came. Choose one of the two.")
+        if self.dtype not in ("float16", "float32"):
+            raise ValueRangeError(f"dtype must be float16 or float32; '{self.dtype}' came.")
+        if self.grids is None:
+            return
+        grids = tuple(sorted(self.grids))
+        if not grids or grids[0] < 2 or len(set(grids)) < len(grids):
+            raise ValueRangeError(
+                f"grids must be different numbers of at least 2; {list(self.grids)} came. [2, 7] gives 2 x 2 and 7 x 7 "
+                f"tiles an image; None all from 2 to 7."
+            )
+        object.__setattr__(self, "grids", grids)
+
+    def run(
+        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
+    ) -> Mapping[str, Tensor]:
+        """The columns of one batch, for every grid k: tiles_k, tiles_k_loss, tiles_k_logit."""
+        return self.run_and_share(model, x, label)[0]
+
+    def run_and_share(
+        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
+    ) -> tuple[Mapping[str, Tensor], Float[Tensor, "n d"]]:
+        """The columns, and the features of the same pass."""
+        tiled = model.tiled(x) if isinstance(model, Tiling) else _asked_twice(model, x)
+        grids = self._fitting(tiled.grid, model.name)
+        pool = pooling(tiled.grid, grids).to(tiled.features.device)
+        groups = Groups([k * k for k in grids], temperature=self.temperature)
+        classes = tiled.logits(0, 0).shape[-1]
+        known = label if label is not None and _are_classes(label, classes) else None
+        parts: list[dict[str, Tensor]] = []
+        step = _at_once(len(x), 4 * len(pool) * classes)
+        for start in range(0, max(1, len(x)), step):
+            # Every tile is asked once: what each grid says are means over tiles.
+            tiles = tiled.logits(start, start + step)
+            tiles = tiles.to(torch.promote_types(tiles.dtype, pool.dtype))
+            part = None if known is None else known[start : start + step]
+            parts.append(self._columns(groups, grids, pool.to(tiles) @ tiles, part))
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, tiled.features
+
+    def settings(self) -> Json:
+        """The settings themselves; the type of logits only where they are kept."""
+        grids = None if self.grids is None else list(self.grids)
+        kept = {"dtype": self.dtype} if self.keep == "logits" else {}
+        return {"grids": grids, "keep": self.keep, "temperature": self.temperature, **kept}
+
+    def _columns(
+        self, groups: Groups, grids: Sequence[int], members: Float[Tensor, "n m c"], label: Int[Tensor, "n"] | None
+    ) -> dict[str, Tensor]:
+        """Those of a few images, by name."""
+        told = groups.tell(members, label)
+        columns = {f"tiles_{k}": one.float() for k, one in zip(grids, told.summary, strict=True)}
+        if told.loss is not None:
+            columns |= {f"tiles_{k}_loss": one.float() for k, one in zip(grids, told.loss, strict=True)}
+        if self.keep == "logits":
+            kept = torch.split(self._stored(members), list(groups.sizes), dim=1)
+            columns |= {f"tiles_{k}_logit": one for k, one in zip(grids, kept, strict=True)}
+        return columns
+
+    def _fitting(self, grid: tuple[int, int], model: str) -> tuple[int, ...]:
+        """The grids that are asked for, if the map has as many tiles."""
+        size, side = f"{grid[0]} x {grid[1]}", min(grid)
+        if side < 2:
+            raise ModelError(
+                f"tiles: the feature map of {model} is {size} for these inputs, so that there are no tiles to compare. "
+                f"Use larger inputs, or a model that pools later."
+            )
+        if self.grids is None:
+            return tuple(range(2, min(_LARGEST, side) + 1))
+        if self.grids[-1] > side:
+            raise ValueRangeError(
+                f"tiles: grids must not be finer than the feature map, which is {size} for {model} and these inputs; "
+                f"{self.grids[-1]} came. Give grids of 2 to {side}, or larger inputs."
+            )
+        return tuple(self.grids)
+
+    def _stored(self, logits: Float[Tensor, "n m c"]) -> Float[Tensor, "n m c"]:
+        dtype = torch.float16 if self.dtype == "float16" else torch.float32
+        limit = torch.finfo(dtype).max
+        if bool(logits.isfinite().all()) and bool((logits.abs() > limit).any()):
+            raise ValueRangeError(
+                f"tiles: logits reach {float(logits.abs().max()):.3g}, beyond {self.dtype}'s {limit:.3g}. "
+                f"Extract with probes=[Tiles(keep='logits', dtype='float32')]."
+            )
+        return logits.to(dtype)
+
+
+def pooling(grid: tuple[int, int], sides: Sequence[int]) -> Float[Tensor, "m t"]:
+    """The matrix from tiles (h * w) to the means over k x k windows, one block of k * k rows for each k.
+
+    >>> pooling((2, 3), [2])[0].tolist()  # the middle column is in both windows
+    [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
+    """
+    h, w = grid
+    tiles = torch.eye(h * w).view(1, h * w, h, w)
+    return torch.cat([F.adaptive_avg_pool2d(tiles, k).view(h * w, k * k).T for k in sides])
+
+
+def _at_once(images: int, size: int) -> int:
+    """How many images to work on together: as many as fit, in parts of equal length."""
+    parts = -(-images * size // _AT_ONCE)
+    return -(-images // parts) if parts > 1 else max(1, images)
+
+
+def _asked_twice(model: Classifier, x: Float[Tensor, "n ..."]) -> Tiled:
+    """For a classifier that has features and a map, each for a pass of its own."""
+    tiles = model.feature_map(x)
+    side = isqrt(tiles.shape[1])
+    if side * side != tiles.shape[1]:
+        raise ModelError(
+            f"tiles: the feature map of {model.name} has {tiles.shape[1]} tiles, which are no square, and it does not "
+            f"tell their height and width. Give the classifier a method tiled(x), see `dubito.types.Tiling`."
+        )
+    return Tiled(model.features(x), (side, side), lambda start, stop: model.logits(tiles[start:stop]))
+
+
+def _are_classes(label: Shaped[Tensor, "n ..."], classes: int) -> bool:
+    """Whether there is a class to look up; targets of other tasks are shares, or several labels an image."""
+    whole = label.dim() == 1 and not (label.is_floating_point() or label.dtype == torch.bool)
+    return whole and not bool(((label < 0) | (label >= classes)).any())

@@ -1,0 +1,152 @@
+"""Members by test-time augmentation: one model, several views of the image.
+
+    p_m = softmax(f(view_m(x)))                                         (for instance Ayhan & Berens 2018)
+
+Views are made of the finished input, on its device: mirrored, or a part of it enlarged, or moved. What they tell is how
+far an answer hangs on the framing of the photograph, not what the model has never seen; and a model for which left and
+right differ (digits, text) must not be shown a mirrored image. The choice of views and of their amount is ours.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor
+from torchvision.transforms.v2 import functional as pixels
+
+from dubito.errors import ModelError, ValueRangeError
+from dubito.types import Classifier, Json
+
+View = Callable[[Tensor, float], Tensor]
+Batch = Float[Tensor, "n channels h w"]
+
+DEFAULT = (
+    "identity",
+    "flip",
+    "zoom_in",
+    "zoom_in+flip",
+    "top_left",
+    "top_right",
+    "bottom_left",
+    "bottom_right",
+)
+"""Eight views, so that they can be cut into sub-ensembles of two and of four."""
+
+
+def view(x: Batch, name: str, amount: float = 0.125) -> Batch:
+    """One view of a batch; several by `+`, from left to right.
+
+    Args:
+        x: Finished inputs.
+        name: Of VIEWS, such as "zoom_in" or "zoom_in+flip".
+        amount: The share of each side that is cut off or moved.
+    """
+    for part in name.split("+"):
+        x = VIEWS[part](x, amount)
+    return x
+
+
+@final
+class Views:
+    """Several views of every image.
+
+    Args:
+        views: Names; see `view`.
+        amount: See `view`.
+    """
+
+    name = "views"
+
+    def __init__(self, views: Sequence[str] = DEFAULT, amount: float = 0.125) -> None:
+        if isinstance(views, str):
+            raise ValueRangeError(
+                f"views must be a list of names; '{views}' came. Give at least two: ['identity', 'flip']."
+            )
+        self._views, self._amount = tuple(views), amount
+        if len(self._views) < 2:
+            raise ValueRangeError(
+                f"views: an ensemble has at least two members; {len(self._views) or 'none'} came. "
+                f"Add some of {', '.join(VIEWS)}."
+            )
+        for part in (part for name in self._views for part in name.split("+")):
+            if part not in VIEWS:
+                near = get_close_matches(part, VIEWS, n=3, cutoff=0.4)
+                raise ValueRangeError(
+                    f"views: there is no view '{part}'. "
+                    + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(VIEWS)}.")
+                )
+        if not 0 < amount < 0.5:
+            raise ValueRangeError(f"views: amount must be above 0 and below 0.5; {amount} came. 0.125 is an eighth.")
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+        """Inputs must be images."""
+        if x.dim() != 4:
+            raise ModelError(
+                f"views: inputs of {model.name} must be images, (n, channels, height, width); {tuple(x.shape)} came. "
+                f"Use Members.dropout() or several models."
+            )
+
+    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
+        """Of each view."""
+        for name in self._views:
+            yield model.logits(model.features(view(x, name, self._amount))).to(x.device).float()
+
+    def settings(self) -> Json:
+        """The views and their amount."""
+        return {"views": list(self._views), "amount": self._amount}
+
+
+def _crop(down: float, right: float) -> View:
+    """A part of the image enlarged to the whole: 0 is the top or the left, 1 the bottom or the right."""
+
+    def cropped(x: Tensor, amount: float) -> Tensor:
+        h, w = x.shape[-2:]
+        inner_h, inner_w = max(1, round((1 - amount) * h)), max(1, round((1 - amount) * w))
+        top, left = round(down * (h - inner_h)), round(right * (w - inner_w))
+        crop: Tensor = pixels.resized_crop(x, top, left, inner_h, inner_w, [h, w], antialias=True)
+        return crop
+
+    return cropped
+
+
+def _shift(down: int, right: int) -> View:
+    """The image moved by half of the amount; what comes in at the border is mirrored."""
+
+    def shifted(x: Tensor, amount: float) -> Tensor:
+        h, w = x.shape[-2:]
+        dy, dx = round(amount / 2 * h), round(amount / 2 * w)
+        wider = pixels.pad(x, [dx, dy, dx, dy], padding_mode="reflect")
+        moved: Tensor = pixels.crop(wider, dy * (1 - down), dx * (1 - right), h, w)
+        return moved
+
+    return shifted
+
+
+def _zoom_out(x: Tensor, amount: float) -> Tensor:
+    """The whole image, smaller, in a border that mirrors it."""
+    h, w = x.shape[-2:]
+    dy, dx = round(amount / 2 * h), round(amount / 2 * w)
+    wider = pixels.pad(x, [dx, dy, dx, dy], padding_mode="reflect")
+    smaller: Tensor = pixels.resize(wider, [h, w], antialias=True)
+    return smaller
+
+
+VIEWS: dict[str, View] = {
+    "identity": lambda x, _: x,
+    "flip": lambda x, _: pixels.horizontal_flip(x),
+    "zoom_in": _crop(0.5, 0.5),
+    "zoom_out": _zoom_out,
+    "top_left": _crop(0.0, 0.0),
+    "top_right": _crop(0.0, 1.0),
+    "bottom_left": _crop(1.0, 0.0),
+    "bottom_right": _crop(1.0, 1.0),
+    "shift_up": _shift(-1, 0),
+    "shift_down": _shift(1, 0),
+    "shift_left": _shift(0, -1),
+    "shift_right": _shift(0, 1),
+}
+"""Every view by name: from a batch and an amount to a batch of the same shape."""

@@ -1,0 +1,73 @@
+"""`dubito ensemble`: the same numbers as the library, shown, as JSON, or on a page."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+import dubito
+from dubito.diagnosis.ensemble import diagnose_ensemble
+
+from .conftest import MODEL, Run, write_images
+
+MEMBERS = 4
+
+
+@pytest.fixture(scope="module")
+def caches(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Of two sets of images, one cache for each of four models."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    found: dict[str, list[Path]] = {"cats": [], "dogs": []}
+    for seed in range(MEMBERS):
+        torch.manual_seed(seed)
+        state = timm.create_model("test_resnet").state_dict()
+        save_file({key: value.contiguous() for key, value in state.items()}, folder / f"{seed}.safetensors")
+    for number, name in enumerate(found):
+        write_images(folder / "images" / name, 8, seed=number)
+        for seed in range(MEMBERS):
+            to = folder / name / str(seed)
+            command = (
+                "extract",
+                MODEL,
+                folder / "images" / name,
+                "--to",
+                to,
+                "--weights",
+                folder / f"{seed}.safetensors",
+            )
+            assert run(*command, "--workers", 0).code == 0
+            found[name].append(to)
+    return found
+
+
+def test_json_is_that_of_the_library(run: Run, caches: dict[str, list[Path]]) -> None:
+    foreign = [part for path in caches["dogs"] for part in ("--foreign", path)]
+    answer = run("ensemble", *caches["cats"], *foreign, "--resamples", 20, "--seed", 2, "--partitions", 3, "--json")
+    assert answer.code == 0, answer.err
+    known, other = (dubito.ensemble([dubito.open(path) for path in paths]) for paths in caches.values())
+    known.name = other.name = "0 + 1 + 2 + 3"  # by their folders
+    expected = diagnose_ensemble(known, foreign=other, partitions=3, resamples=20, seed=2).to_json()
+    assert answer.json == {**expected, "page": None, "notes": []}
+    assert [level["size"] for level in answer.json["ensembles"][0]["levels"]] == [1, 2]
+
+
+def test_text_and_page(run: Run, caches: dict[str, list[Path]], tmp_path: Path) -> None:
+    answer = run("ensemble", *caches["cats"], "--resamples", 10, "--html", tmp_path / "page.html")
+    assert answer.code == 0, answer.err
+    for text in ("4 (members)", "5 random partitions", "4 x 1", "2 x 2", "Of all uncertainty, "):
+        assert text in answer.out
+    assert f"The page with the pictures: {tmp_path / 'page.html'}" in answer.out
+    assert "Do your members disagree?" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_errors(run: Run, cache: Path, caches: dict[str, list[Path]]) -> None:
+    answer = run("ensemble", cache)
+    assert answer.code == 1
+    assert "diagnose_ensemble(of='members') needs column 'members_logit' or 'members'" in answer.err
+    answer = run("ensemble", *caches["cats"], "--foreign", caches["dogs"][0])
+    assert answer.code == 2
+    assert "--foreign takes as many caches as there are members, 4, in their order; 1 came." in answer.err
+    assert run("ensemble").code == 2
+    assert run("ensemble", cache, "--partitions", -1).code == 2

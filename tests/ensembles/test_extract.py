@@ -1,0 +1,183 @@
+"""Extraction: members that solve the task and differ, from a module that stays as it was."""
+
+import pytest
+import timm
+import torch
+from tests.ensembles.conftest import by_weights, clusters, learned, mlp
+from torch import nn
+
+from dubito.ensembles import MaskRecipe, extract_members
+from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.models import wrap
+
+QUICK = MaskRecipe(steps=8, batch=60)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    x, y = clusters()
+    return learned(mlp(hidden=64), x, y)
+
+
+def test_members_solve_the_task_and_differ(trained):
+    x, y = clusters()
+    found = extract_members(trained, x, y, members=5, recipe=MaskRecipe(steps=150, batch=150))
+    unseen, classes = clusters(seed=5)
+    with torch.no_grad():
+        right = [float((member(unseen).argmax(1) == classes).float().mean()) for member in found]
+    assert min(right) > 0.93
+    assert 0.3 < found.diversity < 1
+    assert len({str([int(part) for part in mask.columns.sum(1)]) for mask in found.masks.values()}) > 1
+    assert found.masks["5"].rows is None  # classes stay
+
+
+def test_without_weight_members_are_more_alike(trained):
+    x, y = clusters()
+    apart, alike = (
+        extract_members(trained, x, y, members=4, recipe=MaskRecipe(steps=100, batch=80, diversity_weight=w)).diversity
+        for w in (2.0, 0.0)
+    )
+    assert apart > 1.3 * alike
+
+
+@torch.no_grad()
+def test_members_are_the_masked_model(trained):
+    x, y = clusters()
+    for recipe in (QUICK, MaskRecipe(steps=8, batch=60, binarise=False)):
+        found = extract_members(trained, x, y, members=3, recipe=recipe)
+        for number, member in enumerate(found):
+            torch.testing.assert_close(member(x), by_weights(trained, found.masks, number)(x), atol=1e-5, rtol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_members(trained):
+    x, y = clusters()
+    first, again, other = (extract_members(trained, x, y, members=3, recipe=QUICK, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.masks["3"].columns, again.masks["3"].columns)
+    assert not torch.equal(first.masks["3"].columns, other.masks["3"].columns)
+
+
+def test_nothing_about_the_module_changes():
+    x, y = clusters()
+    module = nn.Sequential(nn.BatchNorm1d(12), *mlp())
+    module[1].weight.requires_grad_(False)
+    module.train()
+    module[2].eval()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    modes, needs = [part.training for part in module.modules()], [p.requires_grad for p in module.parameters()]
+    random = torch.get_rng_state()
+    extract_members(module, x, y, members=3, recipe=QUICK)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+    assert [part.training for part in module.modules()] == modes
+    assert [p.requires_grad for p in module.parameters()] == needs
+    assert all(p.grad is None for p in module.parameters())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_chosen_layers_alone_are_masked():
+    x, y = torch.randn(12, 3, 32, 32), torch.arange(12) % 3
+    module = timm.create_model("test_vit", num_classes=3, img_size=32)
+    found = extract_members(
+        module, x, y, members=3, layers=["blocks.0.mlp.fc?", "head"], recipe=MaskRecipe(steps=2, batch=12)
+    )
+    assert list(found.masks) == ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head"]
+    member = found[1]
+    assert member.blocks[0].mlp.fc2.linear.in_features == member.blocks[0].mlp.fc1.linear.out_features < 256
+    assert type(member.blocks[1].mlp.fc1) is nn.Linear
+    with torch.no_grad():
+        torch.testing.assert_close(member(x), by_weights(module.eval(), found.masks, 1)(x), atol=1e-5, rtol=1e-4)
+
+
+class _Peeking(nn.Module):
+    """Reads a hidden layer in a way that torch does not see, and counts on its width."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(12, 20), nn.Linear(20, 8), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.rand(20))
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.c(self.b(h.relu()).relu() + (torch.tensor(h.tolist()) @ self.scale)[:, None])
+
+
+def test_a_layer_that_is_used_in_a_hidden_way_still_gives_right_members():
+    x, y = clusters()
+    module = _Peeking().eval()
+    found = extract_members(module, x, y, members=2, recipe=QUICK)
+    with torch.no_grad():
+        torch.testing.assert_close(found[1](x), by_weights(module, found.masks, 1)(x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_classifier_gives_classifiers(trained):
+    x, y = clusters()
+    model = wrap(trained, classes=["a", "b", "c"], name="net", head="5")
+    found = extract_members(model, x, y, members=3, layers=["0", "5"], recipe=QUICK)
+    first = found.classifiers()[0]
+    assert (first.name, first.classes) == ("net, member 0", ["a", "b", "c"])
+    with torch.no_grad():
+        torch.testing.assert_close(first.logits(first.features(x)), found[0](x))
+
+
+def test_autocast_and_half_precision_are_allowed(trained):
+    x, y = clusters()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = extract_members(trained, x, y, members=3, recipe=QUICK)
+    assert type(found[0][3]) is nn.Linear  # layers are joined: rounding has not decided
+    half = extract_members(mlp().bfloat16(), x, y, members=3, recipe=QUICK)
+    assert half[0](x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_one_member_and_few_rows(trained):
+    x, y = clusters(7)
+    assert len(extract_members(trained, x, y, members=1, recipe=QUICK)) == 1
+    assert len(extract_members(trained, x, y.tolist(), members=7, recipe=QUICK)) == 7
+
+
+def refusals():
+    x, y = clusters()
+    net = mlp()
+    softmax = wrap(nn.Sequential(*mlp(), nn.Softmax(1)), output="probabilities")
+    attention = _Attention()
+    yield "length", net, (x, y[:-1]), {}, TableError, r"extract_members: x has 300 rows, y has 299"
+    yield "labels", net, (x, y + 1), {}, TableError, r"labels must be classes of the model, from 0 to 2; 1 to 3 came"
+    yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need 10 labelled rows at least; 5 came"
+    yield "members", net, (x, y), {"members": 0}, ValueRangeError, r"members must be 1 at least; 0 came"
+    yield "name", net, (x, y), {"layers": ["7"]}, ModelError, r"layers: Sequential has no linear layer '7'. Nearest:"
+    yield "softmax", softmax, (x, y), {}, ModelError, r"Sequential must return logits"
+    yield "fused", attention, (x, y), {"layers": ["mix.out_proj"]}, ModelError, r"does not call 'mix.out_proj'"
+    yield "order", _TokensFirst(), (x, y), {}, ModelError, r"_TokensFirst mixes the images of a batch"
+    yield "nan", net, (x.index_fill(0, torch.arange(5, 300), torch.nan), y), {}, ValueRangeError, r"masks became NaN"
+
+
+class _Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.last = nn.MultiheadAttention(12, 2, batch_first=True), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.last(self.mix(x[:, None], x[:, None], x[:, None])[0][:, 0])
+
+
+class _TokensFirst(nn.Module):
+    """Four tokens an image, which it keeps along the first axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x.view(-1, 4, 3).transpose(0, 1)).relu().mean(0))
+
+
+@pytest.mark.parametrize("case", list(refusals()), ids=lambda case: case[0])
+def test_what_cannot_be_masked_is_told(case):
+    _, module, data, options, error, message = case
+    with pytest.raises(error, match=message):
+        extract_members(module, *data, **{"recipe": QUICK, **options})
+
+
+def test_a_model_without_linear_layers_is_told():
+    module = nn.Sequential(nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(ModelError, match=r"calls no nn.Linear that could be masked.*dubito.Tiles"):
+        extract_members(module, torch.randn(30, 1, 4, 4), torch.arange(30) % 3, recipe=QUICK)

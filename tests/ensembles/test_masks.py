@@ -1,0 +1,52 @@
+"""Diversity against counts by hand, and masks as vectors."""
+
+import math
+
+import pytest
+import torch
+
+from dubito.ensembles.masks import Span, binarised, by_layer, diversity, mask_diversity, of_member
+from dubito.metrics import decompose
+
+SPANS = [Span("a", "rows", 2), Span("a", "columns", 3), Span("b", "columns", 2)]
+
+
+def test_diversity_of_coins_by_hand():
+    q = torch.tensor([[1.0, 0.5, 0.9], [1.0, 0.5, 0.1], [0.0, 0.5, 0.9], [0.0, 0.5, 0.1]])
+    inner = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))  # H_b(0.9) = H_b(0.1) = 0.3251
+    expected = [math.log(2), 0.0, math.log(2) - inner]
+    torch.testing.assert_close(mask_diversity(q), torch.tensor(expected), atol=3e-5, rtol=0)
+
+
+def test_diversity_is_the_mutual_information_of_member_and_mask():
+    q = torch.rand(5, 7, generator=torch.Generator().manual_seed(0))
+    coins = torch.stack([q, 1 - q], dim=-1)  # members, units, two sides
+    torch.testing.assert_close(mask_diversity(q), decompose(coins).epistemic.float(), atol=1e-5, rtol=1e-4)
+
+
+def test_what_diversity_is_taken_over():
+    q = torch.tensor([[1.0] * 7, [0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0]])  # in units of log 2: 1, 0 | 1, 1, 1 | 0, 0
+    in_units = {"sum": 4.0, "units": 4 / 7, "masks": 0.5 + 1.0 + 0.0}
+    for over, expected in in_units.items():
+        assert float(diversity(q, SPANS, over)) == pytest.approx(expected * math.log(2), abs=1e-4)
+
+
+def test_gradients_stay_finite_where_masks_are_decided():
+    theta = torch.tensor([[200.0, -200.0], [200.0, 200.0]], requires_grad=True)
+    mask_diversity(theta.sigmoid()).sum().backward()
+    assert bool(theta.grad.isfinite().all())
+
+
+def test_lines_are_cut_into_layers():
+    q = torch.arange(14.0).view(2, 7)
+    masks = by_layer(q, SPANS)
+    assert list(masks) == ["a", "b"]
+    assert masks["a"].rows.tolist() == [[0, 1], [7, 8]]
+    assert masks["a"].columns.tolist() == [[2, 3, 4], [9, 10, 11]]
+    assert masks["b"].rows is None
+    assert of_member(masks, 1)["b"].columns.tolist() == [[12, 13]]
+
+
+def test_binary_masks_keep_something():
+    q = torch.tensor([[0.4, 0.3, 0.6, 0.5, 0.2, 0.1, 0.05]])  # the first and the last mask would keep nothing
+    assert binarised(q, SPANS).tolist() == [[1, 0, 1, 0, 0, 1, 0]]

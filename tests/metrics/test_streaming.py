@@ -1,0 +1,193 @@
+"""Members in a stream: the numbers of `information`, whatever the blocks, in memory that does not grow."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.metrics import (
+    SUMMARY,
+    MemberStream,
+    chain_rule,
+    decompose,
+    member_weights,
+    partitioned,
+    sub_ensembles,
+    variation_ratio,
+)
+
+
+def drawn(n: int, m: int, c: int, *, scale: float = 3.0, seed: int = 0) -> Tensor:
+    """Logits (n, m, c) in float64."""
+    return scale * torch.randn(n, m, c, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def streamed(logits: Tensor, blocks: list[int] | int, **options) -> MemberStream:
+    stream = MemberStream(**options)
+    for part in logits.split(blocks, dim=1):
+        stream.add(part)
+    return stream
+
+
+def at_once(z: Tensor) -> dict[str, Tensor]:
+    """The same fields from all members together; z is (n, m, c)."""
+    z = z.double().movedim(1, 0)
+    p = z.softmax(-1)
+    total, aleatoric, epistemic = decompose(p)
+    confidence, predicted = p.mean(0).max(-1)
+    return {
+        "members": torch.full_like(total, len(z)),
+        "total": total,
+        "aleatoric": aleatoric,
+        "epistemic": epistemic,
+        "weighted_logsumexp": decompose(p, member_weights(z, by="logsumexp")).epistemic,
+        "weighted_sum": decompose(p, member_weights(z, by="sum")).epistemic,
+        "variation": variation_ratio(p),
+        "predicted": predicted.double(),
+        "confidence": confidence,
+    }
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.floats(0.1, 30), st.integers(0, 99))
+@settings(deadline=None, max_examples=60)
+def test_blocks_of_any_size_are_all_members_at_once(blocks, scale, seed):
+    z = drawn(4, sum(blocks), 5, scale=scale, seed=seed)
+    found = streamed(z, blocks).summary()
+    for place, (name, expected) in enumerate(at_once(z).items()):
+        assert SUMMARY[place] == name
+        assert torch.allclose(found[:, place], expected, rtol=0, atol=1e-9), name
+
+
+def test_float32_and_half_precision():
+    z = drawn(50, 12, 1000, scale=2.0)
+    expected = torch.stack(list(at_once(z).values()), 1)
+    single = streamed(z.float(), 5).summary()
+    assert torch.allclose(single[:, :7], expected[:, :7], rtol=0, atol=2e-4)  # weights by sums of 1,000 float32 logits
+    assert torch.allclose(single[:, :4], expected[:, :4], rtol=0, atol=5e-6)
+    halves = streamed(z.half(), 5).summary()
+    assert torch.allclose(halves[:, 1:4], at_once_part(z.half()), rtol=0, atol=5e-6)
+
+
+def at_once_part(z: Tensor) -> Tensor:
+    found = at_once(z)
+    return torch.stack([found[name] for name in ("total", "aleatoric", "epistemic")], 1)
+
+
+def test_float32_near_saturation_is_never_negative_and_within_rounding():
+    z = drawn(500, 8, 10, scale=20.0)
+    found = streamed(z.float(), 3)
+    exact = decompose(z.movedim(1, 0).softmax(-1)).epistemic
+    assert bool((found.field("epistemic") >= 0).all())
+    assert torch.allclose(found.field("epistemic"), exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+def test_one_member_and_identical_members(dtype, rounding):
+    z = drawn(30, 1, 100).to(dtype)
+    for members in (1, 9):
+        found = streamed(z.expand(-1, members, -1), 4, sizes=[1, 3] if members == 9 else [1])
+        for name in ("epistemic", "weighted_logsumexp", "weighted_sum", "variation"):
+            assert float(found.field(name).abs().max()) <= rounding, name
+        assert float(found.between().abs().max()) <= rounding
+        assert float(found.field("members")[0]) == members
+
+
+def test_order_of_members_does_not_matter():
+    z = drawn(6, 7, 4)
+    turned = streamed(z[:, torch.randperm(7, generator=torch.Generator().manual_seed(1))], 2)
+    assert torch.allclose(turned.summary(), streamed(z, 3).summary(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("block", [1, 5, 24])
+def test_between_is_that_of_the_chain_rule_for_every_partition(block):
+    z = drawn(3, 24, 4)
+    sizes = [size for _, size in sub_ensembles(24)]
+    found = streamed(z, block, sizes=sizes).between()
+    p = z.movedim(1, 0).softmax(-1)
+    expected = torch.stack([chain_rule(partitioned(p, size)).between for size in sizes], 1)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_temperature_divides_logits():
+    z = drawn(5, 6, 4)
+    found, expected = streamed(z, 2, temperature=2.5).summary(), streamed(z / 2.5, 6).summary()
+    assert torch.allclose(found, expected, rtol=0, atol=1e-13)
+
+
+def test_probs_and_loss():
+    # members (3/4, 1/4) and (1/4, 3/4), by their logits log 3 and 0: mean 1/2 each
+    stream = streamed(torch.tensor([[[math.log(3), 0.0], [0.0, math.log(3)]]], dtype=torch.float64), 1)
+    assert stream.probs().tolist() == [pytest.approx([0.5, 0.5], abs=1e-15)]
+    assert float(stream.loss(torch.tensor([1]))) == pytest.approx(math.log(2), abs=1e-15)
+
+
+def test_a_class_never_predicted():
+    z = torch.tensor([[[0.0, 0.0, -2000.0], [1.0, 0.0, -2000.0]]], dtype=torch.float64)
+    stream, without = streamed(z, 1), streamed(z[..., :2], 1)
+    assert torch.allclose(stream.summary()[:, :5], without.summary()[:, :5], rtol=0, atol=1e-15)
+    assert float(stream.loss(torch.tensor([2]))) == pytest.approx(708.3964, abs=1e-3)  # -log of the smallest float64
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor had that any operation gave back."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return out
+
+
+def kept(stream: MemberStream) -> int:
+    return sum(value.numel() for value in vars(stream).values() if isinstance(value, Tensor))
+
+
+def test_memory_does_not_grow_with_members():
+    n, c, block = 3, 50, 2
+    held, largest = [], []
+    for members in (4, 40):
+        stream = MemberStream(sizes=[2, 4])
+        with Largest() as watch:
+            for number in range(members // block):
+                stream.add(drawn(n, block, c, seed=number).float())
+            stream.summary(), stream.between()
+        held.append(kept(stream))
+        largest.append(watch.numbers)
+    assert held[0] == held[1]
+    # Three means (n, 3, c), or the sub-ensembles being filled: never all members (n, 40, c).
+    assert largest[0] == largest[1] <= max(3, block, 2) * n * c < n * 40 * c
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: MemberStream(temperature=0.0), ValueRangeError,
+         r"temperature must be positive and finite; 0\.0 came\. 1 leaves logits as they are\."),
+        (lambda: MemberStream(temperature=math.inf), ValueRangeError, r"inf came"),
+        (lambda: MemberStream().summary(), TableError, r"no member was given\. Add the logits of at least one\."),
+        (lambda: streamed(drawn(2, 5, 3), 1, sizes=[2]).between(), ValueRangeError,
+         r"sizes of sub-ensembles must divide the 5 members; \[2\] came\. `sub_ensembles` lists those that do\."),
+        (lambda: streamed(torch.full((1, 2, 3), math.nan), 1).summary(), ValueRangeError, r"uncertainty of members"),
+    ],
+)  # fmt: skip
+def test_errors(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_members_of_other_classes():
+    stream = MemberStream()
+    stream.add(drawn(2, 1, 3))
+    for other in (drawn(2, 1, 4), drawn(3, 1, 3)):
+        with pytest.raises(TableError, match=r"\(n, c\) was \(2, 3\) at first and is \(\d, \d\) now\. Members of one"):
+            stream.add(other)
