@@ -25,7 +25,7 @@ MAY_KNOW = {
     "probes": GROUND | {"models", "metrics"},
     "cache": GROUND | {"data", "probes"},
     "heads": GROUND | {"views", "models", "metrics", "cache"},
-    "ensembles": GROUND | {"views", "models", "metrics", "cache"},
+    "ensembles": GROUND | {"views", "models", "metrics", "cache", "heads"},
     "scores": GROUND | {"views", "metrics", "cache", "heads"},
     "diagnosis": BELOW,
     "apps": BELOW | {"diagnosis"},

@@ -294,6 +294,7 @@ def test_the_maker_goes_with_the_rows():
         ("members_between", ENSEMBLES["members"]),
         ("checkpoints_loss", ENSEMBLES["checkpoints"] + ", where labels are the model's classes"),
         ("tiles_7", ENSEMBLES["tiles"]),
+        ("masks_logit", ENSEMBLES["masks"]),
         ("tiles_16_logit", ENSEMBLES["tiles"] + ', with keep="logits"'),
         (
             "members_logit",

@@ -70,7 +70,8 @@ def main() -> None:
         for width in sorted({NARROW, asked.width})
     }
     model = explicit[f"explicit x{asked.width}"][0]
-    found = extract_members(model, *train, members=MEMBERS)
+    with torch.autocast("cpu", torch.bfloat16):  # as the MLPs were trained
+        found = extract_members(model, *train, members=MEMBERS)
     ensembles = {"extracted": list(found), **explicit, "single": [model]}
     sets = {name: load(asked.data, asked.mlps) for name, load in SETS.items()}
     logits = {key: {name: logits_of(of, x) for name, (x, _) in sets.items()} for key, of in ensembles.items()}

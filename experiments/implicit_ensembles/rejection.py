@@ -236,9 +236,11 @@ def published() -> dict:
 
 
 def in_lines(found: dict) -> str:
-    """JSON with one row a line: indented, but for lists of numbers and dictionaries of them."""
+    """JSON with one row a line: indented, but for lists of numbers and for dictionaries without another inside."""
     text = json.dumps(found, indent=1)
-    return re.sub(r"(?<=[\[{])[^\[\]{}]*(?=[\]}])", lambda inner: " ".join(inner[0].split()), text)
+    for innermost in (r"\[[^\[\]{}]*\]", r"\{[^{}]*\}"):
+        text = re.sub(innermost, lambda part: " ".join(part[0].split()), text)
+    return text
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ ENSEMBLES = {
     "dropout": "the probe of Monte-Carlo dropout (extract(..., probes=[dubito.Members.dropout()]))",
     "views": "the probe of several views of an image (extract(..., probes=[dubito.Members.views()]))",
     "tiles": "the probe of tiles (extract(..., probes=[dubito.Tiles()]))",
-    "masks": "the probe of members that masks cut out of the model",
+    "masks": "masks of the last layer (dubito.HeadMasks().fit(train).extend(table))",
 }
 """Who writes the columns of an ensemble: NAME, NAME_loss, NAME_between, NAME_logit. Those of tiles are tiles_2 ..."""
 
@@ -212,7 +212,8 @@ def writer_of(column: str) -> str | None:
     found = _OF_ENSEMBLE.fullmatch(column)
     if found is None:
         return WRITERS.get(column)
-    also = {"_logit": ', with keep="logits"', "_loss": ", where labels are the model's classes"}
+    kept = "" if found["name"] == "masks" else ', with keep="logits"'
+    also = {"_logit": kept, "_loss": ", where labels are the model's classes"}
     joined = ", or by dubito.ensemble(tables) of one table a model" if column == "members_logit" else ""
     return ENSEMBLES[found["name"].rstrip("_0123456789")] + also.get(found["part"], "") + joined
 

@@ -288,3 +288,8 @@ def test_weights_that_are_not_a_choice():
     for wrong in ({"by": "norm"}, {"over": "everything"}):
         with pytest.raises(Exception, match=r"norm|everything"):  # beartype speaks first under test
             member_weights(z, **wrong)
+
+
+def test_a_member_without_weight_adds_nothing():
+    sure, other = [[1.0, 0.0]], [[0.0, 1.0]]  # the class of the second has a mean probability of zero
+    assert [float(part) for part in decompose([sure, other], [1.0, 0.0])] == [0.0, 0.0, 0.0]

@@ -16,8 +16,7 @@ from torch import Tensor
 from dubito.choices import WeighedBy
 from dubito.errors import MissingColumnError, TableError
 from dubito.metrics import SUMMARY, MemberStream, confidence, correct, nll_per_row
-from dubito.metrics.information import entropy_of
-from dubito.scores.information import pooled_weights as sizes_so_far
+from dubito.metrics.information import entropy_of, log_size
 from dubito.table import Table, ensembles_in, writer_of
 from dubito.types import finite
 
@@ -105,7 +104,9 @@ def pooled_weights(table: Table, name: str, temperature: float) -> dict[str, Flo
     sizes: dict[str, Tensor] = {}
     for batch in member_batches(table, name):
         z = batch.whole(f"{name}_logit").double() / temperature
-        sizes = {doubt: sizes_so_far(sizes.get(doubt), z, by) for doubt, by in POOLED.items()}
+        for doubt, by in POOLED.items():
+            size = log_size(z, by).logsumexp(0)
+            sizes[doubt] = torch.logaddexp(sizes[doubt], size) if doubt in sizes else size
     return {doubt: size.softmax(0) for doubt, size in sizes.items()}
 
 

@@ -4,6 +4,5 @@ from dubito.probes.before import Before
 from dubito.probes.forward import Forward
 from dubito.probes.members import Members
 from dubito.probes.tiles import Tiles
-from dubito.probes.tiles import Tiles
 
 __all__ = ["Before", "Forward", "Members", "Tiles"]

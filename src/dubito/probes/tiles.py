@@ -4,7 +4,7 @@
     l_k = P_k a  the mean of tile logits over the windows of a k x k grid: k * k members
     I[Y; M]      what members disagree about, for every k, as of any ensemble (`dubito.metrics.SUMMARY`)
 
-Kirsch (2024), section 5 and A.4: the global average pool is left out, every tile is classified, and tile logits are
+Kirsch (2024), section 4.1 and A.4: the global average pool is left out, every tile is classified, and tile logits are
 averaged to grids of 2 x 2 to 7 x 7, to 16 x 16 for MaxViT. Windows are those of adaptive_avg_pool2d, which overlap
 where k does not divide the map; the paper does not name its own. With a linear head, averaging features gives the same;
 with norms or hidden layers behind the pool it does not, so everything behind the pool runs on every tile.

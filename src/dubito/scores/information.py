@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import final, get_args
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.choices import WeighedBy, WeighedOver
