@@ -9,9 +9,10 @@ thousand images. Ours, not the paper's, whose heads begin at random and see 92 m
 
 The classifier itself is not needed: w and b are the least-squares map from a table's features to its logits
 (`linear_logits`), exact for a linear classifier and more rows than features. Logits that are not linear in the features
-are refused, where there are rows enough to tell. If there are more classes than hidden units, those with similar weights
-share one (Ward's clustering; their mean, centred again), and t stays that of single classes. If there are fewer, the
-other units begin as usual, without a say.
+are refused, where there are rows enough to tell.
+
+If there are more classes than hidden units, those with similar weights share one (Ward's clustering; their mean,
+centred again), and t stays that of single classes. If there are fewer, the other units begin as usual, without a say.
 """
 
 from collections.abc import Iterator
