@@ -11,17 +11,9 @@ from dubito.scores.density import Density, in_space
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.table import Table
+from tests.scores.clusters import data
 
 COVARIANCES = ("full", "tied", "diagonal", "spherical")
-
-
-def data(n: int = 300, d: int = 6, c: int = 3, *, seed: int = 0, name: str = "table in memory") -> Table:
-    """Positive features around three means, with labels and logits."""
-    generator = torch.Generator().manual_seed(seed)
-    label = torch.arange(n) % c
-    means = 6 + 2 * torch.randn(c, d, generator=torch.Generator().manual_seed(99))
-    feature = (means[label] + torch.randn(n, d, generator=generator)).abs()
-    return Table(feature=feature, label=label, logit=torch.eye(c)[label], name=name)
 
 
 def test_by_hand():
@@ -319,10 +311,15 @@ def test_before_the_non_linearity_it_is_the_density_of_that_column():
 
 
 def test_before_needs_its_column_and_says_who_writes_it():
-    with pytest.raises(MissingColumnError, match=r"density\.fit needs column 'before'"):
+    writer = (
+        r"It is written by the probe dubito\.Before \(probes=\[dubito\.Before\(\)\], or dubito extract --before\)\.$"
+    )
+    with pytest.raises(
+        MissingColumnError, match=rf"^density\.fit needs column 'before'; table in memory has .*\. {writer}"
+    ):
         Density(nonlinearity="before").fit(data())
     fitted = Density(nonlinearity="before").fit(with_before())
-    with pytest.raises(MissingColumnError, match=r"density\.score needs column 'before'"):
+    with pytest.raises(MissingColumnError, match=rf"^density\.score needs column 'before'; .*\. {writer}"):
         fitted.score(data())
 
 
