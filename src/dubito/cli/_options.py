@@ -45,7 +45,10 @@ Scores = Annotated[
 Fit = Annotated[
     Path | None,
     typer.Option(
-        "--fit", metavar="CACHE", help="Learn from this cache: images like those that the model was trained on."
+        "--fit",
+        metavar="CACHE",
+        help="Learn from this cache: images like those that the model was trained on. Without --score, density takes "
+        "the covariances that these images allow in seconds, and a note says which.",
     ),
 ]
 Settings = Annotated[
