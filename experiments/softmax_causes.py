@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _expected import write_expected
 from _resnet_cifar import resnet
 from _small_nets import Half, lenet, read, trained
 from PIL import Image
@@ -78,8 +79,7 @@ def main() -> None:
     result["published"] = {name: dict(zip(("accuracy", *COLUMNS), row, strict=True)) for name, row in PUBLISHED.items()}
     print(as_table(result))
     if asked.write:
-        command = "python experiments/softmax_causes.py --data DIR --more-data DIR --write"
-        EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
+        write_expected(EXPECTED, "--data DIR --more-data DIR", result)
     print(json.dumps(result))
 
 
