@@ -97,6 +97,7 @@ def made(source: str, name: str, n: int = 8) -> Table:
         (TableError, "cats must have at least 2 rows; it has 1. One", lambda t: diagnose(t, {"cats": t.rows([0])})),
         (TableError, "known must have at least 2 rows", lambda t: diagnose(t.rows([1]), t)),
         (TableError, "needs at least 4 rows; it has 3. Give train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
+        (TableError, "train has none. Give training", lambda t: diagnose(t, blobs(9), train=t.rows(slice(0, 0)))),
         (TableError, "train must be other rows than known", lambda t: diagnose(t, blobs(9), train=t)),
         (TableError, r"different ones \(b and a\)", lambda t: diagnose(made("1", "a"), made("2", "b"))),
         (TableError, r"different ones \(c and a\)", lambda t: diagnose(made("1", "a"), blobs(8), train=made("3", "c"))),

@@ -69,12 +69,7 @@ def given(
         _check_rows(name, table)
         _check_alike(known, table)
     if train is not None:
-        if train is known:
-            raise TableError(
-                f"{_BY}: train must be other rows than known; the same table came twice. A density knows the rows it "
-                f"was fitted on too well. Give training images, or leave train out: then known is split."
-            )
-        _check_alike(known, train)
+        _check_train(train, known)
     elif density is not None and density.is_fitted:
         return Given(known, known, foreign, None, "what it was fitted on before", density)
     scored = known
@@ -122,6 +117,20 @@ def _check_rows(name: str, table: Table) -> None:
             f"{_BY}: {name} must have at least 2 rows; it has {len(table)}. "
             + ("Look at how its rows were chosen." if len(table) == 0 else "One image has no distribution: give more.")
         )
+
+
+def _check_train(train: Table, known: Table) -> None:
+    otherwise = "Give training images, or leave train out: then known is split."
+    if train is known:
+        raise TableError(
+            f"{_BY}: train must be other rows than known; the same table came twice. A density knows the rows it was "
+            f"fitted on too well. {otherwise}"
+        )
+    if len(train) == 0:
+        raise TableError(
+            f"{_BY}: train must have rows to fit the density on; {called(train, 'train')} has none. {otherwise}"
+        )
+    _check_alike(known, train)
 
 
 def _check_alike(known: Table, other: Table) -> None:

@@ -94,6 +94,8 @@ class MentalModel(Score):
 
 def _found_again(table: Table) -> Float64[Tensor, "c d"]:
     """The weights of the layer that made the logits."""
+    if len(table) == 0:
+        raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on images that the model knows.")
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in table.batches("feature", "logit"):
