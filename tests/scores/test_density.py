@@ -119,8 +119,8 @@ def test_a_class_with_one_example(covariance):
     train = train.extended(label=label)
     said = (
         r"^density\.fit: a class with a single row gets a Gaussian without variance but the regularisation, 1e-05, "
-        r"which knows no other image; table in memory has 1 of that kind \(label 9\)\. Fit on more images of them, or choose "
-        r"covariance='tied'\.$"
+        r"which knows no other image; table in memory has 1 of that kind \(label 9\)\. Fit on more images of them, or "
+        r"choose covariance='tied'\.$"
     )
     with contextlib.nullcontext() if covariance == "tied" else pytest.warns(DubitoWarning, match=said):
         score = Density(covariance=covariance, max_iterations=0).fit(train)
