@@ -20,6 +20,7 @@ import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import psutil
 import timm
@@ -146,10 +147,26 @@ def growth(name: str, batch: int, threads: int, *, with_tiles: bool) -> float:
         Tiles().run(model, x[:2], label[:2])
         before = psutil.Process().memory_info().rss
         run = tiles(model, x, label) if with_tiles else plain(model, x)
+        kept = restart_peak()
         with watched_memory(peak):
             for _ in range(PASSES):
                 run()
-    return float(max(peak) - before)
+    return float((highest() if kept else max(peak)) - before)
+
+
+def restart_peak() -> bool:
+    """Let Linux forget the highest resident memory so far: its own count misses nothing, unlike samples."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def highest() -> int:
+    """Resident memory in bytes, the most since it was forgotten."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from _expected import write_expected
 from _resnet_cifar import resnet
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,7 @@ from dubito.diagnosis.audit import Audit, audit
 from dubito.models import WrappedClassifier
 from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD
 
+EXPECTED = Path(__file__).parent / "expected" / "audit_faults.json"
 SHARED = 30
 """Photographs that are put into both sets."""
 DEAD = 400
@@ -65,9 +67,8 @@ def main() -> None:
     asked = options.parse_args()
     found = study(asked)
     if asked.write:
-        target = Path(__file__).parent / "expected" / "audit_faults.json"
-        command = "python experiments/audit_faults.py --data DIR --more-data DIR --write"
-        target.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
+        more = "" if asked.more_data is None else " --more-data DIR"
+        write_expected(EXPECTED, f"--data DIR{more} --limit {asked.limit}", found)
     print(json.dumps(found))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _expected import write_expected
 from _small_nets import Half, lenet, logits_of, mean_and_error, measured, read, trained
 from torch import Tensor, nn
 
@@ -67,11 +68,8 @@ def main() -> None:
     settings = {key: getattr(asked, key) for key in ("epochs", "seeds", "limit", "scale")}
     result = {"settings": settings, "findings": claims, "structures": found}
     if asked.write:
-        head = {
-            "command": "python experiments/counterfactual_structures.py --more-data DIR --write",
-            "published": "Fig. 5, a drawing; all have around 99.5% accuracy, only trainable and optimal a high AUROC",
-        }
-        EXPECTED.write_text(json.dumps(head | result, indent=1) + "\n")
+        published = "Fig. 5, a drawing; all have around 99.5% accuracy, only trainable and optimal a high AUROC"
+        write_expected(EXPECTED, "--more-data DIR", result, published=published)
     print(json.dumps(result))
 
 

@@ -16,6 +16,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from _expected import write_expected
 from _small_nets import logits_of, mean_and_error, measured, read, trained, vgg
 
 EXPECTED = Path(__file__).parent / "expected" / "depth_study.json"
@@ -43,11 +44,8 @@ def main() -> None:
     settings = {key: getattr(asked, key) for key in ("epochs", "seeds", "limit", "test_limit")}
     result = {"settings": settings, "findings": claims, "pairs": found}
     if asked.write:
-        head = {
-            "command": "python experiments/depth_study.py --more-data DIR --write",
-            "published": "Fig. 17, a drawing without numbers: AUROC improves with depth, accuracy quickly plateaus",
-        }
-        EXPECTED.write_text(json.dumps(head | result, indent=1) + "\n")
+        published = "Fig. 17, a drawing without numbers: AUROC improves with depth, accuracy quickly plateaus"
+        write_expected(EXPECTED, "--more-data DIR", result, published=published)
     print(json.dumps(result))
 
 

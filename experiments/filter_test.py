@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
+from _expected import write_expected
 from _small_nets import Half, logits_of, nine_by_nine, read, trained
 from torch import Tensor
 
@@ -68,8 +69,7 @@ def main() -> None:
     if asked.figure:
         found.figure().savefig(asked.figure, dpi=130)
     if asked.write:
-        head = {"command": "python experiments/filter_test.py --more-data DIR --write", "published": "Fig. 7, pictures"}
-        EXPECTED.write_text(json.dumps(head | result, indent=1) + "\n")
+        write_expected(EXPECTED, "--more-data DIR", result, published="Fig. 7, pictures")
     print(json.dumps(result | {"filter_seconds": round(seconds, 1)}))
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _expected import write_expected
 from rich.progress import track
 
 import dubito
@@ -104,8 +105,7 @@ def main() -> None:
     settings = {key: getattr(asked, key) for key in ("photos", "epochs", "rows", "seeds")}
     result = {"settings": settings, "findings": findings, "rows": found}
     if asked.write:
-        head = {"command": "python experiments/head_ablations.py --data DIR --write", "published": "Table 3"}
-        EXPECTED.write_text(json.dumps(head | result, indent=1) + "\n")
+        write_expected(EXPECTED, "--data DIR", result, published="Table 3")
     print(json.dumps(result))
 
 

@@ -33,6 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from _expected import write_expected
 from rich.progress import track
 
 import dubito
@@ -45,6 +46,7 @@ from dubito.metrics import auroc
 from dubito.types import Classifier, Images
 from dubito.views import chosen_rows
 
+EXPECTED = Path(__file__).parent / "expected" / "human_ambiguity.json"
 PUBLISHED = 0.701
 PHOTOS = "imagenet_val_dev2000"
 MILD = (0.5, 1.0)
@@ -80,9 +82,7 @@ def main() -> None:
     if asked.figure:
         draw(found["curve"], asked.figure)
     if asked.write:
-        target = Path(__file__).parent / "expected" / "human_ambiguity.json"
-        command = "python experiments/human_ambiguity.py --data DIR --write"
-        target.write_text(json.dumps({"command": command, **found}, indent=1) + "\n")
+        write_expected(EXPECTED, "--data DIR", found)
     print(json.dumps(found))
 
 

@@ -9,8 +9,8 @@ other DIR holds cifar10.npz, MNIST/raw and FashionMNIST/raw.
     CIFAR-10   ResNet-20 and ResNet-56 against SVHN, Tiny-ImageNet and textures, all resized to 32 pixels. The density
                is fitted on the 50,000 training images. Accuracies are checked first: 91.7 and 93.4 %.
     MNIST      MNIST, Fashion-MNIST and notMNIST in all pairings, for a LeNet (appendix C.1, ten classes) trained on one
-               of them here, for each seed anew. Of the 10,000 notMNIST letters, 8,000 are for training and 2,000 known
-               test images; as foreign images all 10,000 serve.
+               of them here for two epochs, as the paper's LeNets are, for each seed anew. Of the 10,000 notMNIST
+               letters, 8,000 are for training and 2,000 known test images; as foreign images all 10,000 serve.
 
 The density is that of the paper for networks trained from scratch: K = 10 Gaussians with full covariances on the
 features after the non-linearity, 1e-5 on the variances. For the ResNets, D is also given for two others with their
@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _expected import write_expected
 from _resnet_cifar import resnet
 from _small_nets import Half, lenet, read, trained
 from PIL import Image
@@ -78,8 +79,7 @@ def main() -> None:
     result["published"] = {name: dict(zip(("accuracy", *COLUMNS), row, strict=True)) for name, row in PUBLISHED.items()}
     print(as_table(result))
     if asked.write:
-        command = "python experiments/softmax_causes.py --data DIR --more-data DIR --write"
-        EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
+        write_expected(EXPECTED, "--data DIR --more-data DIR", result)
     print(json.dumps(result))
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _expected import write_expected
 from PIL import Image
 
 import dubito
@@ -76,8 +77,7 @@ def main() -> None:
         "shift": shift.to_json() | {"known": "imagenet_val_dev2000"},
     }
     if asked.write:
-        command = f"python experiments/zero_shot.py --data DIR{' --more-data DIR' if asked.more_data else ''} --write"
-        EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
+        write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if asked.more_data else ''}", result)
     print(json.dumps(result))
 
 

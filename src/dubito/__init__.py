@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from dubito.diagnosis.patterns import patterns as patterns
     from dubito.diagnosis.simplex import simplex as simplex
     from dubito.diagnosis.structure import structure as structure
-    from dubito.errors import DubitoError as DubitoError
     from dubito.ensembles import HeadMasks as HeadMasks
     from dubito.ensembles import extract_members as extract_members
+    from dubito.errors import DubitoError as DubitoError
     from dubito.heads import Recipe as Recipe
     from dubito.heads import joint_loss as joint_loss
     from dubito.heads import with_expected_loss as with_expected_loss

@@ -23,7 +23,7 @@ WRITERS = {
     "id": "every extraction",
     "epoch": "an extraction of augmented epochs (epochs=..., augment=...)",
     "photo": "an extraction of augmented epochs (epochs=..., augment=...)",
-    "before": "the probe of features before the last non-linearity (extract(..., probes=[dubito.Before()]))",
+    "before": "the probe dubito.Before (probes=[dubito.Before()], or dubito extract --before)",
 }
 """Who writes a column: told to a user whose table lacks it. Columns of ensembles are in `ENSEMBLES`."""
 

@@ -204,6 +204,11 @@ class Score(ABC):
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
         """The uncertainty of one in-memory batch."""
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there is nothing left to learn."""
+        return all(hasattr(self, name) for name in self.learned)
+
     def check_fitted(self) -> None:
         """Raise NotFittedError while a learned attribute is missing."""
         missing = [name for name in self.learned if not hasattr(self, name)]

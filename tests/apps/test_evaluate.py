@@ -255,6 +255,10 @@ def test_a_score_that_is_not_fitted(table):
 def test_a_table_without_rows(table):
     with pytest.raises(TableError, match=r"evaluate needs at least one row; cache/test has none\."):
         evaluate({"u": Entropy()}, table.rows(slice(0, 0)), **QUICK)
+    with pytest.raises(
+        TableError, match=r"^evaluate: ood must have at least one row; cache/test has none\. Give images"
+    ):
+        evaluate({"u": Entropy()}, table, ood=table.rows(slice(0, 0)), **QUICK)
 
 
 def test_scores_have_a_cost_and_arrays_none(found):

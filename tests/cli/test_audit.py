@@ -68,6 +68,18 @@ def test_the_part_that_was_compared_is_shown(run: Run, images: Path, options: tu
     assert "8 of 12 images of this set were compared" in " ".join(answer.out.split())
 
 
+def test_repairs_speak_of_options_too(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
+    write_images(tmp_path / "zebra crossing of the moon", 3)
+    write_images(tmp_path / "no such thing", 3)
+    answer = run("audit", MODEL, tmp_path, *options)
+    assert answer.code == 0
+    repair = "or say label_space='own' (--label-space own) if they are another set's."
+    assert repair in answer.out
+    assert "duplicates across the sets  no second set came; give against= (--against IMAGES)" in answer.out
+    again = run("audit", MODEL, tmp_path, "--label-space", "own", *options)
+    assert repair not in again.out
+
+
 def test_errors_are_errors(run: Run, images: Path, tmp_path: Path) -> None:
     assert run("audit", MODEL, tmp_path / "nowhere", "--weights", "none").code == 1
     assert run("audit", MODEL, images, "--limit", 0).code == 2

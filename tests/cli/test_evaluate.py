@@ -39,6 +39,29 @@ def test_table_names_metrics_and_scores(run: Run, labelled: Path) -> None:
         assert text in answer.out
 
 
+def test_density_is_one_that_suits_the_images_unless_it_is_asked_for(run: Run, labelled: Path, monkeypatch) -> None:
+    """Full covariances of wide features take minutes, so nobody gets them without a word."""
+    options = ("evaluate", labelled, "--fit", labelled, "--resamples", 5, "--metric", "error_auroc", "--json")
+    made: list[dubito.Density] = []
+    fit = dubito.Density.fit
+    monkeypatch.setattr(dubito.Density, "fit", lambda score, table: (made.append(score), fit(score, table))[1])
+    notes = run(*options).json["notes"]
+    # Twelve images of 96 features: less than 5 a feature, and no ten a class.
+    assert (made[0].covariance, made[0].start, made[0].components) == ("diagonal", "free", 1)
+    said = "density: 1 Gaussian, diagonal covariances of 96 features, by EM, 0.0 MB, to suit 12 images of "
+    asked = "For other ones ask for it: --score density, with --set density.covariance=full or what you like."
+    assert any(note.startswith(said) and note.endswith(asked) for note in notes)
+    for more in (("--score", "density"), ("--set", "density.regularisation=0.1")):
+        notes = run(*options, *more).json["notes"]
+        assert (made[-1].covariance, made[-1].start) == ("full", "class")
+        assert not any(note.startswith("density:") for note in notes)
+
+
+def test_help_tells_which_density_is_taken(run: Run) -> None:
+    text = " ".join(run("evaluate", "--help").out.replace("│", " ").split())
+    assert "Without --score, density takes the covariances that these images allow in seconds" in text
+
+
 def test_without_labels_there_is_nothing_to_evaluate(run: Run, cache: Path, ood: Path) -> None:
     answer = run("evaluate", cache)
     assert answer.code == 1

@@ -95,7 +95,8 @@ def test_an_error_is_one_sentence(run: Run) -> None:
     assert answer.out == ""
     assert answer.err == (
         "error: no cache in 'no/such/cache': there is no manifest.json. "
-        "Make one with dubito.extract(model, images, to='no/such/cache').\n"
+        "Make one with dubito.extract(model, images, to='no/such/cache') or "
+        "`dubito extract MODEL IMAGES --to no/such/cache`.\n"
     )
 
 

@@ -40,7 +40,7 @@ def test_without_labels_it_says_what_it_could_not_look_for():
     assert found.findings == []
     assert found.figures["accuracy"] is None
     assert found.unchecked["labels off by one"] == "no labels came"
-    assert found.unchecked["duplicates across the sets"] == "no second set came; give against="
+    assert found.unchecked["duplicates across the sets"] == "no second set came; give against= (--against IMAGES)"
     assert "Not looked for: class names" in str(found)
 
 

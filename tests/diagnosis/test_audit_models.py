@@ -171,9 +171,33 @@ def test_one_answer_for_all():
     found = look(module)
     finding = next(entry for entry in found.findings if entry.check == "one answer for all")
     assert finding.severity == "wrong"
-    assert finding.what == "All 120 images are put into class 5."
+    assert (
+        finding.what == "All 120 images are put into class 5, though 101 have another label than the most common one."
+    )
     one = LABELS == 5
     assert "one answer for all" not in [f.check for f in look(Colours(), PIXELS[one], LABELS[one]).findings]
+
+
+@pytest.mark.parametrize(
+    ("rare", "severity"), [(1, None), (6, None), (7, "suspicious"), (20, "suspicious"), (21, "wrong")]
+)
+def test_a_rare_class_that_is_never_answered_is_not_called_wrong(rare, severity):
+    """200 pictures of class 5, some of them labelled otherwise, and a model that never says so."""
+    pixels, labels = pictures(4000)
+    pixels, labels = pixels[labels == 5][:200], labels[labels == 5][:200]
+    labels[:rare] = 2
+    module = Colours()
+    with torch.no_grad():
+        module.fc.bias[5] = 1
+    found = look(module, pixels, labels)
+    assert [entry.severity for entry in found.findings] == ([] if severity is None else [severity])
+    if severity is None:
+        reason = f"too few images have another label than the most common one, {rare} of 200"
+        assert found.unchecked["one answer for all"] == reason
+    else:
+        what = f"All 200 images are put into class 5, though {rare} have another label than the most common one."
+        assert found.findings[0].what == what
+        assert ("are rare in the training too" in found.findings[0].repair) == (severity == "suspicious")
 
 
 def test_nan_names_its_images():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.diagnosis._given import default_density, repeated_rows, told
+from dubito.diagnosis._given import repeated_rows
 from dubito.diagnosis.causes import diagnose
 from dubito.errors import DubitoWarning, MissingColumnError, TableError, ValueRangeError
 from dubito.scores.density import Density
@@ -32,43 +32,6 @@ def test_train_is_fitted_on_and_all_of_known_is_scored():
     assert not hasattr(score, "seen_")  # the user's own is left as it was
     diagnose(known, foreign, density=Watched().fit(blobs(30, seed=3)), **QUICK)
     assert len(Watched.fits) == 2  # by the line above; one that is fitted is not fitted again
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "classes", "expected"),
-    [
-        (4000, 16, 10, ("class", "full", 100)),  # 4000 >= 5 x 10 x 16
-        (700, 16, 10, ("class", "tied", 100)),
-        (100, 64, 10, ("class", "diagonal", 100)),
-        (1500, 4, 150, ("class", "tied", 0)),  # more than a hundred: in closed form
-        (400, 8, 100, ("free", "full", 100)),  # four rows a class: 400 / 50 clusters, 400 >= 5 x 8 x 8
-    ],
-)
-def test_default_density(rows, width, classes, expected):
-    table = Table(feature=torch.randn(rows, width), label=torch.arange(rows) % classes)
-    density = default_density(table)
-    assert (density.start, density.covariance, density.max_iterations) == expected
-    assert default_density(table, "spherical").covariance == "spherical"
-
-
-def test_default_density_without_labels_and_its_words():
-    table = Table(feature=torch.randn(120, 4), logit=torch.randn(120, 10))
-    density = default_density(table)
-    assert (density.components, density.start) == (2, "free")
-    assert told(density, table) == "2 Gaussians (found by k-means), full covariances of 4 features, by EM, 0.0 MB"
-    many = Table(feature=torch.zeros(2000, 100), label=torch.arange(2000) % 200)
-    assert told(default_density(many), many) == (
-        "200 Gaussians (one a class), tied covariances of 100 features, in closed form, 0.2 MB"
-    )
-    assert told(First(), table) == "first"
-    free = Density(start="free", covariance="diagonal", max_iterations=0)
-    assert (
-        told(free, table)
-        == "10 Gaussians (found by k-means), diagonal covariances of 4 features, in closed form, 0.0 MB"
-    )
-    fitted = Density(components=3, start="free", covariance="tied", neurons=2).fit(table)
-    assert told(fitted, None) == "3 Gaussians (found by k-means), tied covariances of 2 features, by EM, 0.0 MB"
-    assert told(Density(), None) == "density"
 
 
 def test_too_large_a_density_is_refused_beforehand():
@@ -134,6 +97,7 @@ def made(source: str, name: str, n: int = 8) -> Table:
         (TableError, "cats must have at least 2 rows; it has 1. One", lambda t: diagnose(t, {"cats": t.rows([0])})),
         (TableError, "known must have at least 2 rows", lambda t: diagnose(t.rows([1]), t)),
         (TableError, "needs at least 4 rows; it has 3. Give train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
+        (TableError, "train has none. Give training", lambda t: diagnose(t, blobs(9), train=t.rows(slice(0, 0)))),
         (TableError, "train must be other rows than known", lambda t: diagnose(t, blobs(9), train=t)),
         (TableError, r"different ones \(b and a\)", lambda t: diagnose(made("1", "a"), made("2", "b"))),
         (TableError, r"different ones \(c and a\)", lambda t: diagnose(made("1", "a"), blobs(8), train=made("3", "c"))),

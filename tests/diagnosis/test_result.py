@@ -38,6 +38,9 @@ def test_words_where_cooling_hurts():
     assert "-100.0 [-100.0, -100.0] points, negative. Cooling makes it worse: it lets all small logits" in saturation
     assert "make up for what cooling lost. Against the entropy itself, the density brings -" in extrapolation
     assert "The density is a worse guide than the entropy" in extrapolation
+    assert (
+        "more training images (train=..., --train CACHE) or another covariance (--covariance); in Py" in extrapolation
+    )
     assert "`max_probability` misses 0.0 points only, so overlap is at most that." in overlap
     thousand = torch.zeros(30, 1000)
     thousand[:, 0] = 12

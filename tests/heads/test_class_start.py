@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import leaky_relu, softplus
 
-from dubito.errors import MissingColumnError, ValueRangeError
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.heads import class_start
-from dubito.heads.class_start import linear_logits, start_at_classes
+from dubito.heads.class_start import start_at_classes
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.heads.train import train_head
@@ -34,11 +34,40 @@ def started(table: Table, width: int) -> HeadModule:
     return module
 
 
-def test_the_classifier_is_found_again_from_features_and_logits():
-    weight, bias = linear_logits(classified(), [torch.arange(0, 300, 2), torch.arange(1, 300, 2)])
-    true_weight, true_bias = _classifier(6, 4)
-    torch.testing.assert_close(weight, true_weight - true_weight.mean(0), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(bias, true_bias - true_bias.mean(), atol=1e-4, rtol=1e-4)
+@torch.no_grad()
+def test_the_first_layer_is_the_classifier_without_its_mean():
+    first = started(classified(), 4).layers[0]
+    weight, bias = _classifier(6, 4)
+    torch.testing.assert_close(first.weight, weight - weight.mean(0), atol=1e-4, rtol=1e-4)
+    # All biases are lower by the same threshold.
+    torch.testing.assert_close(first.bias - first.bias.mean(), bias - bias.mean(), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_log_probabilities_start_as_their_logits():
+    # What softmax takes away is the same for all classes of an image.
+    table = classified()
+    other = Table(feature=table.feature, logit=table.logit.log_softmax(1), loss=table.loss)
+    torch.testing.assert_close(started(other, 8)(table.feature), started(table, 8)(table.feature), atol=1e-4, rtol=1e-4)
+
+
+def test_logits_of_another_head_are_refused():
+    table = classified()
+    foreign = Table(feature=table.feature, logit=classified(seed=3).logit, loss=table.loss, name="cache/train")
+    with pytest.raises(
+        TableError,
+        match=r"^head\.fit with init='classes': logits must be linear in the features; a linear layer misses those of "
+        r"cache/train by (9\d|10\d)% of their deviation\. Give features and logits of the same layer and model, or use "
+        r"init='default'\.$",
+    ):
+        train_head(foreign, recipe=Recipe(init="classes"), width=8, depth=1)
+
+
+@torch.no_grad()
+def test_with_no_more_rows_than_features_nobody_can_tell_and_the_head_starts():
+    few = classified(7)  # six features and a bias explain any seven rows
+    module = started(Table(feature=few.feature, logit=classified(7, seed=3).logit, loss=few.loss), 8)
+    assert module(few.feature).isfinite().all()
 
 
 @pytest.mark.parametrize("width", [4, 9])
@@ -121,6 +150,13 @@ def test_too_many_classes_to_share_units_are_refused(monkeypatch):
     monkeypatch.setattr(class_start, "_MOST_MERGED", 3)
     with pytest.raises(ValueRangeError, match=r"at most 3 classes share units; 4 came for a width of 2\. Use width=4"):
         started(classified(), 2)
+
+
+def test_a_feature_that_is_no_number_is_an_error():
+    table = classified()
+    table.feature[7, 1] = float("inf")
+    with pytest.raises(ValueRangeError, match=r"head\.fit: features of table in memory: 1 of"):
+        started(table, 8)
 
 
 def test_a_logit_that_is_no_number_is_an_error():

@@ -253,7 +253,7 @@ def test_few_images_at_a_time_say_the_same(monkeypatch):
         return logits(self, z)
 
     monkeypatch.setattr(WrappedClassifier, "logits", counted)
-    monkeypatch.setattr(tiles_module, "_AT_ONCE", 2 * 4 * 139 * C)
+    monkeypatch.setattr(tiles_module, "_AT_ONCE", 2 * 4 * (139 + 49) * C)
     for name, column in probe.run(model, x, label).items():
         torch.testing.assert_close(column, expected[name], rtol=1e-5, atol=1e-6)
     assert asked == [0, 2, 2, 2, 1]  # none, to learn the number of classes; then every tile once

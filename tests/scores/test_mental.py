@@ -116,6 +116,10 @@ def test_too_few_rows_and_too_few_classes():
         TableError, match=r"mental\.fit: weights of 6 independent features need more than 7 rows; table .* has 7\. Fit"
     ):
         MentalModel().fit(train.rows(slice(0, 7)))
+    with pytest.raises(
+        TableError, match=r"^mental\.fit needs rows; table in memory has none\. Fit on images that the mod"
+    ):
+        MentalModel().fit(train.rows(slice(0, 0)))
     with pytest.raises(ModelError, match=r"mental\.fit: the weights from .* must be of two classes or more; 1 came\."):
         MentalModel().fit(Table(feature=train.feature, logit=train.logit[:, :1]))
     with pytest.raises(TableError, match=r"mental\.score: features must be 6 wide, as in fit; 2 came in other\. Score"):

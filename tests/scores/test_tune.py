@@ -7,15 +7,7 @@ import torch
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.scores.density import Density
 from dubito.table import Table
-
-
-def data(n: int = 300, d: int = 6, c: int = 3, *, seed: int = 0, name: str = "table in memory") -> Table:
-    """Positive features around three means, with labels and logits."""
-    generator = torch.Generator().manual_seed(seed)
-    label = torch.arange(n) % c
-    means = 6 + 2 * torch.randn(c, d, generator=torch.Generator().manual_seed(99))
-    feature = (means[label] + torch.randn(n, d, generator=generator)).abs()
-    return Table(feature=feature, label=label, logit=torch.eye(c)[label], name=name)
+from tests.scores.clusters import data
 
 
 def test_tune_prefers_what_explains_held_out_rows():

@@ -83,6 +83,11 @@ def evaluate(
     def measured(tasks: dict[str, Task]) -> dict[str, Interval]:
         return {key: bootstrap(*task) for key, task in tasks.items() if key in chosen}
 
+    if ood is not None and len(ood) == 0:
+        raise TableError(
+            f"evaluate: ood must have at least one row; {ood.name} has none. Give images that the model does not know, "
+            f"or leave ood out."
+        )
     found = Evaluation(name=table.name, rows=len(table), model=measured(truth.of_model()))
     for name, score in scores.items():
         start = time.perf_counter()

@@ -15,6 +15,8 @@ from dubito.errors import ImagesError, OwnLabelsWarning
 from dubito.types import Classifier, Images
 
 _IMAGENET = 1000
+_OWN = "label_space='own' (--label-space own)"
+"""How to say it, in Python and on the command line."""
 
 
 def resolve_labels(
@@ -40,7 +42,7 @@ def resolve_labels(
     warnings.warn(
         f"the {len(images.classes)} class names of '{images.name}' ({some(images.classes)}) are none of the model's "
         f"{len(model.classes or ())} classes: labels are kept as their own, without loss and accuracy. Pass "
-        f"label_space='own' to say so, or name the classes as the model does.",
+        f"{_OWN} to say so, or name the classes as the model does.",
         OwnLabelsWarning,
         stacklevel=3,
     )
@@ -54,7 +56,7 @@ def check_range(labels: Int[Tensor, "n"], classes: int, ids: Sequence[str]) -> N
         row = int(bad.nonzero()[0, 0])
         raise ImagesError(
             f"labels must be 0..{classes - 1}, the model's classes; {int(labels[row])} came for image '{ids[row]}'. "
-            f"Give the model's class indices, or label_space='own' if these are classes of another set."
+            f"Give the model's class indices, or {_OWN} if these are classes of another set."
         )
 
 
@@ -63,8 +65,8 @@ def check_count(names: Sequence[str], classes: int) -> None:
     if len(names) != classes:
         raise ImagesError(
             f"labels: {len(names)} class names came for a model of {classes} classes whose names are not known, so "
-            f"nobody can tell which is which. Wrap it with classes=[...], or say label_space='model' if they are its "
-            f"first classes in order, or 'own' if they are classes of another set."
+            f"nobody can tell which is which. Wrap it with classes=[...], or say label_space='model' (--label-space "
+            f"model) if they are its first classes in order, or {_OWN} if they are classes of another set."
         )
 
 
@@ -84,7 +86,7 @@ def _by_name(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
         strangers = [name for name, index in zip(theirs, found, strict=True) if index is None]
         raise ImagesError(
             f"labels: {len(matched)} of {len(found)} class folders are classes of the model, but not "
-            f"{', '.join(strangers[:3])}. Rename them, or pass label_space='own' if these are classes of another set."
+            f"{', '.join(strangers[:3])}. Rename them, or pass {_OWN} if these are classes of another set."
         )
     return matched or None
 
@@ -96,8 +98,9 @@ def _one(name: str, ours: Sequence[str], indices: set[int] | None) -> int | None
         both = " and ".join(f"{index} '{ours[index]}'" for index in sorted(indices))
         raise ImagesError(
             f"labels: class folder '{name}' stands for {len(indices)} classes of the model, {both}. Rename it to the "
-            f"full name of one of them (of an ImageNet class also to its WordNet id), give labels= as class indices, "
-            f"or pass label_space='own' if these are classes of another set."
+            f"full name of one of them (of an ImageNet class also to its WordNet id), give labels= (--labels FILE) as "
+            f"class indices, "
+            f"or pass {_OWN} if these are classes of another set."
         )
     return next(iter(indices))
 

@@ -31,7 +31,8 @@ def table_of_cache(folder: Path, known: Json | None) -> Table:
     manifest = read_manifest(folder)
     if manifest is None:
         raise CacheError(
-            f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}')."
+            f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}') "
+            f"or `dubito extract MODEL IMAGES --to {folder}`."
         )
     if not manifest.finished:
         raise CacheError(f"cache '{folder}' is not finished. Run the same extract again: it goes on where it stopped.")

@@ -6,9 +6,33 @@ from typing import Annotated
 
 import typer
 
+from dubito import choices
+
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (also: DUBITO_DEBUG=1).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no notes.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="source:name, see `dubito list models`.", show_default=False)
+]
+Images = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGES",
+        help="A folder, with or without class folders; an image; a .csv, .zip or .npz file.",
+        show_default=False,
+    ),
+]
+Labels = Annotated[Path | None, typer.Option("--labels", metavar="FILE", help="A CSV of image names and labels.")]
+LabelSpace = Annotated[
+    choices.LabelSpace | None,
+    typer.Option("--label-space", help="Are labels the model's classes, or their own set? By default seen from names."),
+]
+Weights = Annotated[
+    str, typer.Option("--weights", metavar="PATH|none", help="A weights file, or none for random weights.")
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps.", show_default="cpu")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Images at once.")]
+Workers = Annotated[int | None, typer.Option("--workers", min=0, help="Processes that decode.")]
 Cache = Annotated[
     Path, typer.Argument(metavar="CACHE", help="A folder that `dubito extract` filled.", show_default=False)
 ]
@@ -21,7 +45,10 @@ Scores = Annotated[
 Fit = Annotated[
     Path | None,
     typer.Option(
-        "--fit", metavar="CACHE", help="Learn from this cache: images like those that the model was trained on."
+        "--fit",
+        metavar="CACHE",
+        help="Learn from this cache: images like those that the model was trained on. Without --score, density takes "
+        "the covariances that these images allow in seconds, and a note says which.",
     ),
 ]
 Settings = Annotated[
@@ -41,6 +68,15 @@ Load = Annotated[
 
 Values = dict[str, dict[str, str]]
 """Of `--set`, by score and setting."""
+
+
+def parse_weights(text: str) -> str | None:
+    """What dubito.load takes for `--weights`.
+
+    >>> parse_weights("None"), parse_weights("net.safetensors")
+    (None, 'net.safetensors')
+    """
+    return None if text.lower() == "none" else text
 
 
 def parse_settings(texts: Sequence[str]) -> Values:

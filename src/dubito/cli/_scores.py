@@ -19,11 +19,15 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, TableError
 from dubito.scores._members import ScoreOfMembers
+from dubito.scores.default_density import default_density, told
+from dubito.scores.density import Density
 from dubito.scores.registry import SCORES, make_score
 from dubito.table import Table, ensembles_in
 from dubito.types import Score
 
 _HEAD, _AUTO = "head", "auto"
+_QUICK = 1e10
+"""Multiply-adds of an iteration of EM, about a second's worth."""
 _SWITCH = {"true": True, "false": False, "yes": True, "no": False}
 
 
@@ -108,7 +112,7 @@ def choose_scores(
         made = {name: {}} if name in loaded else _of_each(name, settings.get(name, {}), table)
         for shown, texts in made.items():
             try:
-                score = loaded.get(name) or _made(name, texts, fit)
+                score = loaded.get(name) or _made(name, texts, fit, unasked=None if names else screen)
                 table.require(*score.needs, by=f"{name}.score")
             except DubitoError as error:  # noqa: PERF203 (a handful of scores)
                 if names or name in settings:
@@ -154,8 +158,11 @@ def _of_each(name: str, texts: dict[str, str], table: Table) -> dict[str, dict[s
     return {f"{name}:{one}": texts | {"of": one} for one in found}
 
 
-def _made(name: str, texts: dict[str, str], fit: Table | None) -> Score:
+def _made(name: str, texts: dict[str, str], fit: Table | None, *, unasked: Screen | None) -> Score:
+    """A score with these settings, fitted; `unasked` is where to tell which one was taken if nobody has said."""
     score = make_score(name, **_values(name, texts))
+    if isinstance(score, Density) and unasked and not texts and fit is not None:
+        score = _suiting_density(fit, unasked)
     if not score.learned:
         return score
     if fit is None:
@@ -163,6 +170,17 @@ def _made(name: str, texts: dict[str, str], fit: Table | None) -> Score:
             f"{name} learns from {', '.join(score.learns_from)}. Give it images that the model knows: --fit CACHE."
         )
     return score.fit(fit)
+
+
+def _suiting_density(fit: Table, screen: Screen) -> Density:
+    """One that is fitted in seconds: full covariances of wide features take minutes by EM."""
+    density = default_density(fit, by="density.fit", most=_QUICK)
+    if density != Density():
+        screen.note(
+            f"density: {told(density, fit)}, to suit {len(fit):,} images of {fit.name}. For other ones ask for it: "
+            f"--score density, with --set density.covariance=full or what you like."
+        )
+    return density
 
 
 def _values(name: str, texts: dict[str, str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +9,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 import dubito
-from dubito.choices import LabelSpace
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
@@ -24,27 +22,11 @@ _STYLES = {"wrong": "bold red", "suspicious": "yellow", "note": "dim"}
 
 
 def audit(  # noqa: PLR0913 (a command's options)
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="source:name, see `dubito list models`.", show_default=False)
-    ],
-    images: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder, with or without class folders; an image; a .csv, .zip or .npz file.",
-            show_default=False,
-        ),
-    ],
+    model: options.Model,
+    images: options.Images,
     *,
-    labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="A CSV of image names and labels.")
-    ] = None,
-    label_space: Annotated[
-        LabelSpace | None,
-        typer.Option(
-            "--label-space", help="Are labels the model's classes, or their own set? By default seen from names."
-        ),
-    ] = None,
+    labels: options.Labels = None,
+    label_space: options.LabelSpace = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="IMAGES", help="Training images: none should be in both sets.")
     ] = None,
@@ -53,12 +35,10 @@ def audit(  # noqa: PLR0913 (a command's options)
         int, typer.Option("--compare", min=1, metavar="N", help="Images of a set that are compared for duplicates.")
     ] = 10_000,
     seed: Annotated[int, typer.Option("--seed", help="Of the draw.")] = 0,
-    weights: Annotated[
-        str, typer.Option("--weights", metavar="PATH|none", help="A weights file, or none for random weights.")
-    ] = "pretrained",
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps.", show_default="cpu")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Images at once.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=0, help="Processes that decode.")] = None,
+    weights: options.Weights = "pretrained",
+    device: options.Device = None,
+    batch_size: options.BatchSize = None,
+    workers: options.Workers = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -71,7 +51,7 @@ def audit(  # noqa: PLR0913 (a command's options)
     with screen.waiting(f"loading {model}"):
         from dubito.diagnosis.audit import audit as look
 
-        classifier = dubito.load(model, weights=None if weights.lower() == "none" else weights, device=device)
+        classifier = dubito.load(model, weights=options.parse_weights(weights), device=device)
     found = look(
         classifier,
         images,

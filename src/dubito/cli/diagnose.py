@@ -101,7 +101,7 @@ def _loaded(name: str, weights: str, table: "Table") -> "Classifier":
     from dubito.errors import ModelError
     from dubito.heads.config import same_backbone
 
-    classifier = dubito.load(name, weights=None if weights.lower() == "none" else weights)
+    classifier = dubito.load(name, weights=options.parse_weights(weights))
     last_layer(classifier)  # a model that has not seen a picture does not know its own head
     reason = None if table.maker is None else same_backbone(table.maker, model_identity(classifier))
     if reason:

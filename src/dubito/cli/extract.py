@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import dubito
-from dubito.choices import KnownLoss, LabelSpace, Strong
+from dubito.choices import KnownLoss, Strong
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
@@ -23,31 +23,15 @@ Keep = Literal["summary", "logits"]
 
 
 def extract(  # noqa: PLR0913 (a command's options)
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="source:name, see `dubito list models`.", show_default=False)
-    ],
-    images: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder, with or without class folders; an image; a .csv, .zip or .npz file.",
-            show_default=False,
-        ),
-    ],
+    model: options.Model,
+    images: options.Images,
     *,
     to: Annotated[
         Path,
         typer.Option("--to", metavar="DIR", help="The cache: a new folder, or the same as before.", show_default=False),
     ],
-    labels: Annotated[
-        Path | None, typer.Option("--labels", metavar="FILE", help="A CSV of image names and labels.")
-    ] = None,
-    label_space: Annotated[
-        LabelSpace | None,
-        typer.Option(
-            "--label-space", help="Are labels the model's classes, or their own set? By default seen from names."
-        ),
-    ] = None,
+    labels: options.Labels = None,
+    label_space: options.LabelSpace = None,
     targets: Annotated[
         Path | None,
         typer.Option("--targets", metavar="FILE", help="What the task loss compares with, if not labels: .npy, .npz."),
@@ -71,12 +55,10 @@ def extract(  # noqa: PLR0913 (a command's options)
             show_default="0",
         ),
     ] = None,
-    weights: Annotated[
-        str, typer.Option("--weights", metavar="PATH|none", help="A weights file, or none for random weights.")
-    ] = "pretrained",
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, mps.", show_default="cpu")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Images at once.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=0, help="Processes that decode.")] = None,
+    weights: options.Weights = "pretrained",
+    device: options.Device = None,
+    batch_size: options.BatchSize = None,
+    workers: options.Workers = None,
     no_logit: Annotated[
         bool, typer.Option("--no-logit", help="Save space: rebuild logits from features when they are asked for.")
     ] = False,
@@ -115,7 +97,7 @@ def extract(  # noqa: PLR0913 (a command's options)
     keep: Keep = "logits" if keep_logits else "summary"
     ensembles = _ensembles(keep, _grids(tiles, grids), dropout, dropout_rate, views)
     with screen.waiting(f"loading {model}"):
-        classifier = dubito.load(model, weights=None if weights.lower() == "none" else weights, device=device)
+        classifier = dubito.load(model, weights=options.parse_weights(weights), device=device)
     there, start = _files(to), time.perf_counter()
     table = dubito.extract(
         classifier,

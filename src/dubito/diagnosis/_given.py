@@ -1,16 +1,4 @@
-"""What `diagnose` is given: checked, split, and with a density where none came.
-
-Which density, if none is given, for n training rows of d features and c classes:
-
-    start        by class, k = c Gaussians, where there are labels and n >= 10 c;
-                 else free (k-means), k = n / 50 Gaussians, at least 1 and at most c
-    covariance   full where n >= 5 k d and 16 k d^2 bytes are at most 1 GB; else tied where n >= 5 d; else diagonal
-    EM           with more than 100 Gaussians a class-wise start stays as it is, in closed form
-
-so that every variance is learned from several rows: with one photograph a class, Gaussians by class were worse than a
-single one. Features are taken as they are (z), and 1e-5 is added to every variance. The size is known before anything
-is fitted.
-"""
+"""What `diagnose` is given: checked, split, and with the density that suits it where none came."""
 
 import math
 from collections.abc import Mapping
@@ -20,17 +8,12 @@ from typing import Any, final
 import torch
 
 from dubito.choices import Covariance
-from dubito.errors import NotFittedError, TableError, ValueRangeError
-from dubito.scores.density import Density, class_count
+from dubito.errors import TableError, ValueRangeError
+from dubito.scores.default_density import default_density
 from dubito.table import Table
 from dubito.types import Score
 from dubito.views import chosen_rows
 
-ROWS_PER_FEATURE = 5
-ROWS_PER_CLASS = 10
-ROWS_PER_CLUSTER = 50
-FULL_BYTES = 1e9
-CLOSED_FORM_FROM = 100
 MEAN = "mean"
 """What the mean over OOD sets is called."""
 _BY = "diagnose"
@@ -86,13 +69,8 @@ def given(
         _check_rows(name, table)
         _check_alike(known, table)
     if train is not None:
-        if train is known:
-            raise TableError(
-                f"{_BY}: train must be other rows than known; the same table came twice. A density knows the rows it "
-                f"was fitted on too well. Give training images, or leave train out: then known is split."
-            )
-        _check_alike(known, train)
-    elif density is not None and is_fitted(density):
+        _check_train(train, known)
+    elif density is not None and density.is_fitted:
         return Given(known, known, foreign, None, "what it was fitted on before", density)
     scored = known
     if train is None:
@@ -100,56 +78,9 @@ def given(
         name = f"half of {called(known, 'known')} ({len(train)} rows drawn with seed {seed}), which is not scored"
     else:
         name = f"{called(train, 'train')} ({len(train)} rows)"
-    return Given(
-        known, scored, foreign, train, name, default_density(train, covariance) if density is None else density
-    )
-
-
-def default_density(train: Table, covariance: Covariance | None = None) -> Density:
-    """The density that fits the size of a table: see the rule above.
-
-    >>> table = Table(feature=torch.randn(400, 8), logit=torch.randn(400, 4), label=torch.arange(400) % 4)
-    >>> default_density(table).covariance, default_density(table.rows(slice(0, 90))).covariance
-    ('full', 'tied')
-    """
-    train.require("feature", by=_BY)
-    rows, width = train.shape("feature")
-    classes = _labels(train) if "label" in train else train.shape("logit")[1] if "logit" in train else 1
-    by_class = "label" in train and rows >= ROWS_PER_CLASS * classes
-    components = classes if by_class else max(1, min(classes, rows // ROWS_PER_CLUSTER))
-    return Density(
-        components=None if by_class else components,
-        covariance=covariance or _covariance(rows, width, components),
-        start="class" if by_class else "free",
-        max_iterations=0 if by_class and components > CLOSED_FORM_FROM else 100,
-    )
-
-
-def told(density: Score, train: Table | None) -> str:
-    """The density in words, with its size: what was fitted, or what will be."""
-    if not isinstance(density, Density) or (train is None and not is_fitted(density)):
-        return density.name
-    if is_fitted(density):
-        components, width = density.means_.shape
-    elif train is not None:
-        width = density.neurons or train.shape("feature")[1]
-        components = density.components or (_labels(train) if density.start == "class" else class_count(train) or 1)
-    many = "1 Gaussian" if components == 1 else f"{components} Gaussians"
-    by = " (one a class)" if density.start == "class" else " (found by k-means)" if components != 1 else ""
-    numbers = {"full": components * width**2, "tied": width**2 + components * width}
-    size = f", {8 * numbers.get(density.covariance, 2 * components * width) / 1e6:,.1f} MB"
-    fit = "in closed form" if density.max_iterations == 0 else "by EM"
-    where = " (log z)" if density.space == "log" else ""
-    return f"{many}{by}, {density.covariance} covariances of {width} features{where}, {fit}{size}"
-
-
-def is_fitted(score: Score) -> bool:
-    """Whether there is nothing left to learn."""
-    try:
-        score.check_fitted()
-    except NotFittedError:
-        return False
-    return True
+    if density is None:
+        density = default_density(train, covariance, by=_BY)
+    return Given(known, scored, foreign, train, name, density)
 
 
 def called(table: Table, otherwise: str) -> str:
@@ -179,16 +110,6 @@ def check_numbers(**counts: Any) -> None:
         )
 
 
-def _covariance(rows: int, width: int, components: int) -> Covariance:
-    if rows >= ROWS_PER_FEATURE * components * width and 16 * components * width**2 <= FULL_BYTES:
-        return "full"
-    return "tied" if rows >= ROWS_PER_FEATURE * width else "diagonal"
-
-
-def _labels(table: Table) -> int:
-    return len(set(table.label.tolist()))
-
-
 def _check_rows(name: str, table: Table) -> None:
     table.require("feature", "logit", by=f"{_BY} ({name})")
     if len(table) < 2:
@@ -196,6 +117,20 @@ def _check_rows(name: str, table: Table) -> None:
             f"{_BY}: {name} must have at least 2 rows; it has {len(table)}. "
             + ("Look at how its rows were chosen." if len(table) == 0 else "One image has no distribution: give more.")
         )
+
+
+def _check_train(train: Table, known: Table) -> None:
+    otherwise = "Give training images, or leave train out: then known is split."
+    if train is known:
+        raise TableError(
+            f"{_BY}: train must be other rows than known; the same table came twice. A density knows the rows it was "
+            f"fitted on too well. {otherwise}"
+        )
+    if len(train) == 0:
+        raise TableError(
+            f"{_BY}: train must have rows to fit the density on; {called(train, 'train')} has none. {otherwise}"
+        )
+    _check_alike(known, train)
 
 
 def _check_alike(known: Table, other: Table) -> None:

@@ -88,8 +88,9 @@ def _extrapolation(causes: "Causes", known: str) -> str:
     if part.high < 0:
         return (
             f"{found}, negative. The density is a worse guide than the {rival}: it has too few training images for its "
-            f"covariances, or the features are not Gaussian. Give it more training images (train=...), choose another "
-            f"covariance or space='log', tune it on known images (Density.tune), or try density=Neighbours()."
+            f"covariances, or the features are not Gaussian. Give it more training images (train=..., --train "
+            f"CACHE) or another covariance (--covariance); in Python also space='log', Density.tune on known images, "
+            f"or density=Neighbours()."
         )
     if part.low <= 0:
         return f"{found}, which cannot be told from zero: the {rival} is as good a guide as the density."

@@ -87,7 +87,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
         prints = take_prints(some, workers=many, progress=progress, of=len(opened))
         found.note(WITHIN, check_within(prints), compared(prints, None))
         if against is None:
-            found.note(ACROSS, NotChecked("no second set came; give against="))
+            found.note(ACROSS, NotChecked("no second set came; give against= (--against IMAGES)"))
         else:
             other = open_images(against)
             some, many = drawn(other, compare, seed), _workers(workers, other)

@@ -12,7 +12,9 @@ calls cause 1 dominant; its numbers say cause 3, and its 0.7 % for CIFAR-10 is 1
 Parts may be negative. They are shown like that, and a sentence says why. With a thousand classes, C is far below B, and
 cause 2 is large only because it makes up for that; with a poor density, D is below C, and cause 3 is too large. So what
 is compared to find the main cause are steps that do not fall, beyond their intervals: where C < B, D - B and 1 - D;
-where D < C, C - B and 1 - C; where both C < B and D < B, nothing can be told. The default density: see `_given`.
+where D < C, C - B and 1 - C; where both C < B and D < B, nothing can be told.
+
+Which density by default: `dubito.scores.default_density`.
 """
 
 import copy
@@ -26,13 +28,14 @@ from torch import Tensor, nn
 
 from dubito.choices import Covariance
 from dubito.diagnosis._balanced import Balanced, Estimate, balanced, estimate, points
-from dubito.diagnosis._given import MEAN, Given, called, check_numbers, given, repeated_rows, told
+from dubito.diagnosis._given import MEAN, Given, called, check_numbers, given, repeated_rows
 from dubito.diagnosis._sentences import ALL, CAUSES, REST, TOGETHER
 from dubito.diagnosis._spread import cosines, directions
 from dubito.diagnosis.last_layer import last_layer
 from dubito.diagnosis.result import SCORES, Causes, Diagnosis
 from dubito.errors import DubitoWarning, TableError
 from dubito.scores import Cool, Entropy, MaxProbability
+from dubito.scores.default_density import told
 from dubito.table import Table
 from dubito.types import Classifier, Score
 

@@ -26,15 +26,12 @@ from dubito.ensembles.implicit import read_masks
 from dubito.ensembles.masks import Span
 from dubito.ensembles.recipe import MaskRecipe
 from dubito.errors import ArtefactError, NotFittedError, TableError
-from dubito.heads.class_start import linear_logits
+from dubito.heads.linear_logits import linear_logits
 from dubito.heads.stream import Stream
 from dubito.table import Table
 from dubito.types import Classifier, finite
 
 Head = tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]
-_ROWS_AT_ONCE = 2048
-_LARGEST_RESIDUAL = 0.05
-"""Of the deviation of logits: what a linear layer may miss, if half-precision features are all it has."""
 FORMAT = 1
 
 
@@ -194,16 +191,18 @@ def _given_head(table: Table, head: Classifier | Head | None) -> Head:
 def _least_squares(table: Table) -> Head:
     """W and b from features and centred logits, refused where logits are not linear in the features."""
     table.require("logit", by="HeadMasks.fit without a head")
-    blocks = list(torch.split(torch.arange(len(table)), _ROWS_AT_ONCE))
-    weight, bias = linear_logits(table, blocks)
-    missed = total = 0.0
-    for batch in table.batches("feature", "logit"):
-        logit = batch.logit - batch.logit.mean(1, keepdim=True)
-        missed += float((F.linear(batch.feature.float(), weight, bias) - logit).double().square().sum())
-        total += float(logit.double().square().sum())
-    if missed > _LARGEST_RESIDUAL**2 * total:
-        raise TableError(
-            f"HeadMasks.fit: logits must be linear in the features; a linear layer misses those of {table.name} by "
-            f"{(missed / total) ** 0.5:.0%}. Give the model, or its last layer's weight and bias: fit(table, head=...)."
-        )
-    return weight, bias
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in table.batches("feature", "logit"):
+            logit = finite(batch.logit, f"HeadMasks.fit: logits of {table.name}").double()
+            yield finite(batch.feature, f"HeadMasks.fit: features of {table.name}").double(), _centred(logit)
+
+    found = linear_logits(pairs)
+    found.check_linear(
+        table.name, by="HeadMasks.fit", repair="or the model, or its last layer's weight and bias: fit(table, head=...)"
+    )
+    return found.weight.float(), found.bias.float()
+
+
+def _centred(logit: Tensor) -> Tensor:
+    return logit - logit.mean(1, keepdim=True)

@@ -7,11 +7,15 @@ the sum to deviation 1 and mean 6 over the table, where softplus is all but line
 uncertain. Training goes on from there, so that a head for a known classifier need not find its classes again in a few
 thousand images. Ours, not the paper's, whose heads begin at random and see 92 million rows.
 
-The classifier itself is not needed: w and b are the least-squares map from a table's features to its logits, exact for
-a linear classifier and more rows than features. If there are more classes than hidden units, those with similar weights
-share one (Ward's clustering; their mean, centred again), and t stays that of single classes. If there are fewer, the
-other units begin as usual, without a say.
+The classifier itself is not needed: w and b are the least-squares map from a table's features to its logits
+(`linear_logits`), exact for a linear classifier and more rows than features. Logits that are not linear in the features
+are refused, where there are rows enough to tell.
+
+If there are more classes than hidden units, those with similar weights share one (Ward's clustering; their mean,
+centred again), and t stays that of single classes. If there are fewer, the other units begin as usual, without a say.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,13 +24,14 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from dubito.errors import ValueRangeError
+from dubito.heads.linear_logits import linear_logits
 from dubito.heads.module import SLOPE, HeadModule
 from dubito.table import Table
 from dubito.types import finite
 
+_BY = "head.fit with init='classes'"
 _ROWS = 16_384
 _ROWS_AT_ONCE = 2_048
-_RIDGE = 1e-9
 _MEAN = 6.0
 _MOST_MERGED = 10_000
 
@@ -39,9 +44,9 @@ def start_at_classes(module: HeadModule, table: Table) -> None:
             f"head: init='classes' gives every class a unit of one hidden layer, so depth must be 1; {module.depth} "
             f"came. Use depth=1, or init='default'."
         )
-    table.require("feature", "logit", by="head.fit with init='classes'")
+    table.require("feature", "logit", by=_BY)
     blocks = _blocks(len(table))
-    weight, bias = linear_logits(table, blocks)
+    weight, bias = _classes(table, blocks)
     threshold = _one_class_above(table, blocks[0], weight, bias)
     weight, bias = _merged(weight, bias, module.width)
     total = torch.cat([_outstanding(table, rows, weight, bias - threshold) for rows in blocks])
@@ -55,20 +60,19 @@ def start_at_classes(module: HeadModule, table: Table) -> None:
     last.bias.fill_(scale * float(total.mean()) + _MEAN)
 
 
-def linear_logits(table: Table, blocks: list[Int[Tensor, "b"]]) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"]]:
-    """Weights and biases that give the centred logits from the features: W = Y X' (X X' + r)^-1."""
-    width = table.shape("feature")[1] + 1
-    inner = torch.zeros(width, width, dtype=torch.float64)
-    outer = torch.zeros(width, table.shape("logit")[1], dtype=torch.float64)
-    for rows in blocks:
-        part = table.select("feature", "logit").rows(rows)
-        z = torch.cat([part.feature.double(), torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
-        logit = finite(part.logit.double(), f"head.fit: logits of {table.name}")
-        inner += z.T @ z
-        outer += z.T @ (logit - logit.mean(dim=1, keepdim=True))
-    inner.diagonal().add_(_RIDGE * float(inner.diagonal().mean()))
-    solved = torch.linalg.solve(inner, outer).float()
-    return solved[:-1].T, solved[-1]
+def _classes(table: Table, blocks: list[Int[Tensor, "b"]]) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"]]:
+    """Weights and biases that give the centred logits from the features."""
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in blocks:
+            part = table.select("feature", "logit").rows(rows)
+            feature = finite(part.feature, f"head.fit: features of {table.name}")
+            logit = finite(part.logit, f"head.fit: logits of {table.name}").double()
+            yield feature.double(), logit - logit.mean(dim=1, keepdim=True)
+
+    found = linear_logits(pairs)
+    found.check_linear(table.name, by=_BY, repair="or use init='default'")
+    return found.weight.float(), found.bias.float()
 
 
 def _blocks(rows: int) -> list[Int[Tensor, "b"]]:

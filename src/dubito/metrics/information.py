@@ -60,8 +60,8 @@ def decompose(probs: Array, weights: Array | None = None) -> Decomposition:
     w = _weights(weights, p)
     mean = torch.einsum("mn,mnc->nc", w, p)
     aleatoric = (w * entropy_of(p)).sum(0)
-    # xlogy twice instead of a logarithm of the ratio: a class with no probability adds nothing, in p_m or in both. Where
-    # only members without weight give a class any, its mean is zero: the smallest number keeps 0 times infinity away.
+    # xlogy twice instead of a logarithm of the ratio: a class with no probability adds nothing, in p_m or in both.
+    # Where only members without weight give a class any, its mean is zero: no logarithm of that, to multiply by zero.
     known = mean.clamp_min(torch.finfo(torch.float64).tiny)
     divergence = (torch.xlogy(p, p) - torch.xlogy(p, known)).sum(-1)
     return Decomposition(entropy_of(mean), aleatoric, (w * divergence).sum(0).clamp_min(0))

@@ -231,7 +231,7 @@ class WrappedClassifier:
         calls = self._watched(x, plan)
         if plan.convolutional:
             return tile_features(calls, plan).mean(1)
-        return _side_by_side([calls[number] for number in plan.heads])
+        return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
 
     def _checked(self, pair: Tensor, plan: Plan) -> Plan:
         """The plan without its pool, if tiles cannot be passed through what follows it."""
@@ -259,7 +259,8 @@ class WrappedClassifier:
         spy.replace(plan.hidden, lambda call: with_own_rows(call, len(x)))
         calls = self._watch(x, spy).calls
         h, w = grid_of(calls[plan.pools[-1]], spy.patches)
-        rows = _side_by_side([calls[number] for number in plan.heads])
+        parts = [calls[number].source.flatten(1) for number in plan.heads]
+        rows = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return rows[: len(x)], rows[len(x) :].view(len(x), h, w, rows.shape[1])
 
     def _watched(self, x: Tensor, plan: Plan) -> dict[int, Call]:
@@ -286,11 +287,6 @@ class WrappedClassifier:
         if self._plan is None and self._writes:
             self._writes = x._version > 0
         return _answer(out, len(x), self.name)
-
-
-def _side_by_side(heads: list[Call]) -> Float[Tensor, "rows d"]:
-    """What the heads read."""
-    return torch.cat([call.source.flatten(1) for call in heads], dim=1)
 
 
 def _sample(module: nn.Module) -> Tensor:

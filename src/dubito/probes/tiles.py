@@ -27,7 +27,7 @@ from dubito.types import Classifier, Json, Tiled, Tiling
 
 _LARGEST = 7
 """The largest grid by default: the paper's, and the map of a ResNet at 224 pixels."""
-_AT_ONCE = 2**22
+_AT_ONCE = 2**21
 """Bytes of logits that are worked on at a time: a few images of 1,000 classes, which a processor's cache holds."""
 
 
@@ -86,7 +86,7 @@ class Tiles:
         classes = tiled.logits(0, 0).shape[-1]
         known = label if label is not None and _are_classes(label, classes) else None
         parts: list[dict[str, Tensor]] = []
-        step = _at_once(len(x), 4 * len(pool) * classes)
+        step = _at_once(len(x), 4 * sum(pool.shape) * classes)  # logits of members and of tiles
         for start in range(0, max(1, len(x)), step):
             # Every tile is asked once: what each grid says are means over tiles.
             tiles = tiled.logits(start, start + step)

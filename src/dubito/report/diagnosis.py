@@ -6,15 +6,14 @@ One self-contained file: styles and drawings are inside, nothing is loaded, and 
 import re
 from collections.abc import Iterator, Mapping
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from torch import Tensor
 
 from dubito.diagnosis.result import SCORES, Causes, Diagnosis
+from dubito.report._document import write_document
 from dubito.report._drawings import bars, histogram
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _HEAD = {
     "A": "max probability",
     "B": "entropy",
@@ -55,41 +54,15 @@ def write_diagnosis_page(found: Diagnosis, to: str | Path) -> Path:
     names = list(found.by_set)
     title = f"Why does confidence fail on {names[0] if len(names) == 1 else f'{len(names)} sets of foreign images'}?"
     words = found.findings()
-    body = "\n".join(
-        [
-            _header(found, title, next(reversed(words.values()))[0]),
-            *(f'<p class="note">{escape(note)}</p>' for note in found.notes),
-            _table(found),
-            _causes(found),
-            *(_set(found, name, words[name]) for name in names),
-            _about(),
-        ]
-    )
-    path = Path(to)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_document(title, body), encoding="utf-8")
-    return path
-
-
-def _document(title: str, body: str) -> str:
-    here = files("dubito.report")
-    style = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "diagnosis.css"))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+    parts = [
+        _header(found, title, next(reversed(words.values()))[0]),
+        *(f'<p class="note">{escape(note)}</p>' for note in found.notes),
+        _table(found),
+        _causes(found),
+        *(_set(found, name, words[name]) for name in names),
+        _about(),
+    ]
+    return write_document(to, title, parts, styles=("page.css", "diagnosis.css"))
 
 
 def _header(found: Diagnosis, title: str, verdict: str) -> str:

@@ -11,17 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import final
 
 from PIL import Image
 
 from dubito.errors import ValueRangeError
+from dubito.report._document import write_document
 
 _THUMBNAIL = 320
 _QUALITY = 76
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 @final
@@ -93,7 +92,7 @@ def write_page(
     names = _names(cards)
     ordered = sorted(cards, key=lambda card: -card.scores[names[0]])
     spans = {name: _span([card.scores[name] for card in cards]) for name in names}
-    body = [
+    parts = [
         _head(title, lead, facts),
         _summary(summary) if summary else "",
         _controls(names, list(dict.fromkeys(card.group for card in cards)), len(cards)),
@@ -102,10 +101,7 @@ def write_page(
         "</main>",
         _about(about or {}),
     ]
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_document(title, "\n".join(filter(None, body))), encoding="utf-8")
-    return path
+    return write_document(path, title, parts, styles=("page.css",), script="page.js")
 
 
 def _names(cards: Sequence[Card]) -> list[str]:
@@ -120,29 +116,6 @@ def _names(cards: Sequence[Card]) -> list[str]:
                 f"'{card.caption}' has {dict(card.scores)}. Score all pictures alike."
             )
     return names
-
-
-def _document(title: str, body: str) -> str:
-    here = files("dubito.report")
-    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-{body}
-<script>
-{script}</script>
-</body>
-</html>
-"""
 
 
 def _head(title: str, lead: str, facts: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ with s the space (z or log(z + offset)) and S the neurons: the features that a c
 Gaussians, and logarithms carry their Jacobian. So all candidates give a density of the same features. Features that
 never vary in training are set aside: their density grows without end as the regularisation shrinks. The density found
 does not read them either, so that it is the very one that was judged. The offset is no part of the grid for the same
-reason: where many features are exactly zero, a smaller one always wins.
+reason: where many features are exactly zero, a smaller one always wins. Nor is the non-linearity: before and after it
+are other features, whose likelihoods cannot be compared; `nonlinearity` is a setting that all candidates share.
 """
 
 import random

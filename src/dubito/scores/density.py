@@ -8,6 +8,7 @@ does so for pre-trained networks, and leaves open what it does with features tha
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from dubito.choices import Covariance, Nonlinearity, Space, Start
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.scores._gaussians import Mixture
 from dubito.scores._mixture import improve, kmeans, maximise, nearest_centre
 from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes, rows_named
@@ -72,7 +73,7 @@ class Density(Score):
         components: How many Gaussians. None: one a class; with start="free", as many as the logits have columns, or
             else as there are labels.
         covariance: "full", "tied" (one for all components), "diagonal" or "spherical". A class with a single row has no
-            variance of its own but the regularisation, unless it is tied.
+            variance of its own but the regularisation, unless it is tied; a warning says so.
         space: Fit z, or log(z + offset). The paper's best was z for networks trained from scratch, log for pre-trained.
         offset: Keeps the logarithm of a zero finite; about the smallest size of a feature that means something. The
             paper does not say its own.
@@ -236,7 +237,9 @@ class Density(Score):
 
     def _by_class(self, table: Table, classes: Int64[Tensor, "c"]) -> Mixture:
         prepare = partial(self._prepared, verb="fit")
-        means, _ = means_of_classes(labelled(table, classes, prepare), len(classes), len(self.neurons_))
+        means, counts = means_of_classes(labelled(table, classes, prepare), len(classes), len(self.neurons_))
+        if self.covariance != "tied":
+            _warn_of_needles(classes[counts == 1], self.regularisation, table.name)
         return maximise(labelled(table, classes, prepare), means, self.covariance, self.regularisation)
 
     def _free(self, table: Table, k: int) -> Mixture:
@@ -277,6 +280,20 @@ def _drawn(width: int, neurons: int | None, seed: int) -> Int64[Tensor, "d"]:
             f"density.fit: neurons must be at most the {width} features; {neurons} came. Leave it out to use all."
         )
     return torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:neurons].sort().values
+
+
+def _warn_of_needles(single: Int64[Tensor, "c"], regularisation: float, name: str) -> None:
+    """A Gaussian of one row is as narrow as the regularisation: it knows copies of that row and nothing else."""
+    if len(single) == 0:
+        return
+    which = ", ".join(map(str, single[:3].tolist())) + (" ..." if len(single) > 3 else "")
+    warnings.warn(
+        f"density.fit: a class with a single row gets a Gaussian without variance but the regularisation, "
+        f"{regularisation:g}, which knows no other image; {name} has {len(single)} of that kind (label {which}). Fit "
+        f"on more images of them, or choose covariance='tied'.",
+        DubitoWarning,
+        stacklevel=6,
+    )
 
 
 def _check_numbers(score: Density) -> None:

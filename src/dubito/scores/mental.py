@@ -10,6 +10,7 @@ and so shows the two parts of a confidence: how strong the features are, and how
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -19,14 +20,10 @@ from torch import Tensor
 
 from dubito.cache.fingerprint import model_digest, model_identity
 from dubito.errors import ModelError, TableError
+from dubito.heads.linear_logits import linear_logits
 from dubito.scores._rows import finite_features, rows_named
 from dubito.table import Table
 from dubito.types import Classifier, Score, finite
-
-_LARGEST_RESIDUAL = 0.2
-"""Of the logits' deviation: half precision costs a thousandth, a head that is not linear most of it."""
-_RANK = 1e-12
-"""Directions with a smaller share of the largest variance are those of dead features."""
 
 
 def mental_log_odds(z: Float[Tensor, "n d"], weights: Float[Tensor, "c d"]) -> Float64[Tensor, "n"]:
@@ -78,7 +75,7 @@ class MentalModel(Score):
     def learn(self, table: Table) -> None:
         """Least squares of the logits on the features, streaming."""
         with rows_named(table):
-            self.weights_ = _usable(_least_squares(table), f"mental.fit: the weights from {table.name}")
+            self.weights_ = _usable(_found_again(table), f"mental.fit: the weights from {table.name}")
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The log-odds of every row of a table; see `Score.score`."""
@@ -95,43 +92,24 @@ class MentalModel(Score):
         return mental_log_odds(finite_features(batch.feature, "mental.score"), self.weights_)
 
 
-def _least_squares(table: Table) -> Float64[Tensor, "c d"]:
-    """W of the best logits = W z + b."""
-    (n, d), c = table.shape("feature"), table.shape("logit")[1]
-    z_mean, y_mean = torch.zeros(d, dtype=torch.float64), torch.zeros(c, dtype=torch.float64)
-    for batch in table.batches("feature", "logit"):
-        z_mean += finite_features(batch.feature, "mental.fit").sum(0) / n
-        y_mean += finite(batch.logit, f"mental.fit: logits of {table.name}").double().sum(0) / n
-    zz, zy = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, c, dtype=torch.float64)
-    yy = 0.0
-    for batch in table.batches("feature", "logit"):
-        z, y = batch.feature.double() - z_mean, batch.logit.double() - y_mean
-        zz.addmm_(z.T, z)
-        zy.addmm_(z.T, y)
-        yy += float(y.square().sum())
-    values, vectors = torch.linalg.eigh(zz)
-    kept = values > _RANK * values.amax()
-    weights = (vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)
-    _check_residual(max(yy - float((weights * zy).sum()), 0.0), yy, int(kept.sum()), table)
-    found: Tensor = weights.T.contiguous()
-    return found
+def _found_again(table: Table) -> Float64[Tensor, "c d"]:
+    """The weights of the layer that made the logits."""
+    if len(table) == 0:
+        raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on images that the model knows.")
 
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in table.batches("feature", "logit"):
+            logit = finite(batch.logit, f"mental.fit: logits of {table.name}")
+            yield finite_features(batch.feature, "mental.fit"), logit.double()
 
-def _check_residual(residual: float, total: float, rank: int, table: Table) -> None:
-    """Variances by their degrees of freedom: with hardly more rows than features, anything at all is linear in them."""
-    n = len(table)
-    if n <= rank + 1:
+    found, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
+    if found.missed is None:
         raise TableError(
-            f"mental.fit: weights of {rank} independent features need more than {rank + 1} rows; {table.name} has {n}. "
-            f"Fit on more images, or take the weights of the model itself: MentalModel.of(classifier)."
+            f"mental.fit: weights of {found.rank} independent features need more than {found.rank + 1} rows; "
+            f"{table.name} has {found.rows}. Fit on more images, or {instead}."
         )
-    share = math.sqrt((residual / (n - rank - 1)) / (total / (n - 1))) if total > 0 else 1.0
-    if share > _LARGEST_RESIDUAL:
-        raise TableError(
-            f"mental.fit: logits must be linear in the features; a linear layer misses those of {table.name} by "
-            f"{share:.0%} of their deviation. Give features and logits of the same layer and model, or take the "
-            f"weights of the model itself: MentalModel.of(classifier)."
-        )
+    found.check_linear(table.name, by="mental.fit", repair=f"or {instead}")
+    return found.weight
 
 
 def _usable(weights: Float64[Tensor, "c d"], what: str) -> Float64[Tensor, "c d"]:

@@ -83,3 +83,13 @@ def test_one_answer_is_only_suspicious_without_labels():
     assert check_answers(logit, None)[0].severity == "suspicious"
     assert check_answers(logit, numbers(25, 2))[0].severity == "wrong"
     assert check_answers(logit, torch.ones(25, dtype=torch.long)) == []
+
+
+def test_one_answer_is_judged_by_how_much_labels_differ_and_not_by_what_they_are():
+    """Labels that count from one are another check's: here 10 of 200 differ from the rest, whatever the rest is."""
+    logit = torch.tensor([[1.0, 0.0, 0.0]]).repeat(200, 1)
+    labels = torch.ones(200, dtype=torch.long)
+    labels[:10] = 2
+    [finding] = check_answers(logit, labels)
+    assert finding.severity == "suspicious"
+    assert finding.evidence == {"class": 0, "images": 200, "other_labels": 10}

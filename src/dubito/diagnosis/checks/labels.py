@@ -80,8 +80,8 @@ def check_order(predicted: _NUMBERS, labels: _NUMBERS, classes: Sequence[str] | 
         f"{percent(float(own.double().mean()))} ({below(p)}). Label -> class: {_arrows(moved, classes)}."
     )
     repair = (
-        "Give labels as indices of the model's classes, or name the classes with dubito.wrap(..., classes=[...]) so "
-        "that class folders are matched by name and not by their place."
+        "Give labels= (--labels FILE) as indices of the model's classes, or name the classes with dubito.wrap(..., "
+        "classes=[...]) so that class folders are matched by name and not by their place."
     )
     evidence: Json = {
         "accuracy": float(own.double().mean()),
@@ -131,7 +131,7 @@ def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
     )
     numbers = "the number in its folder's name" if text else "every label"
     repair = f"Take {numbers}{f' plus {shift.by}' if shift.by > 0 else f' minus {-shift.by}' if shift.by else ''}: "
-    repair += "give labels= as indices of the model's classes, counted from 0."
+    repair += "give labels= (--labels FILE) as indices of the model's classes, counted from 0."
     evidence: Json = {
         "shift": shift.by,
         "folder_numbers": text,
@@ -146,7 +146,10 @@ def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
 def _outside_finding(labels: _NUMBERS, c: int) -> Finding:
     outside = int((labels >= c).sum())
     what = f"{outside} of {len(labels)} labels are {c} or more, up to {int(labels.max())}; the model's are 0..{c - 1}."
-    repair = "Give indices of the model's classes, counted from 0, or label_space='own' for classes of another set."
+    repair = (
+        "Give indices of the model's classes, counted from 0, or label_space='own' (--label-space own) for classes of "
+        "another set."
+    )
     evidence: Json = {"outside": outside, "images": len(labels), "highest": int(labels.max()), "classes": c}
     return Finding(COUNTING, "wrong", what, repair, evidence)
 

@@ -49,6 +49,9 @@ def model_labels(sample: Sample, images: Subset, space: LabelSpace | None) -> Mo
 def _strangers(images: Subset, sample: Sample) -> Finding:
     theirs, ours = list(images.classes or ()), list(sample.model.classes or ())
     what = f"None of the {len(theirs)} class names ({listed(theirs, 3)}) is one of the model's {len(ours)} classes."
-    repair = "Name the folders as the model names its classes, or say label_space='own' if they are another set's."
+    repair = (
+        "Name the folders as the model names its classes, or say label_space='own' (--label-space own) if they are "
+        "another set's."
+    )
     evidence: Json = {"names": theirs[:20], "classes": ours[:20]}
     return Finding(NAMES, "suspicious", what, repair, evidence)

@@ -1,0 +1,93 @@
+"""The classifying layer, found again from a table: the least-squares map from features to logits.
+
+    W = (sum_i y_i z_i^T) (sum_i z_i z_i^T)^+,   b = mean y - W mean z,   z_i and y_i in the sums without their means
+
+Exact where the logits are linear in the features and there are more rows than independent features. Features that never
+vary get weight 0. Rows are read twice, block by block, and not kept; sums are in float64.
+
+Whether the logits are linear at all is told by what the map misses, as a share of their deviation. Both variances count
+their degrees of freedom, n - rank - 1 and n - 1: with hardly more rows than features, anything is linear in them.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from dubito.errors import TableError
+
+Pairs = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+"""Reads the rows anew: features (n, d) and logits (n, c) at a time, finite, in float64."""
+_LARGEST_MISS = 0.2
+"""Of the logits' deviation: half precision costs a thousandth, a head that is not linear most of it."""
+_RANK = 1e-12
+"""Directions with a smaller share of the largest variance are those of dead features."""
+
+
+@final
+@dataclass(frozen=True)
+class LinearLogits:
+    """The map, and how far to trust it.
+
+    Attributes:
+        weight: (c, d).
+        bias: (c).
+        rank: Independent features.
+        rows: That were read.
+        missed: Deviation of the logits that the map misses, as a share; None if there are too few rows to tell.
+    """
+
+    weight: Float64[Tensor, "c d"]
+    bias: Float64[Tensor, "c"]
+    rank: int
+    rows: int
+    missed: float | None
+
+    def check_linear(self, of: str, *, by: str, repair: str) -> None:
+        """Raise TableError for logits that another layer must have made, or one that is not linear."""
+        if self.missed is not None and self.missed > _LARGEST_MISS:
+            raise TableError(
+                f"{by}: logits must be linear in the features; a linear layer misses those of {of} by "
+                f"{self.missed:.0%} of their deviation. Give features and logits of the same layer and model, {repair}."
+            )
+
+
+def linear_logits(pairs: Pairs) -> LinearLogits:
+    """The best logits = W z + b.
+
+    >>> z = torch.tensor([[0.0], [1.0], [2.0]]).double()
+    >>> found = linear_logits(lambda: iter([(z, 3 * z + 1)]))
+    >>> round(found.weight.item(), 6), round(found.bias.item(), 6), found.rank
+    (3.0, 1.0, 1)
+    """
+    n, z_mean, y_mean = _means(pairs)
+    d, c = len(z_mean), len(y_mean)
+    zz, zy = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, c, dtype=torch.float64)
+    total = 0.0
+    for feature, logit in pairs():
+        z, y = feature - z_mean, logit - y_mean
+        zz.addmm_(z.T, z)
+        zy.addmm_(z.T, y)
+        total += float(y.square().sum())
+    values, vectors = torch.linalg.eigh(zz)
+    kept = values > _RANK * values.amax()
+    weight = ((vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)).T.contiguous()
+    rank, left = int(kept.sum()), max(total - float((weight * zy.T).sum()), 0.0)
+    return LinearLogits(weight, y_mean - weight @ z_mean, rank, n, _missed(left, total, n, rank))
+
+
+def _means(pairs: Pairs) -> tuple[int, Float64[Tensor, "d"], Float64[Tensor, "c"]]:
+    n, sums = 0, (torch.zeros(()), torch.zeros(()))
+    for feature, logit in pairs():
+        n, sums = n + len(feature), (sums[0] + feature.sum(0), sums[1] + logit.sum(0))
+    return n, sums[0] / n, sums[1] / n
+
+
+def _missed(left: float, total: float, n: int, rank: int) -> float | None:
+    if n <= rank + 1:
+        return None
+    return math.sqrt((left / (n - rank - 1)) / (total / (n - 1))) if total > 0 else 1.0

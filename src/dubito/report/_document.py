@@ -1,0 +1,50 @@
+"""One self-contained HTML file: what a page shows, its styles and script inside; nothing is loaded from anywhere."""
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+_ALONE = "default-src 'none'; style-src 'unsafe-inline'"
+_WITH_SCRIPT = f"{_ALONE}; img-src data:; script-src 'unsafe-inline'"
+
+
+def write_document(
+    path: str | Path, title: str, parts: Sequence[str], *, styles: Sequence[str], script: str | None = None
+) -> Path:
+    """Write the file and return its path.
+
+    Args:
+        path: Of the HTML file; its folder is made.
+        title: As the browser shows it.
+        parts: HTML of the body, one below the other; empty ones are left out.
+        styles: Files of this package, in order.
+        script: Another, at the end; only a page that has one may hold pictures.
+    """
+    policy = _ALONE if script is None else _WITH_SCRIPT
+    if script is not None:
+        parts = [*parts, f"<script>\n{_text(script)}</script>"]
+    text = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(title)}</title>
+<style>
+{"".join(map(_text, styles))}</style>
+</head>
+<body>
+{chr(10).join(filter(None, parts))}
+</body>
+</html>
+"""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _text(name: str) -> str:
+    return files("dubito.report").joinpath(name).read_text(encoding="utf-8")
