@@ -46,6 +46,8 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(BIN)/python benchmarks/neighbours.py
 	$(BIN)/python benchmarks/density.py
 	$(BIN)/python benchmarks/filter.py
+	$(BIN)/python benchmarks/tiles.py
+	$(BIN)/python benchmarks/masks.py
 	$(BIN)/python benchmarks/extract.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/head_training.py
 	$(if $(DATA),$(BIN)/python benchmarks/cache_speedup.py --data $(DATA))
