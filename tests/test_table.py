@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dubito.errors import DubitoError, MissingColumnError, TableError
-from dubito.table import ENSEMBLES, WRITERS, Column, Table, ensembles_in, to_tensor, writer_of
+from dubito.table import ENSEMBLES, WRITERS, Column, Table, asked_otherwise, ensembles_in, to_tensor, writer_of
 
 LOGIT = [[2.0, 0.0], [0.0, 1.0], [0.5, 0.25]]
 
@@ -313,3 +313,16 @@ def test_every_ensemble_has_its_columns():
         assert writer_of(of) == writer
         assert ensembles_in([of]) == ensembles_in([f"{of}_logit", f"{of}_loss"]) == (of,)
     assert ensembles_in(["members_loss", "views_between", "logit", "mine_logit"]) == ()
+
+
+def test_how_ensembles_were_asked():
+    def table(**settings):
+        return Table(maker={"ensembles": {"tiles": settings, "members": {"members": ["ab" * 16] * 3}}})
+
+    cold, warm = table(temperature=1.0), table(temperature=2.0, more=1)
+    assert asked_otherwise(cold, warm, "tiles_7") == "temperature=1.0 and temperature=2.0, more=None and more=1"
+    assert asked_otherwise(cold, cold, "tiles_7") is None
+    assert asked_otherwise(cold, warm, "members") is None
+    assert asked_otherwise(cold, warm, "views") is asked_otherwise(cold, Table(), "tiles_7") is None  # nobody knows
+    others = Table(maker={"ensembles": {"members": {"members": ["cd" * 16] * 3}}})
+    assert asked_otherwise(cold, others, "members") == "members"  # hashes are for nobody to read

@@ -315,3 +315,39 @@ def test_labels_and_names_of_an_ensemble_are_those_of_any_table_that_has_them():
     assert ensemble([bare, said_by(1)]).label.tolist() == said_by(1).label.tolist()
     assert ensemble([bare, said_by(1, label_space="own")]).label_space == "own"
     assert "label" not in ensemble([bare, bare])
+
+
+def test_a_first_table_that_says_little_hides_no_difference_between_the_others():
+    bare = said_by(0, label=None, id=None)
+    for about, told in (
+        ({"id": [f"other/{i}.png" for i in range(8)]}, "same images; row 0 is '0.png' and 'other/0.png'"),
+        ({"label": [0, 1, 2, 0, 1, 2, 0, 0]}, "same labels; row 7 is '1' and '0'"),
+        ({"label_space": "own"}, "same labels; those of one are the model's classes"),
+        ({"classes": ["cat", "owl", "dog"]}, "same classes; class 1 is 'dog' and 'owl'"),
+    ):
+        with pytest.raises(TableError, match=f"^ensemble: cache/1 and cache/2 must have the {told}"):
+            ensemble([bare, said_by(1, classes=["cat", "dog", "owl"]), said_by(2, **about)])
+
+
+def test_an_ensemble_of_augmented_epochs_keeps_crops_of_a_photograph_together():
+    places = {"photo": torch.arange(8) % 4, "epoch": torch.arange(8) // 4}
+    both = ensemble([said_by(1, **places), said_by(2, **places)])
+    assert (both.whole("photo").tolist(), both.whole("epoch").tolist()) == ([0, 1, 2, 3] * 2, [0] * 4 + [1] * 4)
+    with pytest.raises(TableError, match="must have the same images; row 1 is '1' and '0'"):
+        ensemble([said_by(1, **places), said_by(2, **{**places, "photo": torch.arange(8) // 2})])
+
+
+def test_ensembles_that_were_asked_otherwise_are_not_joined():
+    def table(passes: int, **columns: object) -> Table:
+        maker = {"ensembles": {"dropout": {"passes": passes}}}
+        return Table(name=f"cache/{passes}", maker=maker, **{"loss": [1.0], "dropout": torch.zeros(1, 9), **columns})
+
+    refused(
+        "joined: 'dropout' of cache/10 and cache/20 were asked with other settings (passes=10 and passes=20), so that "
+        "their numbers cannot be compared. Extract both alike, or select other columns.",
+        table(10),
+        table(20),
+    )
+    assert len(joined(table(10), table(10))) == 2
+    assert joined(table(10), table(20, dropout=None)).columns == ("loss",)
+    assert joined(table(10).select("loss"), table(20)).columns == ("loss",)

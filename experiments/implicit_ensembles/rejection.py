@@ -220,7 +220,7 @@ def checks(study: RejectionStudy) -> dict:
 
 
 def published() -> dict:
-    """Tables 3 to 6, grids 2 to 7, at T = 1."""
+    """Tables 3 to 6, grids 2 to 7. At which temperature they are is not told."""
     tables = {3: ("mutual information", TABLE_3), 4: ("weighted MI", TABLE_4)}
     tables |= {5: ("mutual information", TABLE_5), 6: ("weighted MI", TABLE_6)}
     return {

@@ -38,3 +38,5 @@ WeighedBy = Literal["logsumexp", "sum"]
 """What makes a member of an ensemble count more: the log-sum-exp of its logits, or their sum."""
 WeighedOver = Literal["input", "pooled"]
 """Whether members have weights of their own for each input, or one for all."""
+Keep = Literal["summary", "logits"]
+"""What a probe of an ensemble writes: a few numbers an image, or also what every member says."""

@@ -41,6 +41,8 @@ _OF_ENSEMBLE = re.compile(
     r"(?P<name>members|checkpoints|dropout|views|masks|tiles_\d+)(?P<part>_loss|_between|_logit)?"
 )
 
+_LONG = 80
+"""Settings that are longer, such as hashes of members, are named and not shown."""
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
 
 Rows = slice | Tensor | Shaped[np.ndarray, "..."] | Sequence[int]
@@ -70,7 +72,7 @@ class Table:
         skipped: Images that could not be decoded and have no row: (id, reason).
         source: Which model, by its hash, made the columns; None for arrays from elsewhere.
         maker: The same model part by part: its name, and weights, tensors, operations, head and transform, to say what
-            differs; and the task loss of the column `loss`.
+            differs; the task loss of the column `loss`; and, by probe, the settings that ensembles were asked with.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()
@@ -226,6 +228,22 @@ def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
     """
     found = [match for match in map(_OF_ENSEMBLE.fullmatch, columns) if match]
     return tuple(dict.fromkeys(match["name"] for match in found if match["part"] in (None, "_logit")))
+
+
+def asked_otherwise(one: "Table", other: "Table", ensemble: str) -> str | None:
+    """In which settings an ensemble was asked otherwise for two tables; None for none, or where that is not known.
+
+    >>> few, many = ({"ensembles": {"dropout": {"passes": n, "rate": 0.1}}} for n in (10, 20))
+    >>> asked_otherwise(Table(maker=few), Table(maker=many), "dropout")
+    'passes=10 and passes=20'
+    """
+    probe = ensemble.rstrip("_0123456789")
+    here, there = ((table.maker or {}).get("ensembles", {}).get(probe) for table in (one, other))
+    if here is None or there is None:
+        return None
+    differing = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+    told = [f"{key}={here.get(key)} and {key}={there.get(key)}" for key in differing]
+    return ", ".join(text if len(text) <= _LONG else key for text, key in zip(told, differing, strict=True)) or None
 
 
 def to_tensor(values: Any, what: str) -> Tensor:

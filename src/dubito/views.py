@@ -16,7 +16,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.table import Column, Exact, Table
+from dubito.table import Column, Exact, Table, asked_otherwise, ensembles_in
+
+_OF_IMAGES = ("id", "label", "photo", "epoch")
+"""Columns that tell of the images and not of the model."""
 
 
 def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
@@ -67,6 +70,7 @@ def joined(*tables: Table) -> Table:
                 f"Join tables of one model."
             )
         columns[name] = _Stacked([table.column(name) for table in tables])
+    _check_asked_alike(tables, names)
     if not names:
         raise TableError(f"joined: {', '.join(table.name for table in tables)} have no column in common.")
     found = _like(first, columns, name=" + ".join(table.name for table in tables))
@@ -79,7 +83,8 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
 
     It has the columns `members_logit` (n, m, c), what each model says; `logit` (n, c), the logarithm of their mean
     probability, so that scores of logits and `evaluate` see the ensemble's own answer; and, where the tables have them,
-    `label` and `id`. For models with one transform, the probe `Members` does the same in one extraction.
+    `label`, `id`, `photo` and `epoch`. For models with one transform, the probe `Members` does the same in one
+    extraction.
 
     >>> both = ensemble([Table(logit=[[8.0, 0.0]]), Table(logit=[[0.0, 8.0]])])  # two sure models that disagree
     >>> both.shape("members_logit"), [round(p, 3) for p in both.logit.exp()[0].tolist()]
@@ -93,8 +98,7 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
     _check_members(tables)
     labelled = [table for table in tables if "label" in table]
     columns: dict[str, Any] = {
-        "id": next((table.column("id") for table in tables if "id" in table), None),
-        "label": labelled[0].column("label") if labelled else None,
+        **{name: next((table.column(name) for table in tables if name in table), None) for name in _OF_IMAGES},
         "logit": _LogMean([table.column("logit") for table in tables]),
         "members_logit": _Beside([table.column("logit") for table in tables]),
     }
@@ -117,45 +121,58 @@ def _check_members(tables: Sequence[Table]) -> None:
     """Raise TableError unless rows, classes and labels are the same."""
     first = tables[0]
     for other in tables[1:]:
-        both = f"ensemble: {first.name} and {other.name}"
-        if len(first) != len(other):
-            raise TableError(
-                f"{both} must have the same images; they have {len(first)} and {len(other)} rows"
-                + (f", {len(first.skipped)} and {len(other.skipped)} skipped" if first.skipped or other.skipped else "")
-                + ". Extract the same images with every model."
-            )
-        if first.shape("logit")[1] != other.shape("logit")[1]:
-            raise TableError(
-                f"{both} must have the same classes; they have {first.shape('logit')[1]} and "
-                f"{other.shape('logit')[1]} logits. Members of one ensemble share their classes, in one order."
-            )
-        for place, (ours, theirs) in enumerate(zip(first.classes or (), other.classes or (), strict=False)):
-            if ours != theirs:
-                raise TableError(
-                    f"{both} must have the same classes; class {place} is '{ours}' and '{theirs}'. "
-                    f"Members of one ensemble share their classes, in one order."
-                )
-        _check_column(both, "id", first, other)
-        if "label" in first and "label" in other and first.label_space != other.label_space:
-            raise TableError(
-                f"{both} must have the same labels; those of one are the model's classes, those of the other a set of "
-                f"their own. Extract both with the same labels and label_space."
-            )
-        _check_column(both, "label", first, other)
+        _check_sizes(first, other)
+    named = [table for table in tables if table.classes]
+    for other in named[1:]:
+        _check_names(named[0], other)
+    for column in _OF_IMAGES:  # a table that lacks one says nothing about it: the others are compared all the same
+        having = [table for table in tables if column in table]
+        for other in having[1:]:
+            _check_column(column, having[0], other)
 
 
-def _check_column(both: str, column: str, first: Table, other: Table) -> None:
-    """Equal in every row, where both have it; compared block by block."""
-    if column not in first or column not in other:
-        return
+def _both(first: Table, other: Table) -> str:
+    return f"ensemble: {first.name} and {other.name}"
+
+
+def _check_sizes(first: Table, other: Table) -> None:
+    if len(first) != len(other):
+        raise TableError(
+            f"{_both(first, other)} must have the same images; they have {len(first)} and {len(other)} rows"
+            + (f", {len(first.skipped)} and {len(other.skipped)} skipped" if first.skipped or other.skipped else "")
+            + ". Extract the same images with every model."
+        )
+    if first.shape("logit")[1] != other.shape("logit")[1]:
+        raise TableError(
+            f"{_both(first, other)} must have the same classes; they have {first.shape('logit')[1]} and "
+            f"{other.shape('logit')[1]} logits. Members of one ensemble share their classes, in one order."
+        )
+
+
+def _check_names(first: Table, other: Table) -> None:
+    for place, (ours, theirs) in enumerate(zip(first.classes or (), other.classes or (), strict=False)):
+        if ours != theirs:
+            raise TableError(
+                f"{_both(first, other)} must have the same classes; class {place} is '{ours}' and '{theirs}'. "
+                f"Members of one ensemble share their classes, in one order."
+            )
+
+
+def _check_column(column: str, first: Table, other: Table) -> None:
+    """Equal in every row; compared block by block."""
+    if column == "label" and first.label_space != other.label_space:
+        raise TableError(
+            f"{_both(first, other)} must have the same labels; those of one are the model's classes, those of the "
+            f"other a set of their own. Extract both with the same labels and label_space."
+        )
     start = 0
     for ours, theirs in zip(first.batches(column), other.batches(column), strict=True):
         one, two = np.asarray(ours.whole(column)), np.asarray(theirs.whole(column))
         if not np.array_equal(one, two):
             row = int((one != two).nonzero()[0][0])
-            what = "images" if column == "id" else "labels"
+            what = "labels" if column == "label" else "images"
             raise TableError(
-                f"{both} must have the same {what}; row {start + row} is '{one[row]}' and '{two[row]}'. "
+                f"{_both(first, other)} must have the same {what}; row {start + row} is '{one[row]}' and '{two[row]}'. "
                 f"Extract the same images, in one order, with the same labels."
             )
         start += len(one)
@@ -183,6 +200,18 @@ def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:
         else table.extended(photo=torch.arange(len(table)), epoch=torch.zeros(len(table), dtype=torch.long))
         for table in tables
     )
+
+
+def _check_asked_alike(tables: Sequence[Table], names: Sequence[str]) -> None:
+    """Raise TableError for ensembles whose numbers differ for their settings alone."""
+    first = tables[0]
+    for name in ensembles_in(names):
+        for other in tables[1:]:
+            if differs := asked_otherwise(first, other, name):
+                raise TableError(
+                    f"joined: '{name}' of {first.name} and {other.name} were asked with other settings ({differs}), so "
+                    f"that their numbers cannot be compared. Extract both alike, or select other columns."
+                )
 
 
 @final

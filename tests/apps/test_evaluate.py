@@ -7,7 +7,7 @@ import torch
 from dubito import metrics
 from dubito.apps.evaluate import TITLES, evaluate
 from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
-from dubito.scores import Entropy, MaxProbability, Neighbours
+from dubito.scores import Entropy, MaxProbability, MutualInformation, Neighbours, Temperature
 from dubito.table import Table
 
 N, C, D = 240, 5, 6
@@ -321,3 +321,22 @@ def test_no_scores_leave_the_model_s_metrics(table):
 def test_an_unknown_score_is_not_there(found):
     with pytest.raises(KeyError, match="oracle"):
         found["oracle"]
+
+
+def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
+    def dropped(of, rate):
+        logits, stream = torch.randn(len(of), 4, C, generator=torch.Generator().manual_seed(0)), metrics.MemberStream()
+        stream.add(logits)
+        asked = of.extended(dropout=stream.summary(), dropout_logit=logits)
+        asked.maker = {"ensembles": {"dropout": {"rate": rate}}}
+        return asked
+
+    known, foreign = dropped(table, 0.1), data(50, seed=3)
+    plain = MutualInformation(of="dropout")
+    for score in (plain, Temperature(plain).fit(known)):
+        with pytest.raises(
+            TableError, match=r"'u' compares 'dropout' of .* settings \(rate=0\.1 and rate=0\.2\)\. Extract"
+        ):
+            evaluate({"u": score}, known, ood=dropped(foreign, 0.2), **QUICK)
+    assert "ood_auroc" in evaluate({"u": plain}, known, ood=dropped(foreign, 0.1), **QUICK)["u"]
+    assert "ood_auroc" in evaluate({"u": Entropy()}, known, ood=dropped(foreign, 0.2), **QUICK)["u"]

@@ -2,16 +2,17 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from dubito import metrics
+from dubito.apps._rejection_words import UNCERTAINTIES
 from dubito.apps._said import ensembles_of, pooled_weights
 from dubito.apps.rejection import rejection_study
-from dubito.apps.rejection_result import UNCERTAINTIES
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
-from dubito.metrics import MemberStream, decompose, member_weights
+from dubito.metrics import Interval, MemberStream, decompose, member_weights
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
 
@@ -118,6 +119,27 @@ def test_differences_are_paired(study, table):
     assert difference.high - difference.low < tiles.figures["aurc"].high - tiles.figures["aurc"].low
 
 
+def test_differences_are_those_at_the_same_temperature(study):
+    at = study.temperatures[1]
+    original, tiles = study.of("original", temperature=at), study.of("tiles_3", "mutual_information", at)
+    assert original.figures["aurc"].value != study.of("original").figures["aurc"].value
+    for figure, difference in tiles.differences.items():
+        assert difference.value == pytest.approx(tiles.figures[figure].value - original.figures[figure].value), figure
+
+
+@pytest.mark.parametrize(("figure", "good"), [("auroc", 1), ("aurc", -1)])
+def test_better_and_worse_are_beyond_the_interval(study, figure, good):
+    def judged(low: float, high: float) -> int:
+        return replace(study.results[1], differences={figure: Interval((low + high) / 2, low, high, 0.95)}).better(
+            figure
+        )
+
+    assert judged(0.1, 0.3) == good
+    assert judged(-0.3, -0.1) == -good
+    assert judged(-0.1, 0.3) == 0
+    assert replace(study.results[1], differences={figure: None}).better(figure) == 0
+
+
 def test_logits_and_summaries_agree(table):
     columns = [name for name in table.columns if not name.startswith("tiles_")]
     only_logits = table.select(*columns, "tiles_2_logit", "tiles_3_logit")
@@ -153,7 +175,8 @@ def test_a_member_without_any_weight_is_no_harm():
     logit = 3 * torch.eye(2)[label] + torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
     members = torch.stack([logit + 2000, -2000 * torch.eye(2)[label], logit], 1)
     columns = {"logit": logit, "members_logit": members}
-    table, other = (Table(label=wrong, **columns) for wrong in (label, torch.cat([1 - label[:4], label[4:]])))
+    table = Table(label=label, **columns)
+    other = Table(label=torch.cat([1 - label[:4], label[4:]]), **columns).extended(logit=logit + 1)
     study = rejection_study(table, calibration=other, uncertainties=["pooled_sum"], temperatures=(1.0,), **QUICK)
     assert study.of("members", "pooled_sum").figures["aurc"] is not None
 
@@ -241,6 +264,42 @@ def test_words_count_by_intervals():
     assert "error AUROC: 1 of them better (best: mutual information of 2x2), 0 worse, 0 alike" in study.findings()[0]
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
+def test_identical_members_order_nothing(table, noise):
+    logits = table.logit[:, None].double().repeat(1, 4, 1)
+    logits += noise * torch.randn(logits.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    study = rejection_study(
+        table.extended(members_logit=logits),
+        ["members"],
+        uncertainties=["mutual_information", "expected_entropy"],
+        **QUICK,
+    )
+    found = study.of("members", "mutual_information")
+    assert found.constant
+    assert found.figures["auroc"].value == 0.5
+    assert found.curves["bucket"]["accuracy"] == pytest.approx([found.accuracy] * 10)
+    assert study.findings()[0].endswith(
+        "The same for every image, and no order at all: mutual information of members (4). Members agree everywhere, "
+        "as where they are one and the same model, or one of them has all the weight."
+    )
+    assert [one["constant"] for one in study.to_json()["results"]] == [False, True, False]
+
+
+def test_a_class_that_nobody_predicts(table):
+    """It has a probability of almost nothing, and a label of it a large loss: numbers all the same."""
+    never = torch.tensor([0.0] * (C - 1) + [-500.0])
+    columns = {"logit": table.logit + never, "members_logit": table.whole("tiles_2_logit") + never}
+    study = rejection_study(Table(label=table.label, **columns), **QUICK)
+    share = float((table.label == C - 1).double().mean())
+    assert study.of("members", "mutual_information").nll > 400 * share > 0
+    assert all(figure is not None for found in study.results for figure in found.figures.values())
+
+
+def test_each_name_counts_once(table):
+    study = rejection_study(table, ["tiles_2", "tiles_2"], uncertainties=["variation_ratio"] * 2, **QUICK)
+    assert len(study.results) == 2
+
+
 def test_all_right_leaves_nothing_to_rank():
     label = torch.arange(12) % 3
     logit = 5 * torch.eye(3)[label] + 0.1 * torch.rand(12, 3)
@@ -275,6 +334,55 @@ def test_ensembles_of_a_table_in_order():
 
 
 class TestMessages:
+    def test_a_summary_of_another_temperature(self, table):
+        stream = MemberStream(temperature=3.0)
+        stream.add(table.whole("tiles_2_logit"))
+        warm = table.extended(tiles_2=stream.summary().float())
+        text = (
+            r"'tiles_2' of set 0 must be the summary of 'tiles_2_logit' at T = 1; in row \d+ its total .* temperature=1"
+        )
+        with pytest.raises(TableError, match=text):
+            rejection_study(warm, ["tiles_2"], **QUICK)
+
+    def test_a_summary_that_is_known_to_be_of_another_temperature(self, table):
+        stream = MemberStream(temperature=3.0)
+        stream.add(table.whole("tiles_2_logit"))
+        warm = data(grids=(2,)).extended(tiles_2=stream.summary().float())
+        warm.maker = {"ensembles": {"tiles": {"temperature": 3.0}}}
+        text = r"the summary 'tiles_2' at T = 1, or column 'tiles_2_logit'; .* with temperature=3\. Extract it with"
+        with pytest.raises(TableError, match=text):
+            rejection_study(warm.select("logit", "label", "tiles_2", "tiles_2_loss"), **QUICK)
+        found, plain = (rejection_study(t, ["tiles_2"], **QUICK).results[1] for t in (warm, table))  # from the logits
+        assert found.figures["aurc"].value == pytest.approx(plain.figures["aurc"].value, abs=1e-3)
+
+    def test_kept_logits_may_be_halved(self, table):
+        halved = table.extended(tiles_2_logit=table.whole("tiles_2_logit").half())
+        assert rejection_study(halved, ["tiles_2"], **QUICK).results
+
+    @pytest.mark.parametrize("wrong", [{"confidence": 95.0}, {"resamples": 0}, {"seed": -1}])
+    def test_intervals_that_cannot_be_drawn(self, table, wrong):
+        name, value = next(iter(wrong.items()))
+        with pytest.raises(ValueRangeError, match=rf"at least one resample and a seed .*{name}={value}.* are usual"):
+            rejection_study(table, **wrong)
+
+    def test_calibration_without_ids_on_the_same_rows(self, table):
+        bare = table.select("logit", "label")
+        with pytest.raises(TableError, match=r"set 0 has the logits of set 0, row by row\. Give half of them"):
+            rejection_study(bare, calibration=table)
+        assert len(rejection_study(bare, calibration=data(len(table), seed=1), **QUICK).temperatures) == 2
+
+    def test_calibration_with_other_classes(self, table, calibration):
+        fewer = Table(name="few", logit=calibration.logit[:, :4], label=calibration.label % 4, id=calibration.id)
+        with pytest.raises(
+            TableError, match=r"calibration must have the classes of set 0, 6; few has 4\. Extract both"
+        ):
+            rejection_study(table, calibration=fewer)
+
+    def test_pooled_weights_of_another_ensemble(self, table, calibration):
+        fewer = calibration.extended(tiles_2_logit=calibration.whole("tiles_2_logit")[:, :3])
+        with pytest.raises(TableError, match="has 4 members in 'tiles_2_logit'; weights were fitted for 3"):
+            rejection_study(table, ["tiles_2"], calibration=fewer, uncertainties=["pooled_sum"], **QUICK)
+
     def test_no_labels(self, table):
         with pytest.raises(MissingColumnError, match="rejection_study needs column 'label'"):
             rejection_study(table.select("logit", "tiles_2"))
@@ -312,6 +420,11 @@ class TestMessages:
         with pytest.raises(TableError, match=r"must be of other images; 30 of 120 images .* such as '0/0'"):
             rejection_study(table, calibration=table.rows(slice(0, 30)))
 
+    def test_shared_images_are_compared_a_few_at_a_time(self, table, monkeypatch):
+        monkeypatch.setattr("dubito.apps._rejection_given._ROWS", 7)
+        with pytest.raises(TableError, match=r"must be of other images; 30 of 120 images .* such as '0/0'"):
+            rejection_study(table, calibration=table.rows(slice(0, 30)))
+
     def test_other_images_may_have_the_same_names(self, table, calibration):
         renamed = calibration.extended(id=table.id[: len(calibration)])
         assert len(rejection_study(table, calibration=renamed, **QUICK).temperatures) == 2
@@ -332,6 +445,18 @@ class TestMessages:
             rejection_study(table, uncertainties="mutual_information")
         with pytest.raises(ValueRangeError, match=r"temperatures must be positive numbers or 'optimal'; -1 came"):
             rejection_study(table, temperatures=[-1])
+
+    def test_one_name_is_no_list(self, table):
+        with pytest.raises(
+            ValueRangeError, match=r"ensembles must be a list of names; 'tiles_2' came\. Give \['tiles_2'\]"
+        ):
+            rejection_study(table, "tiles_2")
+
+    def test_nan_of_members_names_its_column(self, table):
+        spoilt = table.whole("tiles_2_logit").clone()
+        spoilt[3, 1] = torch.nan
+        with pytest.raises(ValueRangeError, match="rejection_study: column 'members_logit' of set 0"):
+            rejection_study(table.extended(members_logit=spoilt), ["members"])
 
     def test_other_classes(self, table):
         with pytest.raises(TableError, match="'members' must predict the classes of the logits, 6; its members have 2"):

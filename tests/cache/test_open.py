@@ -35,6 +35,14 @@ def test_what_an_older_cache_lacks_is_known_from_the_model_in_hand(model, folder
     assert json.loads(path.read_text()) == manifest
 
 
+def test_the_maker_tells_how_ensembles_were_asked(model, folder, tmp_path):
+    probes = [dubito.Tiles([2, 3], keep="logits"), dubito.Members.views(["identity", "flip"], temperature=2.0)]
+    table = dubito.extract(model, folder, tmp_path / "cache", workers=0, probes=probes)
+    views = {"views": ["identity", "flip"], "amount": 0.125, "temperature": 2.0}
+    assert table.maker["ensembles"] == {"tiles": {"temperature": 1.0}, "views": views}
+    assert "ensembles" not in dubito.extract(model, folder, tmp_path / "plain", workers=0).maker
+
+
 def test_views_keep_the_maker(model, folder, tmp_path):
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
     views = [table.rows([0, 2]), table.select("feature"), table.extended(u=torch.zeros(len(table)))]

@@ -62,6 +62,22 @@ def test_a_probe_s_name_must_fit_into_a_file_s(model, folder, tmp_path):
         extract(model, folder, tmp_path / "cache", probes=[probe])
 
 
+def test_two_probes_of_one_name_are_not_one(model, folder, tmp_path):
+    with pytest.raises(CacheError) as error:
+        extract(model, folder, tmp_path / "cache", probes=[dubito.Tiles([2]), Constant(1), dubito.Tiles([2, 3])])
+    assert str(error.value) == (
+        "extract: probes must have different names; two are called 'tiles': Tiles(grids=(2,), keep='summary', "
+        "temperature=1.0, dtype='float16') and Tiles(grids=(2, 3), keep='summary', temperature=1.0, dtype='float16'). "
+        "Extract the second into another folder."
+    )
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(CacheError, match="two are called 'forward'"):
+        extract(model, folder, tmp_path / "cache", probes=[dubito.Forward(), dubito.Forward(store_logit=False)])
+    table = extract(model, folder, tmp_path / "cache", probes=[Constant(1), dubito.Forward(feature_dtype="float32")])
+    assert table.feature.dtype == torch.float32  # the one that was given, not the usual one
+    assert "constant" in table
+
+
 def test_the_same_images_elsewhere_give_the_same_bytes(model, folder, tmp_path):
     extract(model, folder, tmp_path / "here")
     extract(model, folder.rename(tmp_path / "moved"), tmp_path / "there")
@@ -144,6 +160,29 @@ def test_a_probe_that_breaks_a_rule_does_not_harm_the_rest(model, folder, tmp_pa
         extract(model, folder, tmp_path / "cache", probes=[Odd(column, rows)])
     with pytest.raises(TableError, match=message):
         extract(model, folder, tmp_path / "new", probes=[Odd(column, rows)])
+
+
+class Moody:
+    """Writes a second column for some batches only."""
+
+    name, price = "moody", "nothing"
+
+    def __init__(self, batches):
+        self.batches, self.seen = batches, 0
+
+    def run(self, model, x, label):
+        self.seen += 1
+        more = {"sometimes": torch.zeros(len(x))} if self.seen in self.batches else {}
+        return {"always": torch.zeros(len(x)), **more}
+
+    def settings(self):
+        return {}
+
+
+@pytest.mark.parametrize("batches", [(1,), (2, 3), (3, 4)])  # two batches a shard: within one, and between two
+def test_a_probe_whose_columns_come_and_go(model, folder, tmp_path, batches):
+    with pytest.raises(TableError, match=r"probe moody must write the same columns for every batch; always.* came"):
+        extract(model, folder, tmp_path / "cache", probes=[Moody(batches)])
 
 
 def test_a_manifest_of_another_make(model, folder, tmp_path):

@@ -62,6 +62,17 @@ def test_text_and_page(run: Run, caches: dict[str, list[Path]], tmp_path: Path) 
     assert "Do your members disagree?" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_one_cache_with_an_ensemble(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    model = dubito.load(MODEL, weights=weights)
+    probes = [dubito.Tiles([2], keep="logits")]
+    table = dubito.extract(model, images, tmp_path / "cache", probes=probes, workers=0, progress=False)
+    answer = run("ensemble", tmp_path / "cache", "--of", "tiles_2", "--resamples", 10, "--json")
+    assert answer.code == 0, answer.err
+    expected = diagnose_ensemble(table, of="tiles_2", resamples=10).to_json()
+    assert {key: answer.json[key] for key in expected} == expected
+    assert expected["ensembles"][0]["members"] == 4
+
+
 def test_errors(run: Run, cache: Path, caches: dict[str, list[Path]]) -> None:
     answer = run("ensemble", cache)
     assert answer.code == 1

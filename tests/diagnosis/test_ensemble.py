@@ -15,6 +15,7 @@ from dubito.diagnosis.ensemble import diagnose_ensemble
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.metrics import MemberStream, auroc, chain_rule, decompose, partitioned, sub_ensembles
 from dubito.table import Table
+from dubito.views import ensemble
 
 QUICK = {"resamples": 40}
 LOG2 = math.log(2)
@@ -33,6 +34,14 @@ def drawn(n: int = 60, m: int = 6, *, noise: float = 1.0, seed: int = 0, scale: 
 
 def table(n: int = 60, m: int = 6, *, name: str = "mine", **options) -> Table:
     return Table(members_logit=drawn(n, m, **options), name=name)
+
+
+def made_by(models: str) -> Table:
+    """Joined from one table a model."""
+    logits = drawn(20, 2)
+    joined = ensemble([Table(logit=logits[:, place], source=model) for place, model in enumerate(models)])
+    joined.name = "mine" if models == "ab" else "other"
+    return joined
 
 
 def summed_up(logits: Tensor, *, between: bool = True) -> Table:
@@ -156,6 +165,23 @@ def test_foreign_images():
     assert found.foreign == "other"
 
 
+def test_foreign_images_of_the_same_members():
+    known, foreign = made_by("ab"), made_by("ab")
+    foreign.name = "other"
+    assert diagnose_ensemble(known, foreign=foreign, **QUICK).ensembles[0].foreign == "other"
+
+
+def test_foreign_images_must_be_asked_alike():
+    def asked(rate: float) -> Table:
+        return Table(name=f"at {rate}", members_logit=drawn(), maker={"ensembles": {"members": {"rate": rate}}})
+
+    with pytest.raises(
+        TableError, match=r"'members' of at 0\.2 and of at 0\.1 must have .* differ in rate=0\.2 and rate=0"
+    ):
+        diagnose_ensemble(asked(0.1), foreign=asked(0.2), **QUICK)
+    assert diagnose_ensemble(asked(0.1), foreign=asked(0.1), **QUICK).ensembles[0].foreign == "at 0.1"
+
+
 def test_words_about_foreign_images():
     # Single members disagree about foreign images alone; 0, 1 | 0, 1 leaves pairs nothing to tell them by.
     known, foreign = sure(2, 2, 2, 2), sure(0, 1, 0, 1, n=12)
@@ -271,6 +297,10 @@ def test_text():
          r"column 'members_logit' of known"),
         (lambda: diagnose_ensemble(table(), foreign=table(m=4, name="other")), TableError,
          r"other must come from the ensemble of mine; it has 4 members .*, mine has 6 .*\. Extract both alike\."),
+        (lambda: diagnose_ensemble(made_by("ab"), foreign=made_by("ba")), TableError,
+         r"other was made by other models than mine, or by the same in another order \(.* and .*\)\. Extract both"),
+        (lambda: diagnose_ensemble(table(m=4), foreign=Table(members_logit=torch.zeros(3, 4, 7), name="o")), TableError,
+         r"o must have the classes of mine, 4; 7 came"),
         (lambda: diagnose_ensemble(table(), foreign={1: table()}), TableError, r"foreign must be one table where the"),
         (lambda: diagnose_ensemble({1: table()}), TableError,
          r"must be two or more, with positive numbers as keys; 1 came"),

@@ -86,7 +86,7 @@ def test_what_a_fitted_density_was_fitted_on_cannot_be_seen():
 
 def made(source: str, name: str, n: int = 8) -> Table:
     table = blobs(n)
-    return Table(feature=table.feature, logit=table.logit, source=source, maker={"name": name}, name=f"of {name}")
+    return Table(feature=table.feature, logit=table.logit, source=source, maker={"model": name}, name=f"of {name}")
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def made(source: str, name: str, n: int = 8) -> Table:
         (TableError, "needs at least 4 rows; it has 3. Give train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
         (TableError, "train has none. Give training", lambda t: diagnose(t, blobs(9), train=t.rows(slice(0, 0)))),
         (TableError, "train must be other rows than known", lambda t: diagnose(t, blobs(9), train=t)),
-        (TableError, r"different ones \(b and a\)", lambda t: diagnose(made("1", "a"), made("2", "b"))),
-        (TableError, r"different ones \(c and a\)", lambda t: diagnose(made("1", "a"), blobs(8), train=made("3", "c"))),
+        (TableError, r"different ones \(b 2 and a 1\)", lambda t: diagnose(made("1", "a"), made("2", "b"))),
+        (TableError, r"different ones \(c 3 and a 1\)", lambda t: diagnose(made("1", "a"), blobs(8), train=made("3", "c"))),
         (TableError, "column 'logit' must be as wide", lambda t: diagnose(t, blobs(9, classes=5))),
         (
             MissingColumnError,

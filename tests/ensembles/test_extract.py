@@ -139,6 +139,8 @@ def refusals():
     net = mlp()
     softmax = wrap(nn.Sequential(*mlp(), nn.Softmax(1)), output="probabilities")
     attention = _Attention()
+    seen = wrap(mlp())
+    seen.features(x)  # it knows its last layer, and looks no more
     yield "length", net, (x, y[:-1]), {}, TableError, r"extract_members: x has 300 rows, y has 299"
     yield "labels", net, (x, y + 1), {}, TableError, r"labels must be classes of the model, from 0 to 2; 1 to 3 came"
     yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need 10 labelled rows at least; 5 came"
@@ -147,6 +149,7 @@ def refusals():
     yield "softmax", softmax, (x, y), {}, ModelError, r"Sequential must return logits"
     yield "fused", attention, (x, y), {"layers": ["mix.out_proj"]}, ModelError, r"does not call 'mix.out_proj'"
     yield "order", _TokensFirst(), (x, y), {}, ModelError, r"_TokensFirst mixes the images of a batch"
+    yield "first nan", seen, (x.index_fill(0, torch.tensor([1]), torch.nan), y), {}, ValueRangeError, r"logits of Seq"
     yield "nan", net, (x.index_fill(0, torch.arange(5, 300), torch.nan), y), {}, ValueRangeError, r"masks became NaN"
 
 

@@ -61,6 +61,11 @@ def test_columns_are_computed_when_asked_for(fitted, monkeypatch):
     some = chosen_rows(table, torch.tensor([700, 3, 3]))
     assert torch.equal(some.whole("masks"), told[[700, 3, 3]])
     assert table.rows(slice(0, 0)).shape("masks_logit") == (0, 4, 3)
+    monkeypatch.setattr("dubito.ensembles._lazy._NUMBERS", 4 * 3 * 7)  # seven rows of four members of three classes
+    asked = []
+    monkeypatch.setattr(fitted, "logits", lambda z: asked.append(len(z)) or HeadMasks.logits(fitted, z))
+    assert torch.equal(fitted.extend(table).rows(slice(0, 20)).whole("masks"), told[:20])
+    assert max(asked) == 7
 
 
 def test_the_layer_is_found_from_logits():
@@ -96,6 +101,20 @@ def test_masks_come_back_from_disk(fitted, tmp_path):
     assert (again.members, again.recipe, again.seed) == (4, RECIPE, 0)
     with pytest.raises(ArtefactError, match=r"cannot be read"):
         HeadMasks.load(tmp_path / "absent")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtefactError, match=r"file' cannot be made \(.*\)\. Give another place"):
+        fitted.save(tmp_path / "file" / "masks.safetensors")
+
+
+def test_a_layer_without_bias(tmp_path):
+    weight, _ = layer()
+    masks = HeadMasks(members=2, recipe=MaskRecipe(steps=3, batch=20)).fit(table_of(), (weight, None))
+    z = table_of(4, seed=6).feature
+    expected = torch.stack([(z * mask) @ weight.T for mask in masks.masks_], 1)
+    torch.testing.assert_close(masks.logits(z), expected)
+    again = HeadMasks.load(masks.save(tmp_path / "masks.safetensors"))
+    assert again.bias_ is None
+    assert torch.equal(again.logits(z), masks.logits(z))
 
 
 def test_refusals(fitted):

@@ -1,5 +1,7 @@
 """Members on disk, by index, and as models of the members probe."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.ensembles.conftest import clusters, learned, mlp
@@ -25,6 +27,8 @@ def test_masks_come_back_from_disk(found, tmp_path):
     x, _ = clusters(seed=3)
     for ours, theirs in zip(found, again, strict=True):
         assert torch.equal(ours(x), theirs(x))
+    first = again.classifiers()[0]  # of a model that has seen no image yet
+    torch.testing.assert_close(first.logits(first.features(x)), found[0](x))
     assert repr(again) == "ImplicitEnsemble(4 members of 'Sequential'; layers 0, 3, 5)"
 
 
@@ -41,6 +45,16 @@ def test_members_state_can_be_saved_by_itself(found):
     for parameter in other.parameters():
         torch.nn.init.zeros_(parameter)
     other.load_state_dict(state)
+
+
+def test_any_classifier_will_do(found, tmp_path):
+    """One that dubito has not made: all that counts is what the protocol has."""
+    names = ("name", "module", "transform", "classes", "device", "features", "logits", "feature_map", "head")
+    plain = SimpleNamespace(**{key: getattr(found.model, key) for key in (*names, "fingerprint")})
+    again = ImplicitEnsemble.load(found.save(tmp_path / "masks.safetensors"), plain)
+    assert torch.equal(again[2][5].weight, found[2][5].weight)
+    x, y = clusters()
+    assert len(extract_members(plain, x, y, members=2, recipe=MaskRecipe(steps=2, batch=20))) == 2
 
 
 def test_other_weights_are_refused(found, tmp_path):

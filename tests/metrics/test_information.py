@@ -183,6 +183,16 @@ def test_half_precision_sums_are_near_enough():
     assert torch.allclose(found.epistemic, decompose(z.softmax(-1)).epistemic, rtol=0, atol=2e-3)
 
 
+def test_sums_in_bfloat16_are_near_enough_and_those_of_other_precisions_are_not():
+    exact = torch.from_numpy(softmax(drawn(3, 400, 3)))
+    coarse = exact.bfloat16()
+    assert float((coarse.double().sum(-1) - 1).abs().max()) > 1e-3  # more than float16 would leave
+    for given_as in (coarse, list(coarse)):
+        torch.testing.assert_close(decompose(given_as).epistemic, decompose(exact).epistemic, rtol=0, atol=5e-3)
+    with pytest.raises(ValueRangeError, match="must sum to 1"):
+        decompose(coarse.float())
+
+
 @pytest.mark.parametrize("by", ["logsumexp", "sum"])
 @pytest.mark.parametrize("over", ["input", "pooled"])
 def test_four_readings_of_weights_by_brute_force(by, over):

@@ -47,6 +47,13 @@ def test_a_compiled_module_has_its_plain_names(tmp_path):
         torch.testing.assert_close(other.logits(other.features(X)), network(1).eval()(X))
 
 
+def test_a_module_on_several_gpus_has_its_plain_names(tmp_path):
+    save_file(network(1).state_dict(), tmp_path / "one.safetensors")
+    other = with_weights(dubito.wrap(nn.DataParallel(network(0))), tmp_path / "one.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(other.logits(other.features(X)), network(1).eval()(X))
+
+
 def test_what_cannot_be_copied(tmp_path):
     with pytest.raises(CheckpointError, match="weights: no file"):
         with_weights(dubito.wrap(network(0)), tmp_path / "none.pt")

@@ -130,7 +130,7 @@ def test_modules_are_left_as_they_were(models):
 
 
 def test_one_member_or_none(models):
-    for given, came in (([], "none"), (models[:1], "1")):
+    for given, came in (([], "none"), (models[:1], "1"), (models[0], "1")):
         with pytest.raises(ModelError) as error:
             Members(given)
         assert str(error.value) == (

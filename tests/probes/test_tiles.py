@@ -264,8 +264,10 @@ def test_few_images_at_a_time_say_the_same(monkeypatch):
 def test_a_loss_needs_classes():
     model, x = grid_network(), pixels()
     shares = torch.full((3, C), 1 / C)
-    for target in (None, shares, torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0, 1, C]), torch.tensor([True] * 3)):
+    for target in (None, shares, torch.tensor([0.0, 1.0, 0.5]), torch.tensor([True] * 3)):
         assert [*Tiles([2]).run(model, x, target)] == ["tiles_2"]
+    with pytest.raises(ValueRangeError, match=rf"classes of the members, 0 to {C - 1}; 0 to {C} came.*as floats"):
+        Tiles([2]).run(model, x, torch.tensor([0, 1, C]))
 
 
 def test_an_empty_batch_has_empty_columns():

@@ -31,6 +31,7 @@ def test_page(tmp_path: Path):
     assert EVIL not in text
     assert "&lt;b&gt;cats &amp; co" in text
     assert "default-src 'none'" in text
+    assert "svg .averaging {" in text
     assert not re.search(r"<script|https?://|url\(|@import", text)
     assert text.count("<svg") == 1 + 3  # the fall, and a histogram for 6 x 1, 3 x 2 and 2 x 3
     assert len(reader.all("tr")) == 1 + 3

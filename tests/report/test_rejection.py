@@ -46,6 +46,8 @@ def test_page(study, tmp_path: Path):
     assert len(reader.all("tr")) == 1 + len(study.results)
     assert text.count('class="curve reference"') == text.count("<svg")
     assert text.count('class="curve"') == 2 * text.count("<svg")
+    assert "<th scope='col' class='word'>ensemble</th>" in text  # names to the left, numbers to the right
+    assert ".results.left" in text
     aurc = study.of("tiles_3", "mutual_information", 2.0).figures["aurc"]
     assert f"<b>{aurc.value:.3f}</b><small>[{aurc.low:.3f}, {aurc.high:.3f}]</small>" in text
     words = " ".join(reader.text)

@@ -5,8 +5,6 @@ from difflib import get_close_matches
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from dubito.apps._said import FIELDS, POOLED
 from dubito.apps._scored import some_rows
@@ -18,9 +16,25 @@ Against = Literal["level", "uncertainty"]
 """What covariances are with: the level of a quantile, or the uncertainty in its bucket."""
 Predictions = Literal["own", "original"]
 """By whose predictions an ensemble's order is judged."""
+_ROWS = 2048
 
 
-def check(table: Table, uncertainties: Sequence[str], buckets: int, choices: dict[str, str]) -> None:
+def check_bootstrap(confidence: float, resamples: int, seed: int) -> None:
+    """Raise ValueRangeError for intervals that cannot be drawn."""
+    if not 0 < confidence < 1 or resamples < 1 or seed < 0:
+        raise ValueRangeError(
+            f"rejection_study needs a confidence in (0, 1), at least one resample and a seed that is not negative; "
+            f"confidence={confidence}, resamples={resamples}, seed={seed} came. 0.95, 1000 and 0 are usual."
+        )
+
+
+def check(
+    table: Table,
+    ensembles: Sequence[str] | None,
+    uncertainties: Sequence[str],
+    buckets: int,
+    choices: dict[str, str],
+) -> None:
     """Raise for a table, names or choices that a study cannot be made of."""
     some_rows("rejection_study", table)
     for column in ("logit", "label"):
@@ -34,6 +48,10 @@ def check(table: Table, uncertainties: Sequence[str], buckets: int, choices: dic
         raise ValueRangeError(
             f"rejection_study: buckets must be 2 to the number of rows, {len(table)} in {table.name}; {buckets} came. "
             f"Ten, with a hundred rows or more in each, are usual."
+        )
+    if isinstance(ensembles, str):
+        raise ValueRangeError(
+            f"rejection_study: ensembles must be a list of names; '{ensembles}' came. Give ['{ensembles}']."
         )
     known = [*FIELDS, *POOLED]
     for name in [uncertainties] if isinstance(uncertainties, str) else uncertainties:
@@ -94,7 +112,14 @@ def _other_images(table: Table, calibration: Table) -> None:
             f"rejection_study: calibration {calibration.name} was made by another model ({calibration.source}) than "
             f"{table.name} ({table.source}). Extract both with the same model and transform."
         )
-    if "id" in table and "id" in calibration:
+    if table.shape("logit")[1] != calibration.shape("logit")[1]:
+        raise TableError(
+            f"rejection_study: calibration must have the classes of {table.name}, {table.shape('logit')[1]}; "
+            f"{calibration.name} has {calibration.shape('logit')[1]}. Extract both with the same model."
+        )
+    if "id" not in table or "id" not in calibration:
+        _not_the_same(table, calibration)
+    else:
         # Two caches of different folders may number their images alike: only ids that hold the same logits are shared.
         shared = _shared(table, calibration)
         if shared:
@@ -104,15 +129,25 @@ def _other_images(table: Table, calibration: Table) -> None:
             )
 
 
+def _not_the_same(table: Table, calibration: Table) -> None:
+    """Without ids, only a table that is given twice can be seen."""
+    if len(table) == len(calibration) and all(
+        torch.equal(ours.logit, theirs.logit)
+        for ours, theirs in zip(table.batches("logit"), calibration.batches("logit"), strict=True)
+    ):
+        raise TableError(
+            f"rejection_study: calibration must be of other images; {calibration.name} has the logits of {table.name}, "
+            f"row by row. Give half of them, and study the other half."
+        )
+
+
 def _shared(table: Table, calibration: Table) -> list[str]:
+    """Names of images that both have, with the same logits; compared a few at a time."""
     places = {name: place for place, name in enumerate(calibration.id.tolist())}
-    both = [(row, places[name], name) for row, name in enumerate(table.id.tolist()) if name in places]
-    if not both:
-        return []
-    here, there, names = map(list, zip(*both, strict=True))
-    same = _logits_at(table, here) == _logits_at(calibration, there)
-    return [str(name) for name, equal in zip(names, same.all(1).tolist(), strict=True) if equal]
-
-
-def _logits_at(table: Table, rows: list[int]) -> Float[Tensor, "k c"]:
-    return torch.cat([table.select("logit").rows(rows[at : at + 2048]).logit for at in range(0, len(rows), 2048)])
+    both = [(row, places[name], str(name)) for row, name in enumerate(table.id.tolist()) if name in places]
+    found: list[str] = []
+    for at in range(0, len(both), _ROWS):
+        here, there, names = map(list, zip(*both[at : at + _ROWS], strict=True))
+        ours, theirs = (some.select("logit").rows(rows).logit for some, rows in ((table, here), (calibration, there)))
+        found += [name for name, equal in zip(names, (ours == theirs).all(1).tolist(), strict=True) if equal]
+    return found

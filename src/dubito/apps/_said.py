@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from dubito.choices import WeighedBy
 from dubito.errors import MissingColumnError, TableError
 from dubito.metrics import SUMMARY, MemberStream, confidence, correct, nll_per_row
 from dubito.metrics.information import entropy_of, log_size
+from dubito.scores.information import WeightedMutualInformation, pooled
 from dubito.table import Table, ensembles_in, writer_of
 from dubito.types import finite
 
@@ -31,8 +32,12 @@ FIELDS = {
 """Uncertainties of an ensemble that its summary has, by name: the field."""
 POOLED: dict[str, WeighedBy] = {f"pooled_{by}": by for by in get_args(WeighedBy)}
 """Those whose weights are learned on other images."""
-_BYTES = 2**25
-"""Of members' logits in float32 at once: a few copies of them are made."""
+_BYTES = 2**24
+"""Of members' logits in float32 at once: a few copies of them are made, in float64."""
+_NOTHING = 1e-5
+"""Nats: what rounding in float32 may leave between images where members always agree."""
+_SOME, _CLOSE = 16, 2e-2
+"""Rows whose summary is compared with their logits, and how far apart: kept logits may be in half precision."""
 
 Weights = Mapping[str, Float64[Tensor, "m"]]
 
@@ -75,7 +80,9 @@ def said_by_ensemble(table: Table, name: str, temperature: float, doubts: Collec
         weights: For those of POOLED, from `pooled_weights`.
     """
     logits = f"{name}_logit" in table
-    kept = temperature == 1 and name in table and (f"{name}_loss" in table or not logits)
+    kept = temperature == 1 == _summed_at(table, name) and name in table and (f"{name}_loss" in table or not logits)
+    if kept and logits:
+        _check_summary(table, name)
     summary, nll = _kept(table, name) if kept else _computed(table, name, temperature)
     members = int(summary[0, SUMMARY.index("members")])
     if members < 2:
@@ -84,15 +91,16 @@ def said_by_ensemble(table: Table, name: str, temperature: float, doubts: Collec
             f"image. Give at least two members."
         )
     found = {doubt: summary[:, SUMMARY.index(FIELDS[doubt])] for doubt in doubts if doubt in FIELDS}
-    if pooled := [doubt for doubt in doubts if doubt in POOLED]:
-        found |= _with_weights(table, name, temperature, {doubt: weights[doubt] for doubt in pooled})
+    for doubt in doubts:
+        if doubt in POOLED:
+            found[doubt] = _pooled_doubt(table, name, temperature, POOLED[doubt], weights[doubt])
     return Said(
         members,
         summary[:, SUMMARY.index("predicted")].long() == table.label,
         # float32 may hold a probability as one plus a rounding error.
         summary[:, SUMMARY.index("confidence")].clamp(0, 1),
         nll,
-        {doubt: finite(found[doubt], f"{doubt} of {name}") for doubt in doubts},
+        {doubt: _settled(finite(found[doubt], f"{doubt} of {name}")) for doubt in doubts},
     )
 
 
@@ -103,10 +111,9 @@ def pooled_weights(table: Table, name: str, temperature: float) -> dict[str, Flo
     """
     sizes: dict[str, Tensor] = {}
     for batch in member_batches(table, name):
-        z = batch.whole(f"{name}_logit").double() / temperature
+        z = _logits(batch, name).double() / temperature
         for doubt, by in POOLED.items():
-            size = log_size(z, by).logsumexp(0)
-            sizes[doubt] = torch.logaddexp(sizes[doubt], size) if doubt in sizes else size
+            sizes[doubt] = pooled(sizes.get(doubt), log_size(z, by))
     return {doubt: size.softmax(0) for doubt, size in sizes.items()}
 
 
@@ -141,6 +148,11 @@ def require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bo
             )
     if logits in table:
         return
+    if (at := _summed_at(table, name)) != 1:
+        raise TableError(
+            f"rejection_study needs the summary '{name}' at T = 1, or column '{logits}'; that of {table.name} was made "
+            f"with temperature={at:g}. Extract it with temperature=1, or with keep='logits'."
+        )
     if logits_for:
         raise MissingColumnError(
             f"rejection_study: {logits_for} needs column '{logits}', the members' logits; {table.name} has only "
@@ -176,6 +188,33 @@ def _kept(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Tens
     return summary, finite(table.whole(f"{name}_loss").double(), f"column '{name}_loss'")
 
 
+def _summed_at(table: Table, name: str) -> float:
+    """The temperature of an ensemble's summary, where the table knows it; 1 is usual."""
+    asked = (table.maker or {}).get("ensembles", {}).get(name.rstrip("_0123456789"), {})
+    return float(asked.get("temperature", 1.0))
+
+
+def _settled(u: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+    """One value for all rows where they differ by rounding alone, which must not order them."""
+    return u if float(u.max() - u.min()) > _NOTHING else torch.zeros_like(u)
+
+
+def _check_summary(table: Table, name: str) -> None:
+    """Raise TableError for a summary that is not that of the logits beside it, as of another temperature."""
+    some = next(member_batches(table, name, name)).rows(slice(0, _SOME))
+    stream = MemberStream()
+    stream.add(some.whole(f"{name}_logit"))
+    place = SUMMARY.index("total")
+    ours, theirs = stream.summary()[:, place], some.whole(name)[:, place].double()
+    if not torch.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE):
+        row = int((ours - theirs).abs().argmax())
+        raise TableError(
+            f"rejection_study: column '{name}' of {table.name} must be the summary of '{name}_logit' at T = 1; in row "
+            f"{row} its total uncertainty is {float(theirs[row]):.4g}, that of the logits {float(ours[row]):.4g}. "
+            f"Extract with temperature=1: other temperatures are studied from the logits, temperatures=(1.0, 2.0)."
+        )
+
+
 def _computed(table: Table, name: str, temperature: float) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
     """Summary and loss from the members' logits."""
     classes = table.shape(f"{name}_logit")[2]
@@ -187,18 +226,20 @@ def _computed(table: Table, name: str, temperature: float) -> tuple[Float64[Tens
     parts = []
     for batch in member_batches(table, name, "label"):
         stream = MemberStream(temperature=temperature)
-        stream.add(batch.whole(f"{name}_logit"))
+        stream.add(_logits(batch, name))
         parts.append((stream.summary(), stream.loss(batch.label)))
     summary, nll = map(torch.cat, zip(*parts, strict=True))
     return summary, nll
 
 
-def _with_weights(table: Table, name: str, temperature: float, weights: Weights) -> dict[str, Float64[Tensor, "n"]]:
-    """H(p̄) - sum_m w_m H(p_m). Weights may be so small that a divergence of p_m from p̄ has no number."""
-    w = torch.stack(list(weights.values()))
-    parts = []
-    for batch in member_batches(table, name):
-        p = (batch.whole(f"{name}_logit").double() / temperature).softmax(-1)
-        mean = torch.einsum("wm,nmc->wnc", w, p)
-        parts.append((entropy_of(mean) - torch.einsum("wm,nm->wn", w, entropy_of(p))).clamp_min(0))
-    return dict(zip(weights, torch.cat(parts, 1), strict=True))
+def _logits(batch: Table, name: str) -> Float[Tensor, "n m c"]:
+    return finite(batch.whole(f"{name}_logit"), f"rejection_study: column '{name}_logit' of {batch.name}")
+
+
+def _pooled_doubt(
+    table: Table, name: str, temperature: float, by: WeighedBy, weights: Float64[Tensor, "m"]
+) -> Float64[Tensor, "n"]:
+    """The score's own values, with weights that were learned at this temperature."""
+    score = WeightedMutualInformation(by=by, over="pooled", of=name)
+    score.weights_ = weights
+    return torch.cat([score.of_logits(batch, temperature) for batch in member_batches(table, name)])

@@ -24,7 +24,9 @@ from dubito.apps._scored import both, some_rows, uncertainty
 from dubito.apps._text import aligned, cell
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array, Interval
-from dubito.table import Table
+from dubito.scores._members import ScoreOfMembers
+from dubito.scores.temperature import Temperature
+from dubito.table import Table, asked_otherwise
 from dubito.types import Json, Score
 
 TITLES = {
@@ -95,6 +97,7 @@ def evaluate(
         seconds = time.perf_counter() - start
         found.scores[name] = measured(truth.of_score(u))
         if ood is not None and chosen & _OF_FOREIGN:
+            _asked_alike(name, score, table, ood)
             found.scores[name] |= measured(_foreign(name, score, u, ood))
         found.microseconds[name] = 1e6 * seconds / len(table) if isinstance(score, Score) else None
     return found
@@ -230,6 +233,16 @@ def _row_values(batch: Table) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         measures.nll_per_row(logit, label),
         measures.brier_per_row(logit, label),
     )
+
+
+def _asked_alike(name: str, score: Array | Score, table: Table, ood: Table) -> None:
+    """Raise TableError where foreign images were asked otherwise about: numbers would differ for that alone."""
+    inner = score.score_of if isinstance(score, Temperature) else score
+    if isinstance(inner, ScoreOfMembers) and (differs := asked_otherwise(table, ood, inner.of)):
+        raise TableError(
+            f"evaluate: '{name}' compares '{inner.of}' of {table.name} and of {ood.name}, which were asked with other "
+            f"settings ({differs}). Extract both alike."
+        )
 
 
 def _foreign(name: str, score: Array | Score, u: Tensor, ood: Table) -> dict[str, Task]:

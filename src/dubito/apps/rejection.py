@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from dubito.apps._rejection_given import Against, Predictions, check, temperatures_of
+from dubito.apps._rejection_given import Against, Predictions, check, check_bootstrap, temperatures_of
 from dubito.apps._resampled_curves import FIGURES, Ranked, draws, figures_of
 from dubito.apps._said import (
     POOLED,
@@ -80,9 +80,10 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
         resamples: Of the bootstrap.
         seed: Of the bootstrap.
     """
-    check(table, uncertainties, buckets, {"predictions": predictions, "against": against})
-    names = ensembles_of(table) if ensembles is None else list(ensembles)
-    wanted = _Wanted(names, list(uncertainties), predictions, calibration)
+    check(table, ensembles, uncertainties, buckets, {"predictions": predictions, "against": against})
+    check_bootstrap(confidence, resamples, seed)
+    names = ensembles_of(table) if ensembles is None else list(dict.fromkeys(ensembles))
+    wanted = _Wanted(names, list(dict.fromkeys(uncertainties)), predictions, calibration)
     chosen = temperatures_of(table, temperatures, calibration)
     wanted.require(table, chosen)
     levels = np.arange(1, buckets + 1) / buckets
@@ -204,4 +205,5 @@ def _measured(
         curves=curves,
         figures=figures[0],
         differences=None if order.ensemble == ORIGINAL else figures[1],
+        constant=bool(u.min() == u.max()),
     )

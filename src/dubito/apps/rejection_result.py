@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from dubito.apps._rejection_words import RANKING, UNCERTAINTIES, finding
 from dubito.apps._resampled_curves import CURVES, FIGURES
 from dubito.apps._said import grid_of
 from dubito.apps._text import aligned
@@ -18,25 +19,12 @@ from dubito.metrics import Interval
 from dubito.types import Json
 
 ORIGINAL = "original"
-UNCERTAINTIES = {
-    "entropy": "entropy",
-    "mutual_information": "mutual information",
-    "weighted_logsumexp": "weighted MI, log-sum-exp",
-    "weighted_sum": "weighted MI, sum",
-    "pooled_logsumexp": "pooled MI, log-sum-exp",
-    "pooled_sum": "pooled MI, sum",
-    "predictive_entropy": "predictive entropy",
-    "expected_entropy": "expected entropy",
-    "variation_ratio": "variation ratio",
-}
-"""How uncertainties are shown. Weighted: members weighed anew for every image; pooled: alike for all images."""
 PAPER = {
     "neg_bucket_covariance_calibration_error": "-cov bucket calibration",
     "neg_acceptance_covariance_accuracy": "-cov acceptance accuracy",
     "neg_acceptance_covariance_nll": "-cov acceptance NLL",
 }
 """The three figures of the paper's tables."""
-_RANKING = {"auroc": "error AUROC", "aurc": "AURC"}
 _BETTER = {"auroc": 1, "aurc": -1}
 
 
@@ -72,6 +60,7 @@ class Rejected:
         figures: AUROC of errors, AURC and the negative covariances, with intervals; None for what is undefined, as
             AUROC without errors.
         differences: Each figure minus that of the original's entropy at the same temperature, resampled together.
+        constant: Whether the uncertainty is the same for every image, as where members are one and the same model.
     """
 
     order: Order
@@ -81,6 +70,7 @@ class Rejected:
     curves: Mapping[str, Mapping[str, tuple[float, ...]]]
     figures: Mapping[str, Interval | None]
     differences: Mapping[str, Interval | None] | None
+    constant: bool = False
 
     def better(self, figure: str) -> int:
         """Whether AUROC or AURC is better (1) or worse (-1) than the original's, beyond the interval; else 0."""
@@ -176,6 +166,7 @@ class RejectionStudy:
                     "accuracy": found.accuracy,
                     "nll": found.nll,
                     "calibration_error": found.calibration_error,
+                    "constant": found.constant,
                     "curves": {
                         kind: {name: list(y) for name, y in curves.items()} for kind, curves in found.curves.items()
                     },
@@ -190,13 +181,13 @@ class RejectionStudy:
     def lines(self) -> list[list[str]]:
         """A header and one line a result, as text cells."""
         header = ["uncertainty", "ensemble", "T", "accuracy", "NLL", *PAPER.values()]
-        header += [title for name in _RANKING.values() for title in (name, f"{name} - entropy's")]
+        header += [title for name in RANKING.values() for title in (name, f"{name} - entropy's")]
         return [header, *(_line(found) for found in self.results)]
 
     def findings(self) -> list[str]:
         """In plain words, for each temperature: does anything order errors better than the model's own entropy?"""
         return [
-            _finding([found for found in self.results if found.order.temperature == at], at, self.predictions)
+            finding([found for found in self.results if found.order.temperature == at], at, self.predictions)
             for at in self.temperatures
         ]
 
@@ -212,7 +203,7 @@ class RejectionStudy:
 
 def _line(found: Rejected) -> list[str]:
     differences = found.differences or {}
-    ranking = [cell for name in _RANKING for cell in (_cell(found.figures[name]), _cell(differences.get(name)))]
+    ranking = [cell for name in RANKING for cell in (_cell(found.figures[name]), _cell(differences.get(name)))]
     return [
         UNCERTAINTIES[found.order.uncertainty],
         found.order.size,
@@ -229,37 +220,6 @@ def _cell(value: Interval | None, *, bounds: bool = True) -> str:
         return "-"
     text = f"{value.value + 0.0:.3f}"
     return f"{text} [{value.low + 0.0:.3f}, {value.high + 0.0:.3f}]" if bounds else text
-
-
-def _finding(found: Sequence[Rejected], temperature: float, predictions: str) -> str:
-    at, others = f"T = {temperature:.3g}", found[1:]
-    if not others:
-        return f"{at}: no ensemble to compare with the model's own entropy."
-    if found[0].figures["auroc"] is None:
-        return f"{at}: the model's predictions are all right or all wrong: there is nothing to reject."
-    told = []
-    for figure, title in _RANKING.items():
-        better = [one for one in others if one.better(figure) > 0]
-        worse = sum(one.better(figure) < 0 for one in others)
-        best = max(better, key=lambda one: abs(_difference(one, figure)), default=None)
-        named = "" if best is None else f" (best: {UNCERTAINTIES[best.order.uncertainty]} of {best.order.size})"
-        alike = len(others) - len(better) - worse
-        told.append(f"{title}: {len(better)} of them better{named}, {worse} worse, {alike} alike")
-    own = (
-        " Each by its own predictions, which differ in accuracy, too: AURC counts that, AUROC does not."
-        if predictions == "own"
-        else ""
-    )
-    return f"{at}: the model's own entropy against {_orders(len(others))}, by intervals. {'; '.join(told)}.{own}"
-
-
-def _orders(count: int) -> str:
-    return f"{count} other order{'' if count == 1 else 's'}"
-
-
-def _difference(found: Rejected, figure: str) -> float:
-    difference = (found.differences or {})[figure]
-    return 0.0 if difference is None else difference.value
 
 
 def _flat(suffix: str, figures: Mapping[str, Interval | None]) -> dict[str, float | None]:

@@ -45,6 +45,7 @@ class Run:
     stated: bool
     targets: Shaped[Tensor, "photos ..."] | None = None
     have: dict[tuple[str, int], Shard] = field(default_factory=dict)
+    _written: dict[str, set[str]] = field(default_factory=dict)
     _in_range: bool = False
 
     def go(self, workers: int, progress: bool) -> None:
@@ -185,6 +186,12 @@ class Run:
 
     def _check(self, columns: Columns, indices: list[int], name: str) -> None:
         ids = [self.images.ids[index] for index in indices]
+        usual = self._written.setdefault(name, set(columns))
+        if set(columns) != usual:
+            raise TableError(
+                f"probe {name} must write the same columns for every batch; {', '.join(sorted(usual))} came before and "
+                f"{', '.join(sorted(columns))} from image '{ids[0]}' on. Let what it writes not depend on the images."
+            )
         for key, column in columns.items():
             if column.shape[:1] != (len(ids),):
                 raise TableError(

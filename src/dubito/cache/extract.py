@@ -64,7 +64,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             an image, such as (n, c) of zeros and ones for Forward(task_loss="bce"); or an .npy or .npz file of it.
         epochs: How often every image comes, each time augmented anew; with one, images come as they are.
         augment: The settings of the augmentation, Augment() by default; given, one epoch is augmented too.
-        probes: Further probes; the forward probe always runs. Pass Forward(...) to change its settings.
+        probes: Further probes, one of a name; the forward probe always runs. Pass Forward(...) to change its settings.
         batch_size: Images through the model at once; by default fit for the device.
         shard_size: Images a shard: what a kill can cost at most.
         workers: Processes that decode; by default one a core, and none for ready arrays.
@@ -76,7 +76,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     opened = photos if epochs == 1 and augment is None else _augmented(photos, model, epochs, augment or Augment())
     compared = None if targets is None else to_targets(targets, opened)
     stored, space = resolve_labels(opened, model, label_space)
-    chosen: dict[str, Probe] = {check_name(probe.name): probe for probe in (Forward(), *probes)}
+    chosen = _by_name(probes)
     _check_loss(chosen[Forward.name], compared is not None or space == "model")
     folder = Path(to)
     with _alone(folder):
@@ -96,6 +96,19 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if table.skipped:
         _tell_skipped(table)
     return table
+
+
+def _by_name(probes: Sequence[Probe]) -> dict[str, Probe]:
+    """Shards are called after their probe, so a cache holds one of a name; Forward(...) takes the usual one's place."""
+    chosen: dict[str, Probe] = {}
+    for probe in probes:
+        if check_name(probe.name) in chosen:
+            raise CacheError(
+                f"extract: probes must have different names; two are called '{probe.name}': {chosen[probe.name]} and "
+                f"{probe}. Extract the second into another folder."
+            )
+        chosen[probe.name] = probe
+    return {Forward.name: Forward(), **chosen}
 
 
 def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment) -> Augmented:

@@ -8,8 +8,11 @@ from dubito.cache.fingerprint import CARRIED, model_digest, model_identity
 from dubito.cache.manifest import FILE, Manifest, check_identity, read_manifest
 from dubito.cache.shard import Shard, shard_named
 from dubito.errors import CacheError, DamagedShardError
-from dubito.table import Table
+from dubito.table import ENSEMBLES, Table
 from dubito.types import Classifier, Json
+
+_NO_MATTER = ("keep", "dtype", "grids", "seed")
+"""Settings of ensembles by which their numbers stay comparable: how much is kept of which, and other draws."""
 
 
 def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
@@ -55,7 +58,7 @@ def table_of_cache(folder: Path, known: Json | None) -> Table:
 
 
 def _maker(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
-    """The model part by part and, if there are losses, the task loss that they are of.
+    """The model part by part; if there are losses, the task loss that they are of; how each ensemble was asked.
 
     A model in hand whose weights agree fills in what an older cache has not recorded, or recorded in another form.
     """
@@ -66,7 +69,12 @@ def _maker(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
     if made_losses:
         # A probe's settings name the task loss only where it is not the usual one.
         maker["task_loss"] = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy")
-    return maker
+    asked = {
+        name: {key: value for key, value in probe["settings"].items() if key not in _NO_MATTER}
+        for name, probe in manifest.probes.items()
+        if name in ENSEMBLES
+    }
+    return maker | ({"ensembles": asked} if asked else {})
 
 
 def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:

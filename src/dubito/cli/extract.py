@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import dubito
-from dubito.choices import KnownLoss, Strong
+from dubito.choices import Keep, KnownLoss, Strong
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dubito.types import Probe
 
 _SKIPPED_SHOWN = 10
-Keep = Literal["summary", "logits"]
 
 
 def extract(  # noqa: PLR0913 (a command's options)

@@ -136,7 +136,7 @@ def _check_train(train: Table, known: Table) -> None:
 def _check_alike(known: Table, other: Table) -> None:
     """Raise TableError for tables of different models."""
     if known.source and other.source and known.source != other.source:
-        names = [str((table.maker or {}).get("name") or table.source) for table in (known, other)]
+        names = [" ".join(filter(None, [(table.maker or {}).get("model"), table.source])) for table in (known, other)]
         raise TableError(
             f"{_BY}: {other.name} and {known.name} must come from one model with one transform; they come from "
             f"different ones ({names[1]} and {names[0]}). Extract both with the same model."

@@ -14,7 +14,7 @@ from torch import Tensor
 from dubito.diagnosis._given import called
 from dubito.errors import MissingColumnError, TableError
 from dubito.metrics import SUMMARY, decompose, partitioned, sub_ensembles
-from dubito.table import Table
+from dubito.table import Table, asked_otherwise
 from dubito.types import finite
 
 BY = "diagnose_ensemble"
@@ -35,6 +35,8 @@ class Said:
         total: H of the mean.
         aleatoric: The mean of members' H.
         between: I[Y; K] by cut: one or several partitions (n, r) each.
+        source: Which models made the table, in which order; None where that is not known.
+        classes: c, where logits tell it.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Said:
     total: Float64[Tensor, "n"]
     aleatoric: Float64[Tensor, "n"]
     between: tuple[Float64[Tensor, "n _"], ...]
+    source: str | None = None
+    classes: int | None = None
 
     @property
     def epistemic(self) -> Float64[Tensor, "n"]:
@@ -76,6 +80,25 @@ def check_alike(known: Said, foreign: Said) -> None:
             f"{BY}: {foreign.name} must come from the ensemble of {known.name}; it has {foreign.members} members "
             f"({foreign.order}), {known.name} has {known.members} ({known.order}). Extract both alike."
         )
+    if None not in (known.classes, foreign.classes) and known.classes != foreign.classes:
+        raise TableError(
+            f"{BY}: {foreign.name} must have the classes of {known.name}, {known.classes}; {foreign.classes} came. "
+            f"Members of one ensemble share their classes, in one order."
+        )
+    if None not in (known.source, foreign.source) and known.source != foreign.source:
+        raise TableError(
+            f"{BY}: {foreign.name} was made by other models than {known.name}, or by the same in another order "
+            f"({foreign.source} and {known.source}). Extract both with the same members, and join them in one order."
+        )
+
+
+def check_asked_alike(known: Table, foreign: Table, of: str) -> None:
+    """Raise TableError where caches say that their ensembles had other members or settings."""
+    if differing := asked_otherwise(foreign, known, of):
+        raise TableError(
+            f"{BY}: '{of}' of {foreign.name} and of {known.name} must have the same members and settings; they differ "
+            f"in {differing}. Extract both alike."
+        )
 
 
 def _short(table: Table, otherwise: str) -> str:
@@ -99,7 +122,7 @@ def _from_logits(table: Table, of: str, name: str, partitions: int, seed: int) -
         parts.append(_decomposed(logits.movedim(1, 0).softmax(-1), cuts, orders))
     total, aleatoric, *between = (torch.cat(values) for values in zip(*parts, strict=True))
     order = f"{partitions} random partitions of each size, averaged" if partitions else "neighbours, as they came"
-    return Said(name, members, cuts, order, total, aleatoric, tuple(between))
+    return Said(name, members, cuts, order, total, aleatoric, tuple(between), table.source, classes)
 
 
 def _decomposed(p: Float64[Tensor, "m n c"], cuts: tuple[tuple[int, int], ...], orders: list[Tensor]) -> list[Tensor]:
@@ -134,7 +157,8 @@ def _from_summary(table: Table, of: str, name: str) -> Said:
         between += tuple(column[:, None] for column in columns.unbind(1))
     else:
         cuts = cuts[:1]
-    return Said(name, members, cuts, "neighbours, as they came", field["total"], field["aleatoric"], between)
+    order = "neighbours, as they came"
+    return Said(name, members, cuts, order, field["total"], field["aleatoric"], between, table.source)
 
 
 def _cuts(members: int, name: str) -> tuple[tuple[int, int], ...]:

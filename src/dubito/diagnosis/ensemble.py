@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float64
 
 from dubito.diagnosis._balanced import balanced
-from dubito.diagnosis._members import BY, Said, check_alike, said
+from dubito.diagnosis._members import BY, Said, check_alike, check_asked_alike, said
 from dubito.diagnosis.collapse import Collapse, Decay, EnsembleDiagnosis, Level
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Interval
@@ -83,6 +83,7 @@ def diagnose_ensemble(
         if key in others:
             outside = said(others[key], of, partitions=partitions, seed=seed, otherwise="foreign")
             check_alike(known, outside)
+            check_asked_alike(one, others[key], of)
         means.append(_means(known, resamples, seed))
         aurocs = None if outside is None else _aurocs(known, outside, resamples, seed)
         found.append(_collapse(known, outside, means[-1], aurocs, key, confidence))

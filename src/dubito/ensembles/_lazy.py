@@ -1,5 +1,6 @@
 """Columns of what members say, computed from features when rows are asked for."""
 
+import math
 from collections.abc import Callable
 from typing import Any, final
 
@@ -9,39 +10,43 @@ from torch import Tensor
 from dubito.metrics.streaming import SUMMARY, MemberStream
 from dubito.table import Column, Exact
 
-_ROWS = 512
+_ROWS, _NUMBERS = 512, 2**22
+"""Rows of a block, and the members' logits in it, at most: a few copies of 32 MB are made."""
 Said = Callable[[Tensor], Tensor]
 """Features (n, d) to the logits of members (n, m, c)."""
 
 
-def said_by(feature: Column, said: Said, shape: tuple[int, ...]) -> Column:
-    """The logits themselves, (n, m, c)."""
-    return _FromFeatures([feature], said, shape)
+def said_by(feature: Column, said: Said, members: tuple[int, int]) -> Column:
+    """The logits themselves, (n, m, c), of so many members and classes."""
+    return _FromFeatures([feature], said, members, members)
 
 
-def summary_of(feature: Column, said: Said) -> Column:
+def summary_of(feature: Column, said: Said, members: tuple[int, int]) -> Column:
     """The fields of `metrics.SUMMARY`, (n, s)."""
-    return _FromFeatures([feature], lambda z: _streamed(said(z)).summary().float(), (len(SUMMARY),))
+    return _FromFeatures([feature], lambda z: _streamed(said(z)).summary().float(), (len(SUMMARY),), members)
 
 
-def losses_of(feature: Column, said: Said, label: Column) -> Column:
+def losses_of(feature: Column, said: Said, members: tuple[int, int], label: Column) -> Column:
     """-log of the mean probability of the label, (n)."""
-    return _FromFeatures([feature, label], lambda z, y: _streamed(said(z)).loss(y).float(), ())
+    return _FromFeatures([feature, label], lambda z, y: _streamed(said(z)).loss(y).float(), (), members)
 
 
 @final
 class _FromFeatures:
     """A column that is a function of others, in blocks of rows: what is between must not grow with the table."""
 
-    def __init__(self, columns: list[Column], make: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, columns: list[Column], make: Callable[..., Tensor], shape: tuple[int, ...], members: tuple[int, int]
+    ) -> None:
         self._columns, self._make = columns, make
         self.shape = (columns[0].shape[0], *shape)
+        self._rows = max(1, min(_ROWS, _NUMBERS // math.prod(members)))
 
     def __getitem__(self, rows: Exact) -> Tensor:
         index = torch.arange(self.shape[0])[rows] if isinstance(rows, slice) else rows
         if len(index) == 0:
             return torch.empty(0, *self.shape[1:])
-        return torch.cat([self._block(part) for part in torch.split(index, _ROWS)])
+        return torch.cat([self._block(part) for part in torch.split(index, self._rows)])
 
     def _block(self, index: Tensor) -> Tensor:
         first, last = int(index[0]), int(index[-1])

@@ -17,14 +17,14 @@ from dubito.ensembles._layers import chosen_layers, linear_layers, spans_of
 from dubito.ensembles._masked import Masked
 from dubito.ensembles._training import checked_labels, random_masks, rows_each, shuffled, trained_masks
 from dubito.ensembles._watch import Link, Watch
-from dubito.ensembles.implicit import ImplicitEnsemble, plain_module
+from dubito.ensembles.implicit import ImplicitEnsemble, classifier_of, plain_module
 from dubito.ensembles.masks import LayerMasks, by_layer, of_member
 from dubito.ensembles.recipe import MaskRecipe
 from dubito.errors import ModelError, TableError
 from dubito.models.frozen import KeptBuffers, frozen
-from dubito.models.wrap import WrappedClassifier, wrap
+from dubito.models.wrap import WrappedClassifier
 from dubito.table import to_tensor
-from dubito.types import Classifier
+from dubito.types import Classifier, finite
 
 _CLOSE, _CLOSE_HALF = 1e-3, 5e-2
 """How far two ways to compute the same logits may differ, relative to their size; and in half precision."""
@@ -88,15 +88,6 @@ def extract_members(
         buffers.restore()
 
 
-def classifier_of(model: nn.Module | Classifier) -> WrappedClassifier:
-    """A classifier around a module, or the one that was given."""
-    if isinstance(model, WrappedClassifier):
-        return model
-    if isinstance(model, nn.Module):
-        return wrap(model)
-    return wrap(model.module, transform=model.transform, classes=model.classes, name=model.name)
-
-
 def _watched(model: WrappedClassifier, module: nn.Module, x: Tensor) -> tuple[Watch, int]:
     """What one pass calls, and how many classes there are."""
     pair = _on(model, x[:2])
@@ -104,7 +95,7 @@ def _watched(model: WrappedClassifier, module: nn.Module, x: Tensor) -> tuple[Wa
     watch = Watch(linear_layers(module))
     with watch:
         answer = module(pair)
-    logits = _logits(answer, model)
+    logits = finite(_logits(answer, model), f"extract_members: logits of {model.name} for the first inputs")
     if not _same(logits, said):
         raise ModelError(
             f"{model.name} must return logits; what it returns is not what its last layer gives. Masks are learned by "

@@ -7,7 +7,6 @@ stay. Diversity and cross-entropy are those of `extract_members`. Ours: the pape
 of one backbone are all that members have, so they agree more than members of a whole model would.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
@@ -15,14 +14,12 @@ from typing import Any, final
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Int
-from safetensors.torch import save
 from torch import Tensor
 
-from dubito.cache.shard import write_file
 from dubito.ensembles._lazy import losses_of, said_by, summary_of
 from dubito.ensembles._masked import masked_linear
 from dubito.ensembles._training import checked_labels, rows_each, trained_masks
-from dubito.ensembles.implicit import read_masks
+from dubito.ensembles.implicit import read_masks, write_masks
 from dubito.ensembles.masks import Span
 from dubito.ensembles.recipe import MaskRecipe
 from dubito.errors import ArtefactError, NotFittedError, TableError
@@ -32,7 +29,6 @@ from dubito.table import Table
 from dubito.types import Classifier, finite
 
 Head = tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]
-FORMAT = 1
 
 
 @final
@@ -126,11 +122,11 @@ class HeadMasks:
         self.logits(table.select("feature").rows(slice(0, 1)).feature)  # refuses another width
         feature, shape = table.column("feature"), (self.members, len(self.weight_))
         columns: dict[str, Any] = {
-            "masks": summary_of(feature, self.logits),
+            "masks": summary_of(feature, self.logits, shape),
             "masks_logit": said_by(feature, self.logits, shape),
         }
         if "label" in table and table.label_space == "model":
-            columns["masks_loss"] = losses_of(feature, self.logits, table.column("label"))
+            columns["masks_loss"] = losses_of(feature, self.logits, shape, table.column("label"))
         return table.extended(**columns)
 
     def save(self, path: str | Path) -> Path:
@@ -141,20 +137,12 @@ class HeadMasks:
         if self.bias_ is not None:
             tensors["bias"] = self.bias_
         note = {
-            "format": FORMAT,
             "layers": ["head"],
             "seed": self.seed,
             "recipe": self.recipe.to_json(),
             "fitted_on": self.fitted_on_,
         }
-        place = Path(path)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ArtefactError(f"'{place.parent}' cannot be made ({error.strerror}). Give another place.") from error
-        kept = {key: value.cpu().contiguous() for key, value in tensors.items()}
-        write_file(place, save(kept, metadata={"masks": json.dumps(note)}))
-        return place
+        return write_masks(Path(path), tensors, note)
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadMasks":

@@ -1,6 +1,7 @@
 """The members that were found in a model, kept as masks; each becomes an ordinary module when asked for."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +19,7 @@ from dubito.ensembles.submodel import SubLinear, sub_model
 from dubito.errors import ArtefactError, ModelError
 from dubito.models.fingerprint import module_digests
 from dubito.models.wrap import WrappedClassifier, wrap
+from dubito.types import Classifier
 
 FORMAT = 1
 
@@ -64,7 +66,7 @@ class ImplicitEnsemble:
         """
         units = [mask_diversity(part) for mask in self.masks.values() for part in mask if part is not None]
         total = sum(float(unit.double().sum()) for unit in units)
-        return total / (sum(unit.numel() for unit in units) * 0.6931471805599453)
+        return total / (sum(unit.numel() for unit in units) * math.log(2))
 
     def kept(self) -> dict[str, float]:
         """By layer, the share of weights that a member keeps on average: share of rows times share of columns."""
@@ -93,21 +95,14 @@ class ImplicitEnsemble:
         """Masks into one safetensors file; the model's weights are not in it, only what they hash to."""
         tensors = {f"{side}.{name}": part for name, mask in self.masks.items() for side, part in _sides(mask)}
         note = {
-            "format": FORMAT,
             "tensors": module_digests(plain_module(self.model))["tensors"],
             "layers": list(self.masks),
             "links": {name: [link.to, link.at_zero] for name, link in self._links.items()},
         }
-        place = Path(path)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ArtefactError(f"'{place.parent}' cannot be made ({error.strerror}). Give another place.") from error
-        write_file(place, save(tensors, metadata={"masks": json.dumps(note)}))
-        return place
+        return write_masks(Path(path), tensors, note)
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module | WrappedClassifier) -> "ImplicitEnsemble":
+    def load(cls, path: str | Path, model: nn.Module | Classifier) -> "ImplicitEnsemble":
         """Read masks back for the model that they were learned on; nothing is unpickled.
 
         Args:
@@ -115,7 +110,7 @@ class ImplicitEnsemble:
             model: With the very weights it had then.
         """
         tensors, note = read_masks(Path(path), needs=("tensors", "links"))
-        wrapped = wrap(model) if isinstance(model, nn.Module) else model
+        wrapped = classifier_of(model)
         if module_digests(plain_module(wrapped))["tensors"] != note["tensors"]:
             raise ModelError(
                 f"masks in '{path}' were learned on other weights than those of {wrapped.name}. Load that model, or "
@@ -123,6 +118,15 @@ class ImplicitEnsemble:
             )
         masks = {name: LayerMasks(tensors.get(f"rows.{name}"), tensors[f"columns.{name}"]) for name in note["layers"]}
         return cls(wrapped, masks, {name: Link(to, float(zero)) for name, (to, zero) in note["links"].items()})
+
+
+def classifier_of(model: nn.Module | Classifier) -> WrappedClassifier:
+    """A classifier around a module, or the one that was given."""
+    if isinstance(model, WrappedClassifier):
+        return model
+    if isinstance(model, nn.Module):
+        return wrap(model)
+    return wrap(model.module, transform=model.transform, classes=model.classes, name=model.name)
 
 
 def plain_module(model: WrappedClassifier) -> nn.Module:
@@ -140,13 +144,18 @@ def _head_name(module: nn.Module, name: str | None) -> str | None:
 def _sides(mask: LayerMasks) -> list[tuple[str, Tensor]]:
     """One byte a unit where masks are 0 and 1."""
     there = [(side, part) for side, part in zip(LayerMasks._fields, mask, strict=True) if part is not None]
-    return [
-        (side, (_bytes(part) if bool(((part == 0) | (part == 1)).all()) else part).contiguous()) for side, part in there
-    ]
+    return [(side, part.to(torch.uint8) if bool(((part == 0) | (part == 1)).all()) else part) for side, part in there]
 
 
-def _bytes(part: Tensor) -> Tensor:
-    return part.to(torch.uint8)
+def write_masks(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> Path:
+    """One safetensors file, which `read_masks` reads back; its folder is made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtefactError(f"'{path.parent}' cannot be made ({error.strerror}). Give another place.") from error
+    kept = {key: value.cpu().contiguous() for key, value in tensors.items()}
+    write_file(path, save(kept, metadata={"masks": json.dumps({"format": FORMAT, **note})}))
+    return path
 
 
 def read_masks(path: Path, *, needs: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

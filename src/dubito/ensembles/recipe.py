@@ -2,8 +2,9 @@
 
 The paper gives the weight of diversity, 2.0, and the number of members, 10; nothing else. Defaults were chosen on MNIST
 alone: masks of MLPs 784-512-256-10 and 784-2048-1024-10 learned from 50,000 training images, and compared on the other
-10,000. Wanted was a high diversity with members that lose at most one per cent of accuracy; `diversity_over` decides
-that, and the other settings hardly matter within factors of three. Foreign images had no say.
+10,000, which the masks had not seen, but the MLPs had. Wanted was a high diversity with members that lose at most one
+per cent of accuracy; `diversity_over` decides that, and the other settings hardly matter within factors of three.
+Foreign images had no say.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -61,6 +62,8 @@ class MaskRecipe:
                 raise ValueRangeError(
                     f"{name} must be positive and finite; {getattr(self, name)} came. The default is {_default(name)}."
                 )
+        if not abs(self.start) < float("inf"):
+            raise ValueRangeError(f"start must be finite; {self.start} came. The default is {_default('start')}.")
         if not (0 <= self.diversity_weight < float("inf") and 0 <= self.spread < float("inf")):
             raise ValueRangeError(
                 f"diversity_weight and spread must not be negative, nor infinite; {self.diversity_weight} and "

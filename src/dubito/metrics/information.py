@@ -13,7 +13,7 @@ entropies, so that identical members have an epistemic part of zero, and no part
 members of many classes: `dubito.metrics.streaming` takes members one by one.
 """
 
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Float64
@@ -26,7 +26,7 @@ from dubito.table import to_tensor
 from dubito.types import finite
 
 _ONE = 1e-3
-"""How far the sum of a row's probabilities may be from one: what half precision leaves."""
+"""How far the sum of a row's probabilities may be from one: what float16 leaves. In bfloat16 it is its own step."""
 
 
 class Decomposition(NamedTuple):
@@ -177,7 +177,7 @@ def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
     """Checked, and brought to a sum of one to the last bit, so that what is exact in theory is so in numbers."""
     p = finite(_tensor(values, f"{by}: probs", axes), f"{by}: probs")
     sums = p.sum(-1)
-    wrong = ((sums - 1).abs() > _ONE) | (p < 0).any(-1)
+    wrong = ((sums - 1).abs() > _rounding(values)) | (p < 0).any(-1)
     if bool(wrong.any()):
         where = wrong.nonzero()[0].tolist()
         place = ", ".join(f"{name} {index}" for name, index in zip(axes.split(), where, strict=False))
@@ -187,6 +187,13 @@ def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
             f"logits over the last axis."
         )
     return p / sums[..., None]
+
+
+def _rounding(values: Any) -> float:
+    while isinstance(values, list | tuple):
+        values = values[0]
+    kind = values.dtype if isinstance(values, Tensor) and values.is_floating_point() else torch.float64
+    return max(_ONE, torch.finfo(kind).eps)
 
 
 def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tensor, "m n"]:

@@ -5,7 +5,7 @@
 For each of the three weightings (equal, by log-sum-exp, by sum of logits) one sum of probabilities (n, c) and one of
 entropies (n) are kept; the weights exp(l_m - max l) are rescaled whenever a larger l comes. For sub-ensembles of
 neighbouring members, sum and entropy of the one that is being filled. So memory does not grow with the members.
-Sums are in float64; the softmax is in the precision of the logits.
+All in float64, whatever the logits are: a probability of exp(-150) is none in float32, and a loss of 150 is one.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class MemberStream:
 
     def add(self, logits: Float[Tensor, "n b c"]) -> None:
         """The logits of some more members."""
-        z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
+        z = logits.to(summing_device(logits.device)).double() / self._temperature
         n, b, c = z.shape
         if self._members == 0:
             self._begin(n, c, z.device)
@@ -74,8 +74,8 @@ class MemberStream:
             [torch.ones_like(entropy), *(self._weigh(z, by, i) for i, by in enumerate(_WEIGHINGS))], 1
         )
         self._probs += weights @ p
-        self._entropies += (weights * entropy[:, None]).double().sum(-1)
-        self._masses += weights.double().sum(-1)
+        self._entropies += (weights * entropy[:, None]).sum(-1)
+        self._masses += weights.sum(-1)
         self._votes.scatter_add_(1, z.argmax(-1), torch.ones((), dtype=torch.long, device=z.device).expand(n, b))
         self._members += b
         for number, size in enumerate(self._sizes):
@@ -132,19 +132,18 @@ class MemberStream:
         self._votes = torch.zeros(n, c, dtype=torch.long, device=device)
         self._filling, self._filled = zeros(len(self._sizes), n, c), zeros(n, len(self._sizes))
 
-    def _weigh(self, z: Float[Tensor, "n b c"], by: WeighedBy, number: int) -> Float[Tensor, "n b"]:
+    def _weigh(self, z: Float64[Tensor, "n b c"], by: WeighedBy, number: int) -> Float64[Tensor, "n b"]:
         """Weights of these members, after those before were made smaller if a larger size has come."""
-        size = log_size(z, by).double()
+        size = log_size(z, by)
         largest = torch.maximum(self._largest[:, number], size.amax(1))
         shrink = (self._largest[:, number] - largest).exp()
         self._probs[:, 1 + number] *= shrink[:, None]
         self._entropies[:, 1 + number] *= shrink
         self._masses[:, 1 + number] *= shrink
         self._largest[:, number] = largest
-        weights: Tensor = (size - largest[:, None]).exp().to(z.dtype)
-        return weights
+        return (size - largest[:, None]).exp()
 
-    def _fill(self, number: int, size: int, p: Float[Tensor, "n b c"]) -> None:
+    def _fill(self, number: int, size: int, p: Float64[Tensor, "n b c"]) -> None:
         """Members to the sub-ensembles of one size, one after the other."""
         before = self._members - p.shape[1]
         for place in range(p.shape[1]):
@@ -157,6 +156,15 @@ class MemberStream:
         if self._members == 0:
             raise TableError("no member was given. Add the logits of at least one.")
         return self._probs / self._masses[..., None]
+
+
+def summing_device(device: torch.device) -> torch.device:
+    """Where sums over members are kept: with the logits, but for Apple's GPUs, which have no float64.
+
+    >>> summing_device(torch.device("mps")), summing_device(torch.device("cuda", 1))
+    (device(type='cpu'), device(type='cuda', index=1))
+    """
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def check_temperature(temperature: float) -> float:

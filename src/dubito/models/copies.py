@@ -3,11 +3,9 @@
 import copy
 from pathlib import Path
 
-from torch import nn
-
 from dubito.errors import ModelError
 from dubito.models.checkpoint import put_weights, read_weights
-from dubito.models.wrap import WrappedClassifier, wrap
+from dubito.models.wrap import WrappedClassifier, eager, wrap
 
 
 def with_weights(model: WrappedClassifier, path: str | Path) -> WrappedClassifier:
@@ -23,7 +21,7 @@ def with_weights(model: WrappedClassifier, path: str | Path) -> WrappedClassifie
             f"Wrap it: dubito.wrap(module, transform=...)."
         )
     weights = read_weights(path)
-    module = copy.deepcopy(_eager(model.module))
+    module = copy.deepcopy(eager(model.module))
     put_weights(module, weights, str(path))
     head = model.fingerprint()["head"]
     return wrap(
@@ -34,9 +32,3 @@ def with_weights(model: WrappedClassifier, path: str | Path) -> WrappedClassifie
         output=head["output"],
         name=f"{model.name} with {Path(path).name}",
     )
-
-
-def _eager(module: nn.Module) -> nn.Module:
-    """The module inside torch.compile, whose weights have their plain names."""
-    inner = getattr(module, "_orig_mod", module)
-    return inner if isinstance(inner, nn.Module) else module

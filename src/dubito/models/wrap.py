@@ -97,7 +97,7 @@ class WrappedClassifier:
         self._output: Output = output
         self._head = head
         if head is not None:
-            named_weight(_eager(module), head)
+            named_weight(eager(module), head)
         self._plan: Plan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
         self._layer: nn.Linear | None = None
@@ -170,8 +170,8 @@ class WrappedClassifier:
         return {
             "model": self.name,
             "head": {"layer": self._head, "output": self._output},
-            **module_digests(_eager(self.module)),
-            "operations": operations(_eager(self.module)),
+            **module_digests(eager(self.module)),
+            "operations": operations(eager(self.module)),
             "transform": self.transform.describe(),
         }
 
@@ -202,7 +202,7 @@ class WrappedClassifier:
         pair = x[:2] if len(x) > 1 else torch.cat([x, x])
         spy = Spy()
         answer = self._run(pair, spy)
-        head = None if self._head is None else named_weight(_eager(self.module), self._head)
+        head = None if self._head is None else named_weight(eager(self.module), self._head)
         plan = make_plan(spy, answer, head=head, output=self._output, name=self.name)
         if self._count is not None and self._count != answer.shape[1]:
             raise ModelError(
@@ -221,7 +221,7 @@ class WrappedClassifier:
 
     def _tappable(self, pair: Tensor, plan: Plan, spy: Spy) -> nn.Linear | None:
         """The head's layer, if a hook on it reads just what the spy saw."""
-        layer = plain_layer(_eager(self.module), spy.calls[plan.heads[0]]) if len(plan.heads) == 1 else None
+        layer = plain_layer(eager(self.module), spy.calls[plan.heads[0]]) if len(plan.heads) == 1 else None
         if layer is None:
             return None
         tapped = read_input(layer, lambda: self._run(pair))
@@ -273,7 +273,7 @@ class WrappedClassifier:
         return spy
 
     def _run(self, x: Tensor, spy: Spy | None = None) -> Float[Tensor, "n c"]:
-        module, like = _eager(self.module), _sample(self.module)
+        module, like = eager(self.module), _sample(self.module)
         with frozen(module):
             # A module may write into its input: the user's is copied, until the first pass shows that it does not.
             x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
@@ -313,7 +313,7 @@ def _answer(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
     return answer
 
 
-def _eager(module: nn.Module) -> nn.Module:
+def eager(module: nn.Module) -> nn.Module:
     """The module inside torch.compile or DataParallel: its calls can be watched, and it holds the same weights."""
     while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module) or (
         isinstance(module, nn.DataParallel) and isinstance(inner := module.module, nn.Module)

@@ -14,7 +14,7 @@ before: an extraction that was interrupted gives the same bits.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -182,6 +182,9 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     others = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
         torch.default_generator.manual_seed(seed)
-        if others:
-            torch.get_device_module(device).manual_seed(seed)
+        for other in others:
+            kind = torch.get_device_module(other)
+            # One of several GPUs is seeded by being the current one; where there is only one, there is no such choice.
+            with kind.device(other) if hasattr(kind, "device") else nullcontext():
+                kind.manual_seed(seed)
         yield

@@ -12,22 +12,22 @@ none of their answers is kept, so memory does not grow with their number.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final, get_args
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from dubito.choices import Keep
 from dubito.errors import ValueRangeError
 from dubito.metrics.information import sub_ensembles
 from dubito.metrics.streaming import MemberStream, check_temperature
 from dubito.models.wrap import WrappedClassifier
+from dubito.probes._classes import as_classes
 from dubito.probes._several import Several, Source
 from dubito.probes.dropout import Dropout
 from dubito.probes.views import DEFAULT, Views
 from dubito.types import Classifier, Json
-
-Keep = Literal["summary", "logits"]
 
 
 @final
@@ -52,10 +52,13 @@ class Members:
     name = "members"
     price = "1 forward pass a member"
 
-    def __init__(self, models: Sequence[Any] | Source, *, keep: Keep = "summary", temperature: float = 1.0) -> None:
-        if keep not in ("summary", "logits"):
+    def __init__(
+        self, models: Sequence[Any] | Source | Classifier, *, keep: Keep = "summary", temperature: float = 1.0
+    ) -> None:
+        if keep not in get_args(Keep):
             raise ValueRangeError(f"keep must be 'summary' or 'logits'; '{keep}' came. Choose one of the two.")
-        self._source: Source = models if isinstance(models, Source) else Several(models)
+        listed = [models] if isinstance(models, Classifier) else models  # one that is no list is told as one too few
+        self._source: Source = listed if isinstance(listed, Source) else Several(listed)
         self._keep, self._temperature = keep, check_temperature(temperature)
         self._checked: Classifier | None = None
         self.name, self.price = self._source.name, f"{len(self._source)} forward passes"
@@ -143,25 +146,11 @@ class Members:
             columns[f"{self.name}_between"] = stream.between().float()
         if kept:
             columns[f"{self.name}_logit"] = torch.stack(kept, 1)
-        if label is not None and is_class(label):
-            columns[f"{self.name}_loss"] = _loss(stream, label)
+        classes = as_classes(label, stream.probs().shape[1])
+        if classes is not None:
+            columns[f"{self.name}_loss"] = stream.loss(classes).float()
         return columns
 
     def settings(self) -> Json:
         """Those of the members, with hashes of their weights, what is kept, and the temperature."""
         return {**self._source.settings(), "keep": self._keep, "temperature": self._temperature}
-
-
-def is_class(label: Shaped[Tensor, "n ..."]) -> bool:
-    """Whether labels are classes; targets of a task loss may be shares, or anything else."""
-    return label.dim() == 1 and not (label.is_floating_point() or label.is_complex() or label.dtype == torch.bool)
-
-
-def _loss(stream: MemberStream, label: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
-    c = stream.probs().shape[1]
-    if bool(((label < 0) | (label >= c)).any()):
-        raise ValueRangeError(
-            f"labels must be classes of the members, 0 to {c - 1}; {int(label.min())} to {int(label.max())} came. "
-            f"Give targets of another kind as floats."
-        )
-    return stream.loss(label.long()).float()

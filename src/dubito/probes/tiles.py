@@ -13,16 +13,18 @@ with norms or hidden layers behind the pool it does not, so everything behind th
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import isqrt
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from dubito.choices import Keep
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.groups import Groups
 from dubito.metrics.streaming import check_temperature
+from dubito.probes._classes import as_classes
 from dubito.types import Classifier, Json, Tiled, Tiling
 
 _LARGEST = 7
@@ -46,7 +48,7 @@ class Tiles:
 
     grids: Sequence[int] | None = None
     _: KW_ONLY
-    keep: Literal["summary", "logits"] = "summary"
+    keep: Keep = "summary"
     temperature: float = 1.0
     dtype: Literal["float16", "float32"] = "float16"
 
@@ -55,7 +57,7 @@ class Tiles:
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
-        if self.keep not in ("summary", "logits"):
+        if self.keep not in get_args(Keep):
             raise ValueRangeError(f"keep must be 'summary' or 'logits'; '{self.keep}' came. Choose one of the two.")
         if self.dtype not in ("float16", "float32"):
             raise ValueRangeError(f"dtype must be float16 or float32; '{self.dtype}' came.")
@@ -84,7 +86,7 @@ class Tiles:
         pool = pooling(tiled.grid, grids).to(tiled.features.device)
         groups = Groups([k * k for k in grids], temperature=self.temperature)
         classes = tiled.logits(0, 0).shape[-1]
-        known = label if label is not None and _are_classes(label, classes) else None
+        known = as_classes(label, classes)
         parts: list[dict[str, Tensor]] = []
         step = _at_once(len(x), 4 * sum(pool.shape) * classes)  # logits of members and of tiles
         for start in range(0, max(1, len(x)), step):
@@ -169,9 +171,3 @@ def _asked_twice(model: Classifier, x: Float[Tensor, "n ..."]) -> Tiled:
             f"tell their height and width. Give the classifier a method tiled(x), see `dubito.types.Tiling`."
         )
     return Tiled(model.features(x), (side, side), lambda start, stop: model.logits(tiles[start:stop]))
-
-
-def _are_classes(label: Shaped[Tensor, "n ..."], classes: int) -> bool:
-    """Whether there is a class to look up; targets of other tasks are shares, or several labels an image."""
-    whole = label.dim() == 1 and not (label.is_floating_point() or label.dtype == torch.bool)
-    return whole and not bool(((label < 0) | (label >= classes)).any())

@@ -4,18 +4,13 @@ One self-contained file: styles and drawings are inside, nothing is loaded, and 
 """
 
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from dubito.diagnosis.collapse import Collapse, EnsembleDiagnosis
+from dubito.report._document import write_document
 from dubito.report._drawings import histogram
 from dubito.report._falls import fall
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_STYLE = """svg .measured { fill: none; stroke: var(--unsure); stroke-width: 1.75; }
-svg .averaging { fill: none; stroke: var(--soft); stroke-width: 1.25; stroke-dasharray: 4 3; }
-svg .dot { fill: var(--unsure); }
-"""
 _ABOUT = {
     "MI": "Mutual information of class and member, in nats: how much members disagree about an image. It is the "
     "epistemic part of the uncertainty; what is left is the aleatoric one, on which members agree.",
@@ -31,32 +26,8 @@ _ABOUT = {
 def write_ensemble_page(found: EnsembleDiagnosis, to: str | Path) -> Path:
     """Write the page of an ensemble and return its path."""
     title = "Do your members disagree?" if len(found.ensembles) == 1 else "Do larger models disagree less?"
-    body = "\n".join([_header(found, title), _table(found), _falls(found), *map(_set, found.ensembles), _about()])
-    path = Path(to)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_document(title, body), encoding="utf-8")
-    return path
-
-
-def _document(title: str, body: str) -> str:
-    here = files("dubito.report")
-    style = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "diagnosis.css")) + _STYLE
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+    parts = [_header(found, title), _table(found), _falls(found), *map(_set, found.ensembles), _about()]
+    return write_document(to, title, parts, styles=("page.css", "diagnosis.css", "ensemble.css"))
 
 
 def _header(found: EnsembleDiagnosis, title: str) -> str:
@@ -96,7 +67,7 @@ def _falls(found: EnsembleDiagnosis) -> str:
     drawn = [_fall_of(one) for one in found.ensembles if len(one.levels) > 1 and one.kind != "same"]
     if found.decay is not None:
         points = [(one.key or 1.0, *one.epistemic[:3]) for one in found.ensembles]
-        drawn.insert(0, _figure(fall(points), "all members, against the size of models", "MI in nats"))
+        drawn.insert(0, _figure(fall(points), "all members, by size of models", "MI in nats"))
     if not drawn:
         return ""
     return f"""<section class="part">
@@ -110,7 +81,7 @@ alone leaves.</p>
 def _fall_of(one: Collapse) -> str:
     points = [(float(level.size), *level.information[:3]) for level in one.levels]
     expected = [(float(level.size), level.expected) for level in one.levels]
-    title = "against the size of sub-ensembles" if one.key is None else f"models of {one.key:g}"
+    title = "by size of sub-ensembles" if one.key is None else f"models of {one.key:g}"
     exponent = "" if one.decay is None else f"s^\N{MINUS SIGN}{one.decay.exponent.value:.2f}"
     return _figure(fall(points, expected), title, exponent)
 

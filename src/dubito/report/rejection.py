@@ -7,16 +7,16 @@ matplotlib.
 
 from collections.abc import Iterator
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dubito.apps.rejection_result import ORIGINAL, UNCERTAINTIES, Rejected, RejectionStudy
+from dubito.apps._rejection_words import UNCERTAINTIES
+from dubito.apps.rejection_result import ORIGINAL, Rejected, RejectionStudy
 from dubito.diagnosis.pictures import new_figure
 from dubito.errors import ValueRangeError
+from dubito.report._document import write_document
 from dubito.report._lines import curves, palette
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _METRICS = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "calibration error"}
 _KINDS = {
     "acceptance": "of all images accepted up to a quantile of the uncertainty",
@@ -37,11 +37,8 @@ _ABOUT = {
 def write_rejection_page(study: RejectionStudy, to: str | Path) -> Path:
     """Write the page of a study and return its path."""
     title = f"Which images should {study.model} refuse?"
-    body = "\n".join([_header(study, title), _table(study), *_figures(study), _about()])
-    path = Path(to)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_document(title, body), encoding="utf-8")
-    return path
+    parts = [_header(study, title), _table(study), *_figures(study), _about()]
+    return write_document(to, title, parts, styles=("page.css", "diagnosis.css", "rejection.css"))
 
 
 def rejection_figure(study: RejectionStudy, uncertainty: str, *, kind: str = "acceptance") -> Any:
@@ -95,28 +92,6 @@ def _known(kind: str) -> str:
     return kind
 
 
-def _document(title: str, body: str) -> str:
-    here = files("dubito.report")
-    sheets = ("page.css", "diagnosis.css", "rejection.css")
-    style = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in sheets)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
-
-
 def _header(study: RejectionStudy, title: str) -> str:
     facts = [f"{study.name}, {study.images:,} images", f"{len(study.levels)} buckets"]
     facts += [f"T = {', '.join(f'{at:.3g}' for at in study.temperatures)}"]
@@ -139,7 +114,10 @@ def _header(study: RejectionStudy, title: str) -> str:
 
 def _table(study: RejectionStudy) -> str:
     header, *lines = study.lines()
-    head = "".join(f"<th scope='col'>{escape(_minus(name))}</th>" for name in header)
+    words = ("", " class='word'")  # the second column holds names, as the first
+    head = "".join(
+        f"<th scope='col'{words[place == 1]}>{escape(_minus(name))}</th>" for place, name in enumerate(header)
+    )
     body = "".join(_row(found, line) for found, line in zip(study.results, lines, strict=True))
     return f"""<section class="part">
 <h2>Every order of the images</h2>
