@@ -100,7 +100,7 @@ def made(source: str, name: str, n: int = 8) -> Table:
         (TableError, "train has none. Give training", lambda t: diagnose(t, blobs(9), train=t.rows(slice(0, 0)))),
         (TableError, "train must be other rows than known", lambda t: diagnose(t, blobs(9), train=t)),
         (TableError, r"different ones \(b 2 and a 1\)", lambda t: diagnose(made("1", "a"), made("2", "b"))),
-        (TableError, r"different ones \(c 3 and a 1\)", lambda t: diagnose(made("1", "a"), blobs(8), train=made("3", "c"))),
+        (TableError, r"ones \(c 3 and a 1\)", lambda t: diagnose(made("1", "a"), blobs(8), train=made("3", "c"))),
         (TableError, "column 'logit' must be as wide", lambda t: diagnose(t, blobs(9, classes=5))),
         (
             MissingColumnError,
