@@ -253,11 +253,13 @@ def test_few_images_at_a_time_say_the_same(monkeypatch):
         return logits(self, z)
 
     monkeypatch.setattr(WrappedClassifier, "logits", counted)
-    monkeypatch.setattr(tiles_module, "_AT_ONCE", 2 * 4 * (139 + 49) * C)
+    monkeypatch.setattr(tiles_module, "_ASKED", 4 * 4 * 49 * C)
+    monkeypatch.setattr(tiles_module, "_WORKED", 3 * 4 * (139 + 49) * C)
     for name, column in probe.run(model, x, label).items():
         torch.testing.assert_close(column, expected[name], rtol=1e-5, atol=1e-6)
-    assert asked == [0, 2, 2, 2, 1]  # none, to learn the number of classes; then every tile once
-    monkeypatch.setattr(tiles_module, "_AT_ONCE", 1)
+    assert asked == [0, 4, 3]  # none, to learn the number of classes; then every tile once
+    monkeypatch.setattr(tiles_module, "_ASKED", 1)
+    monkeypatch.setattr(tiles_module, "_WORKED", 1)
     assert torch.equal(probe.run(model, x, label)["tiles_7_loss"].argsort(), expected["tiles_7_loss"].argsort())
 
 

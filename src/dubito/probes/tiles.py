@@ -29,8 +29,10 @@ from dubito.types import Classifier, Json, Tiled, Tiling
 
 _LARGEST = 7
 """The largest grid by default: the paper's, and the map of a ResNet at 224 pixels."""
-_AT_ONCE = 2**21
-"""Bytes of logits that are worked on at a time: a few images of 1,000 classes, which a processor's cache holds."""
+_ASKED = 2**24
+"""Bytes of tile logits that are asked for at a time: one long product with the head is faster than many short ones."""
+_WORKED = 2**21
+"""Bytes of members' logits that are worked on at a time: a few images, which a processor's cache holds."""
 
 
 @final
@@ -88,13 +90,15 @@ class Tiles:
         classes = tiled.logits(0, 0).shape[-1]
         known = as_classes(label, classes)
         parts: list[dict[str, Tensor]] = []
-        step = _at_once(len(x), 4 * sum(pool.shape) * classes)  # logits of members and of tiles
-        for start in range(0, max(1, len(x)), step):
+        few = _at_once(len(x), 4 * sum(pool.shape) * classes, _WORKED)
+        for start in range(0, max(1, len(x)), step := _at_once(len(x), 4 * pool.shape[1] * classes, _ASKED)):
             # Every tile is asked once: what each grid says are means over tiles.
             tiles = tiled.logits(start, start + step)
             tiles = tiles.to(torch.promote_types(tiles.dtype, pool.dtype))
             part = None if known is None else known[start : start + step]
-            parts.append(self._columns(groups, grids, pool.to(tiles) @ tiles, part))
+            for first in range(0, max(1, len(tiles)), few):
+                own = None if part is None else part[first : first + few]
+                parts.append(self._columns(groups, grids, pool.to(tiles) @ tiles[first : first + few], own))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, tiled.features
 
     def settings(self) -> Json:
@@ -155,9 +159,9 @@ def pooling(grid: tuple[int, int], sides: Sequence[int]) -> Float[Tensor, "m t"]
     return torch.cat([F.adaptive_avg_pool2d(tiles, k).view(h * w, k * k).T for k in sides])
 
 
-def _at_once(images: int, size: int) -> int:
-    """How many images to work on together: as many as fit, in parts of equal length."""
-    parts = -(-images * size // _AT_ONCE)
+def _at_once(images: int, size: int, most: int) -> int:
+    """How many images of a size to work on together: as many as fit, in parts of equal length."""
+    parts = -(-images * size // most)
     return -(-images // parts) if parts > 1 else max(1, images)
 
 
