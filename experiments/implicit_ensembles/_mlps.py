@@ -21,6 +21,7 @@ from torchvision.datasets import MNIST, FashionMNIST
 
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
+from dubito.metrics import auroc
 
 BATCH, MOMENTUM, DROPOUT = 128, 0.9, 0.1
 WAY = 0.01 * 100
@@ -83,3 +84,8 @@ def member(folder: Path, width: int, seed: int, train: tuple[Tensor, Tensor], ep
 def logits_of(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
     """(m, n, c), in blocks of rows."""
     return torch.stack([torch.cat([module(part) for part in x.split(1000)]) for module in modules])
+
+
+def apart(known: Tensor, foreign: Tensor) -> float:
+    """How well an uncertainty tells foreign images."""
+    return auroc(torch.cat([known, foreign]), torch.arange(len(known) + len(foreign)) >= len(known))

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from _ambiguous import dirty_mnist
-from _mlps import logits_of, member, read
+from _mlps import apart, logits_of, member, read
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from dubito.ensembles import MaskRecipe, extract_members
-from dubito.metrics import auroc, decompose
+from dubito.metrics import decompose
 
 EXPECTED = Path(__file__).parents[1] / "expected" / "implicit_ensembles_masks.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "masks.png"
@@ -125,11 +125,6 @@ def verdicts(told: dict[str, Any], width: int) -> list[str]:
         f"{single['mean_difference']['entropy']}",
         f"AUROC by entropy: extracted {extracted['auroc']['entropy']}, single {single['auroc']['entropy']}",
     ]
-
-
-def apart(known: Tensor, foreign: Tensor) -> float:
-    """How well an uncertainty tells foreign images."""
-    return auroc(torch.cat([known, foreign]), torch.arange(len(known) + len(foreign)) >= len(known))
 
 
 def row(key: str, told: dict[str, Any]) -> str:

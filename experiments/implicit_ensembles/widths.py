@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 from _ambiguous import dirty_mnist
-from _mlps import logits_of, member, read
+from _mlps import apart, logits_of, member, read
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from dubito.diagnosis.ensemble import diagnose_ensemble
-from dubito.metrics import auroc, decompose
+from dubito.metrics import decompose
 from dubito.table import Table
 
 EXPECTED = Path(__file__).parents[1] / "expected" / "implicit_ensembles_widths.json"
@@ -104,11 +104,6 @@ def measured(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> tuple[dict
     }
     rounded = {key: {name: round(float(value), 5) for name, value in of.items()} for key, of in told.items()}
     return rounded, scores["mutual information"]
-
-
-def apart(known: Tensor, foreign: Tensor) -> float:
-    """How well an uncertainty tells foreign images."""
-    return auroc(torch.cat([known, foreign]), torch.arange(len(known) + len(foreign)) >= len(known))
 
 
 def row(width: int, told: dict[str, Any]) -> str:
