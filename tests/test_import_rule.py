@@ -11,7 +11,7 @@ import dubito
 
 SOURCE = Path(dubito.__file__).parent
 GROUND = {"errors", "choices", "table", "types"}
-BELOW = GROUND | {"views", "data", "models", "metrics", "probes", "cache", "heads", "ensembles", "scores"}
+BELOW = GROUND | {"views", "data", "models", "metrics", "gradients", "probes", "cache", "heads", "ensembles", "scores"}
 """What a diagnosis stands on."""
 MAY_KNOW = {
     "errors": set(),
@@ -22,7 +22,8 @@ MAY_KNOW = {
     "data": GROUND,
     "models": GROUND,
     "metrics": GROUND,
-    "probes": GROUND | {"models", "metrics"},
+    "gradients": GROUND | {"models"},
+    "probes": GROUND | {"models", "metrics", "gradients"},
     "cache": GROUND | {"data", "probes"},
     "heads": GROUND | {"views", "models", "metrics", "cache"},
     "ensembles": GROUND | {"views", "models", "metrics", "cache", "heads"},

@@ -5,7 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dubito.errors import DubitoError, MissingColumnError, TableError
-from dubito.table import ENSEMBLES, WRITERS, Column, Table, asked_otherwise, ensembles_in, to_tensor, writer_of
+from dubito.table import (
+    ENSEMBLES,
+    WRITERS,
+    Column,
+    Table,
+    asked_otherwise,
+    ensembles_in,
+    gradients_in,
+    to_tensor,
+    writer_of,
+)
 
 LOGIT = [[2.0, 0.0], [0.0, 1.0], [0.5, 0.25]]
 
@@ -171,8 +181,8 @@ def test_a_missing_column_says_who_writes_it():
         "table.label needs column 'label'; cache/test has logit. "
         "It is written by an extraction of images with labels (class folders, a CSV, labels=...)."
     )
-    with pytest.raises(MissingColumnError, match=r"energy\.score needs column 'gradient'.* Run the probe that writes"):
-        table.require("logit", "gradient", by="energy.score")
+    with pytest.raises(MissingColumnError, match=r"energy\.score needs column 'mine'.* Run the probe that writes"):
+        table.require("logit", "mine", by="energy.score")
     with pytest.raises(MissingColumnError, match="needs column 'logit'; table in memory has no columns"):
         Table().select("logit")
     with pytest.raises(MissingColumnError, match=r"table\.shape\('feature'\) needs column 'feature'"):
@@ -300,6 +310,8 @@ def test_the_maker_goes_with_the_rows():
             "members_logit",
             ENSEMBLES["members"] + ', with keep="logits", or by dubito.ensemble(tables) of one table a model',
         ),
+        ("noise_variance", ENSEMBLES["noise"]),
+        ("dropout_variance", ENSEMBLES["dropout"] + ', with keep="logits", of which it is computed'),
         *((name, None) for name in ("tiles", "tiles_logit", "members_2", "mine", "mine_logit", "xmembers", "views_x")),
     ],
 )
@@ -307,12 +319,29 @@ def test_who_writes_the_columns_of_ensembles(column, writer):
     assert writer_of(column) == writer
 
 
+@pytest.mark.parametrize(
+    ("column", "asked"),
+    [
+        ("gradient", ""),
+        ("gradient_root", ', with method="exact" and weightings=["root"]'),
+        ("gradient_l1", ', with method="exact" and weightings=["expected_l1"]'),
+        ("gradient_predicted", ', with any method but "signs"'),
+        ("gradient_uniform", ", with uniform=True"),
+        ("gradient_bound", ', with method="top"'),
+        ("very_noisy_uniform", " of the name 'very_noisy', with uniform=True"),
+    ],
+)
+def test_who_writes_the_columns_of_gradients(column, asked):
+    assert writer_of(column) == f"the gradient probe (extract(..., probes=[dubito.Gradient()])){asked}"
+    assert writer_of("_root") is writer_of("9_root") is writer_of("roots") is None
+
+
 def test_every_ensemble_has_its_columns():
     for name, writer in ENSEMBLES.items():
         of = f"{name}_2" if name == "tiles" else name
         assert writer_of(of) == writer
         assert ensembles_in([of]) == ensembles_in([f"{of}_logit", f"{of}_loss"]) == (of,)
-    assert ensembles_in(["members_loss", "views_between", "logit", "mine_logit"]) == ()
+    assert ensembles_in(["members_loss", "views_between", "noise_variance", "logit", "mine_logit"]) == ()
 
 
 def test_how_ensembles_were_asked():
@@ -326,3 +355,16 @@ def test_how_ensembles_were_asked():
     assert asked_otherwise(cold, warm, "views") is asked_otherwise(cold, Table(), "tiles_7") is None  # nobody knows
     others = Table(maker={"ensembles": {"members": {"members": ["cd" * 16] * 3}}})
     assert asked_otherwise(cold, others, "members") == "members"  # hashes are for nobody to read
+
+
+def test_how_gradients_were_asked():
+    def table(**settings):
+        told = {"settings": settings, "layers": ["fc"], "depth": [0], "of": 1}
+        return Table(noisy=[[1.0]], maker={"gradients": {"noisy": told, "gone": told}})
+
+    few, many = table(copies=2, sigma=0.1, seed=0, uniform=True), table(copies=8, sigma=0.1, seed=1, uniform=False)
+    assert asked_otherwise(few, many, "noisy") == "copies=2 and copies=8"
+    assert asked_otherwise(few, table(copies=2, sigma=0.1, weightings=["fisher"]), "noisy") is None
+    assert asked_otherwise(few, Table(), "noisy") is None
+    assert gradients_in(few) == ("noisy",)  # of the other there is no column
+    assert gradients_in(Table()) == gradients_in(Table(maker={"gradients": None})) == ()

@@ -351,3 +351,19 @@ def test_ensembles_that_were_asked_otherwise_are_not_joined():
     assert len(joined(table(10), table(10))) == 2
     assert joined(table(10), table(20, dropout=None)).columns == ("loss",)
     assert joined(table(10).select("loss"), table(20)).columns == ("loss",)
+
+
+def test_gradients_that_were_asked_otherwise_are_not_joined():
+    def table(copies: int, **columns: object) -> Table:
+        told = {"settings": {"copies": copies}, "layers": ["fc"], "depth": [0], "of": 1}
+        maker = {"gradients": {"gradient": told}}
+        return Table(name=f"cache/{copies}", maker=maker, **{"loss": [1.0], "gradient": torch.ones(1, 1), **columns})
+
+    refused(
+        "joined: 'gradient' of cache/0 and cache/8 were asked with other settings (copies=0 and copies=8), so that "
+        "their numbers cannot be compared. Extract both alike, or select other columns.",
+        table(0),
+        table(8),
+    )
+    assert joined(table(8), table(8)).maker == table(8).maker
+    assert joined(table(0), table(8, gradient=None)).columns == ("loss",)

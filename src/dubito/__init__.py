@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dubito.models.transform import Preprocess as Preprocess
     from dubito.probes import Before as Before
     from dubito.probes import Forward as Forward
+    from dubito.probes import Gradient as Gradient
     from dubito.probes import Members as Members
     from dubito.probes import Tiles as Tiles
     from dubito.scores import Cool as Cool
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from dubito.scores import Energy as Energy
     from dubito.scores import Entropy as Entropy
     from dubito.scores import ExpectedEntropy as ExpectedEntropy
+    from dubito.scores import GradNorm as GradNorm
+    from dubito.scores import LastLayerGradient as LastLayerGradient
     from dubito.scores import Mahalanobis as Mahalanobis
     from dubito.scores import Margin as Margin
     from dubito.scores import MaxLogit as MaxLogit
@@ -57,13 +60,17 @@ if TYPE_CHECKING:
     from dubito.scores import MentalModel as MentalModel
     from dubito.scores import MutualInformation as MutualInformation
     from dubito.scores import Neighbours as Neighbours
+    from dubito.scores import PerturbationVariance as PerturbationVariance
+    from dubito.scores import PredictedGradient as PredictedGradient
     from dubito.scores import PredictiveEntropy as PredictiveEntropy
+    from dubito.scores import REGrad as REGrad
     from dubito.scores import Temperature as Temperature
     from dubito.scores import UncertaintyHead as UncertaintyHead
     from dubito.scores import VariationRatio as VariationRatio
     from dubito.scores import WeightedMutualInformation as WeightedMutualInformation
     from dubito.scores import load_score as load_score
     from dubito.scores import save_score as save_score
+    from dubito.scores import tune_regrad as tune_regrad
     from dubito.table import Table as Table
     from dubito.views import ensemble as ensemble
     from dubito.views import joined as joined
@@ -88,6 +95,7 @@ _HOMES = {
     "Forward": "dubito.probes",
     "Members": "dubito.probes",
     "Tiles": "dubito.probes",
+    "Gradient": "dubito.probes",
     "MaxProbability": "dubito.scores",
     "Entropy": "dubito.scores",
     "Cool": "dubito.scores",
@@ -104,6 +112,12 @@ _HOMES = {
     "ExpectedEntropy": "dubito.scores",
     "PredictiveEntropy": "dubito.scores",
     "VariationRatio": "dubito.scores",
+    "REGrad": "dubito.scores",
+    "PredictedGradient": "dubito.scores",
+    "LastLayerGradient": "dubito.scores",
+    "GradNorm": "dubito.scores",
+    "PerturbationVariance": "dubito.scores",
+    "tune_regrad": "dubito.scores",
     "UncertaintyHead": "dubito.scores",
     "Recipe": "dubito.heads",
     "train": "dubito.apps.train",

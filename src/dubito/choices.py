@@ -40,3 +40,10 @@ WeighedOver = Literal["input", "pooled"]
 """Whether members have weights of their own for each input, or one for all."""
 Keep = Literal["summary", "logits"]
 """What a probe of an ensemble writes: a few numbers an image, or also what every member says."""
+
+ClassWeighting = Literal["fisher", "root", "expected_l1"]
+"""How gradients of the classes become one number: the Fisher trace, norms weighed by roots, or expected 1-norms."""
+LayerWeighting = Literal["exponential", "uniform", "kept"]
+"""How layers are weighed: by depth, all of the model alike, or alike those that a truncated probe has kept."""
+GradientMethod = Literal["exact", "top", "signs", "combined"]
+"""Which classes gradients are taken of: all, the most likely, random mixtures of all, or both of the latter."""

@@ -83,3 +83,11 @@ class OwnLabelsWarning(DubitoWarning):
 
 class ConstantHeadWarning(DubitoWarning):
     """A trained head says the same of every image: it has not learned anything."""
+
+
+class GradientFallbackWarning(DubitoWarning):
+    """Gradients of some layers are taken image by image: right, but slow; the message names the layers."""
+
+
+class UnusedLayersWarning(DubitoWarning):
+    """Some layers take no part in what a model says, so that they have no gradient; the message names them."""

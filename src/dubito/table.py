@@ -24,6 +24,7 @@ WRITERS = {
     "epoch": "an extraction of augmented epochs (epochs=..., augment=...)",
     "photo": "an extraction of augmented epochs (epochs=..., augment=...)",
     "before": "the probe dubito.Before (probes=[dubito.Before()], or dubito extract --before)",
+    "gradient": "the gradient probe (extract(..., probes=[dubito.Gradient()]))",
 }
 """Who writes a column: told to a user whose table lacks it. Columns of ensembles are in `ENSEMBLES`."""
 
@@ -32,17 +33,30 @@ ENSEMBLES = {
     "checkpoints": "the probe of several checkpoints (extract(..., probes=[dubito.Members.checkpoints(model, paths)]))",
     "dropout": "the probe of Monte-Carlo dropout (extract(..., probes=[dubito.Members.dropout()]))",
     "views": "the probe of several views of an image (extract(..., probes=[dubito.Members.views()]))",
+    "noise": "the probe of noisy copies of an image (extract(..., probes=[dubito.Members.noise()]))",
     "tiles": "the probe of tiles (extract(..., probes=[dubito.Tiles()]))",
     "masks": "masks of the last layer (dubito.HeadMasks().fit(train).extend(table))",
 }
-"""Who writes the columns of an ensemble: NAME, NAME_loss, NAME_between, NAME_logit. Those of tiles are tiles_2 ..."""
+"""Who writes the columns of an ensemble: NAME, NAME_loss, NAME_between, NAME_logit, NAME_variance. Those of tiles are
+tiles_2 ..."""
 
 _OF_ENSEMBLE = re.compile(
-    r"(?P<name>members|checkpoints|dropout|views|masks|tiles_\d+)(?P<part>_loss|_between|_logit)?"
+    r"(?P<name>members|checkpoints|dropout|views|noise|masks|tiles_\d+)(?P<part>_loss|_between|_logit|_variance)?"
 )
+_OF_GRADIENT = re.compile(r"(?P<name>[a-z][a-z_]*)(?P<part>_root|_l1|_predicted|_uniform|_bound)")
+_ASKED = {
+    "_root": 'method="exact" and weightings=["root"]',
+    "_l1": 'method="exact" and weightings=["expected_l1"]',
+    "_predicted": 'any method but "signs"',
+    "_uniform": "uniform=True",
+    "_bound": 'method="top"',
+}
+"""How the gradient probe is asked for its further columns, by the end of their names."""
 
 _LONG = 80
 """Settings that are longer, such as hashes of members, are named and not shown."""
+_NO_MATTER = ("weightings", "uniform", "seed")
+"""Settings of a gradient probe that add columns, or change numbers by chance alone."""
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
 
 Rows = slice | Tensor | Shaped[np.ndarray, "..."] | Sequence[int]
@@ -213,11 +227,22 @@ def writer_of(column: str) -> str | None:
     """
     found = _OF_ENSEMBLE.fullmatch(column)
     if found is None:
-        return WRITERS.get(column)
+        return WRITERS.get(column) or _writer_of_gradient(column)
     kept = "" if found["name"] == "masks" else ', with keep="logits"'
     also = {"_logit": kept, "_loss": ", where labels are the model's classes"}
+    if found["name"] != "noise":
+        also["_variance"] = f"{kept}, of which it is computed"
     joined = ", or by dubito.ensemble(tables) of one table a model" if column == "members_logit" else ""
     return ENSEMBLES[found["name"].rstrip("_0123456789")] + also.get(found["part"], "") + joined
+
+
+def _writer_of_gradient(column: str) -> str | None:
+    """Gradient probes may have names of their own; how their columns end tells them."""
+    found = _OF_GRADIENT.fullmatch(column)
+    if found is None:
+        return None
+    named = "" if found["name"] == "gradient" else f" of the name '{found['name']}'"
+    return f"{WRITERS['gradient']}{named}, with {_ASKED[found['part']]}"
 
 
 def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
@@ -230,20 +255,35 @@ def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(match["name"] for match in found if match["part"] in (None, "_logit")))
 
 
-def asked_otherwise(one: "Table", other: "Table", ensemble: str) -> str | None:
-    """In which settings an ensemble was asked otherwise for two tables; None for none, or where that is not known.
+def gradients_in(table: "Table") -> tuple[str, ...]:
+    """The gradient probes that a table knows to have been asked with, by name."""
+    return tuple(name for name in (table.maker or {}).get("gradients") or {} if name in table)
+
+
+def asked_otherwise(one: "Table", other: "Table", name: str) -> str | None:
+    """In which settings an ensemble, or a gradient probe, was asked otherwise for two tables.
+
+    None for none, or where that is not known.
 
     >>> few, many = ({"ensembles": {"dropout": {"passes": n, "rate": 0.1}}} for n in (10, 20))
     >>> asked_otherwise(Table(maker=few), Table(maker=many), "dropout")
     'passes=10 and passes=20'
     """
-    probe = ensemble.rstrip("_0123456789")
-    here, there = ((table.maker or {}).get("ensembles", {}).get(probe) for table in (one, other))
+    here, there = _asked(one, name), _asked(other, name)
     if here is None or there is None:
         return None
     differing = [key for key in {**here, **there} if here.get(key) != there.get(key)]
     told = [f"{key}={here.get(key)} and {key}={there.get(key)}" for key in differing]
     return ", ".join(text if len(text) <= _LONG else key for text, key in zip(told, differing, strict=True)) or None
+
+
+def _asked(table: "Table", name: str) -> Mapping[str, Any] | None:
+    maker = table.maker or {}
+    told = (maker.get("gradients") or {}).get(name)
+    if told is None:
+        asked: Mapping[str, Any] | None = maker.get("ensembles", {}).get(name.rstrip("_0123456789"))
+        return asked
+    return {key: value for key, value in told["settings"].items() if key not in _NO_MATTER}
 
 
 def to_tensor(values: Any, what: str) -> Tensor:

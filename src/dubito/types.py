@@ -151,6 +151,15 @@ class SharingProbe(Protocol):
         ...
 
 
+@runtime_checkable
+class NotingProbe(Protocol):
+    """A probe that has more to tell than columns, such as the names of the layers that a column's numbers belong to."""
+
+    def notes(self) -> Json:
+        """What is the same for all images, as JSON; known once a batch has been run. Kept with the columns."""
+        ...
+
+
 class Score(ABC):
     """An uncertainty from columns alone: settings in the constructor, learned attributes end in `_`.
 

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.table import Column, Exact, Table, asked_otherwise, ensembles_in
+from dubito.table import Column, Exact, Table, asked_otherwise, ensembles_in, gradients_in
 
 _OF_IMAGES = ("id", "label", "photo", "epoch")
 """Columns that tell of the images and not of the model."""
@@ -203,9 +203,9 @@ def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:
 
 
 def _check_asked_alike(tables: Sequence[Table], names: Sequence[str]) -> None:
-    """Raise TableError for ensembles whose numbers differ for their settings alone."""
+    """Raise TableError for ensembles and gradients whose numbers differ for their settings alone."""
     first = tables[0]
-    for name in ensembles_in(names):
+    for name in (*ensembles_in(names), *(name for name in gradients_in(first) if name in names)):
         for other in tables[1:]:
             if differs := asked_otherwise(first, other, name):
                 raise TableError(

@@ -7,7 +7,16 @@ import torch
 from dubito import metrics
 from dubito.apps.evaluate import TITLES, evaluate
 from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
-from dubito.scores import Entropy, MaxProbability, MutualInformation, Neighbours, Temperature
+from dubito.scores import (
+    Entropy,
+    GradNorm,
+    MaxProbability,
+    MutualInformation,
+    Neighbours,
+    PredictedGradient,
+    REGrad,
+    Temperature,
+)
 from dubito.table import Table
 
 N, C, D = 240, 5, 6
@@ -340,3 +349,21 @@ def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
             evaluate({"u": score}, known, ood=dropped(foreign, 0.2), **QUICK)
     assert "ood_auroc" in evaluate({"u": plain}, known, ood=dropped(foreign, 0.1), **QUICK)["u"]
     assert "ood_auroc" in evaluate({"u": Entropy()}, known, ood=dropped(foreign, 0.2), **QUICK)["u"]
+
+
+def test_gradients_that_were_asked_otherwise_are_not_compared():
+    def table(sigma: float) -> Table:
+        told = {"settings": {"copies": 4, "sigma": sigma}, "layers": ["fc"], "depth": [0], "of": 1}
+        columns = {name: torch.rand(20, 1) for name in ("gradient", "gradient_predicted", "gradient_uniform")}
+        return Table(
+            logit=torch.randn(20, 3), feature=torch.randn(20, 2), maker={"gradients": {"gradient": told}}, **columns
+        )
+
+    weak, strong = table(0.1), table(0.2)
+    for score in (REGrad(), PredictedGradient(), GradNorm("gradient")):
+        with pytest.raises(TableError, match=r"evaluate: 'u' compares 'gradient' of .*\(sigma=0\.1 and sigma=0\.2\)"):
+            evaluate({"u": score}, weak, ood=strong, resamples=5)
+        assert evaluate({"u": score}, weak, ood=table(0.1), resamples=5)["u"]["ood_auroc"]
+    assert evaluate({"u": GradNorm()}, weak, ood=strong, resamples=5)["u"][
+        "ood_auroc"
+    ]  # the last layer has no settings

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 import dubito
+from dubito.cli._console import Screen
+from dubito.cli._scores import choose_scores
 from dubito.scores import make_score
 
 from .conftest import MODEL, Run, write_images
@@ -148,3 +150,29 @@ def test_scores_of_members_are_kept_and_used_again(run: Run, ensembles: Path, tm
     assert set(first["scores"]) == {"mutual_information:views", "mutual_information:tiles_3"}
     again = run("score", ensembles, "--load", tmp_path / "kept", "--json").json
     assert sorted(again["scores"]) == ["mutual_information_tiles_3", "mutual_information_views"]
+
+
+def test_scores_of_noisy_copies_where_there_are_any(run: Run, labelled: Path, images: Path, weights: Path) -> None:
+    plain = run("evaluate", labelled, "--resamples", 5, "--json").json
+    assert {"last_layer_gradient", "grad_norm"} < set(plain["scores"])
+    assert not {"regrad", "predicted_gradient", "perturbation_variance"} & set(plain["scores"])
+    assert not any("noise" in note or "gradient" in note for note in plain["notes"])
+    folder, labels = labelled.parent / "noisy", labelled.parent / "labels.csv"
+    model = dubito.load(MODEL, weights=weights)
+    dubito.extract(model, images, folder, labels=labels, probes=[dubito.Members.noise(2)], workers=0)
+    found = run("evaluate", folder, "--resamples", 5, "--json").json
+    assert {"perturbation_variance", "mutual_information"} < set(found["scores"])
+    assert not any("noise" in note for note in found["notes"])
+
+
+def test_a_truncated_gradient_is_left_out_unless_asked_for() -> None:
+    told = {"settings": {"last": 1}, "layers": ["fc"], "depth": [2], "of": 3}
+    table = dubito.Table(logit=[[1.0, 0.0]], feature=[[1.0]], gradient=[[1.0]], maker={"gradients": {"gradient": told}})
+    screen = Screen(quiet=True)
+    chosen = choose_scores([], {}, table, None, None, screen)
+    assert "regrad" not in chosen
+    assert any("regrad.score: column 'gradient' of table in memory has 1 of 3 layers" in note for note in screen.notes)
+    kept = choose_scores(["regrad"], {"regrad": {"layers": "kept"}}, table, None, None, screen)["regrad"]
+    assert kept.score(table).tolist() == [1.0]
+    with pytest.raises(dubito.DubitoError, match="has 1 of 3 layers"):
+        choose_scores(["regrad"], {}, table, None, None, screen)

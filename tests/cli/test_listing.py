@@ -33,7 +33,7 @@ def test_probes_and_metrics(run: Run) -> None:
             "before": ("1 forward pass", "Features before the last non-linearity, in the column `before`."),
             "members": (
                 "1 forward pass a member",
-                "What several members say of each image: models, checkpoints, dropout or views.",
+                "What several members say of each image: models, checkpoints, dropout, views or noisy copies.",
             ),
         }.items()
     )

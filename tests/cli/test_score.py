@@ -14,7 +14,7 @@ from dubito.errors import DubitoError
 
 from .conftest import COUNT, MODEL, Run, write_images
 
-PLAIN = ["max_probability", "entropy", "cool", "margin", "max_logit", "energy"]
+PLAIN = ["max_probability", "entropy", "cool", "margin", "max_logit", "energy", "last_layer_gradient", "grad_norm"]
 
 
 def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> None:

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 
 from dubito.errors import MissingColumnError, NotFittedError, ValueRangeError
 from dubito.heads import Recipe
+from dubito.metrics.spread import VarianceStream
 from dubito.metrics.streaming import MemberStream
 from dubito.scores import SCORES, MutualInformation, load_score, make_score, save_score
+from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.table import Table, writer_of
 from dubito.types import Score
 
@@ -42,6 +44,11 @@ OTHER_SETTINGS = {
     "expected_entropy": {"of": "views"},
     "variation_ratio": {"of": "views"},
     "predictive_entropy": {"of": "views"},
+    "regrad": {"weighting": "root", "layers": (0.0, 2.0, 0.5), "beta": 2.0, "of": "noisy"},
+    "predicted_gradient": {"layers": "uniform", "beta": 1.0, "of": "noisy"},
+    "last_layer_gradient": {"weighting": "expected_l1", "bias": False},
+    "grad_norm": {"of": "gradient", "bias": True, "layers": "kept"},
+    "perturbation_variance": {"of": "views"},
     "head": {"width": 16, "depth": 1, "seed": 5, "recipe": Recipe(target="expected", batch=50, rows=12_000)},
 }
 """Away from the defaults, for scores that have settings."""
@@ -60,17 +67,31 @@ def data(n: int, seed: int = 0) -> Table:
     feature = torch.eye(C, D)[label] * 3 + torch.randn(n, D, generator=generator)
     logit = 2 * feature[:, :C] + 0.3 * torch.randn(n, C, generator=generator)
     table = Table(feature=feature, logit=logit, label=label, loss=F.cross_entropy(logit, label, reduction="none"))
-    return with_members(table, logit[:, None] + torch.randn(n, 5, C, generator=generator))
+    return with_gradients(with_members(table, logit[:, None] + torch.randn(n, 5, C, generator=generator)))
 
 
 def with_members(table: Table, logits: torch.Tensor) -> Table:
-    """With ensembles: two that are summed up, and one as the logits of its members."""
+    """With ensembles: three that are summed up, and one as the logits of its members."""
     columns = {"dropout_logit": logits.double()}
-    for name, members in {"members": logits, "views": logits[:, 1:]}.items():
-        stream = MemberStream()
+    for name, members in {"members": logits, "views": logits[:, 1:], "noise": logits[:, :4]}.items():
+        stream, spread = MemberStream(), VarianceStream()
         stream.add(members)
-        columns[name] = stream.summary().float()
+        spread.add(members)
+        columns |= {name: stream.summary().float(), f"{name}_variance": spread.variance().float()}
     return table.extended(**columns)
+
+
+def with_gradients(table: Table) -> Table:
+    """With what two gradient probes would write of three layers, which differ in size and a little in order."""
+    ways = {
+        "": last_layer_gradient(table.feature, table.logit),
+        "_root": last_layer_gradient(table.feature, table.logit, "root"),
+        "_predicted": last_layer_gradient(table.feature, table.logit) + 1 - table.logit.softmax(1).amax(1),
+        "_uniform": grad_norm(table.feature, table.logit),
+    }
+    layers = torch.tensor([3.0, 1.0, 0.5])
+    columns = {end: (norm[:, None] * layers + 0.01 * table.feature[:, :3].abs()).float() for end, norm in ways.items()}
+    return table.extended(**{name + end: column for end, column in columns.items() for name in ("gradient", "noisy")})
 
 
 OTHERS = list(OTHER_SETTINGS.items())
@@ -214,7 +235,8 @@ def test_a_confident_row_scores_lower_than_an_ambiguous_one(fitted):
     logit[1, :2] = 1.0
     members = logit[:, None].repeat(1, 5, 1)
     members[1] += torch.eye(C)[[0, 1, 0, 1, 0]]
-    sure, unsure = fitted.score(with_members(Table(feature=feature, logit=logit), members)).tolist()
+    table = with_gradients(with_members(Table(feature=feature, logit=logit), members))
+    sure, unsure = fitted.score(table).tolist()
     assert sure < unsure
 
 

@@ -25,6 +25,7 @@ from dubito.metrics import (
     intervals,
     neighbour_matches,
     nll,
+    paired_errors,
     r_auroc,
     recall_at_1,
 )
@@ -275,3 +276,41 @@ def test_a_positional_option_is_left_to_the_metric():
 
 def test_it_reads_well():
     assert str(Interval(0.87654, 0.8, 0.95, 0.95)) == "0.8765 [0.8000, 0.9500]"
+
+
+def test_paired_errors_by_hand():
+    # Two rows, of which one is wrong. A resample has both (half of them) or one of them twice. The AURC of scores that
+    # are right is 1/4, of wrong ones 3/4; of one row twice it is its error, whatever the scores. So the difference is
+    # 1/2 or 0 with equal chance, and its deviation 1/4.
+    (error,) = paired_errors(aurc, [[2.0, 1.0]], [1.0, 2.0], [0, 1], resamples=20_000)
+    assert error == pytest.approx(0.25, abs=0.002)
+
+
+def test_paired_errors_against_a_bootstrap_step_by_step():
+    rng = np.random.default_rng(1)
+    one, other, reference = rng.normal(size=(3, 40))
+    flags = rng.random(40) < 0.4
+    draws = np.random.default_rng(7).integers(40, size=(50, 40))
+    for metric in (aurc, auroc, excess_aurc, spread := (lambda u, e: float(u.double().std() + e.double().mean()))):
+        found = paired_errors(metric, [one, other], reference, flags, resamples=50, seed=7)
+        for u, error in zip((one, other), found, strict=True):
+            tensors = [torch.from_numpy(column) for column in (u, reference, flags)]
+            gaps = [metric(a, e) - metric(b, e) for a, b, e in ([t[rows] for t in tensors] for rows in draws)]
+            assert error == pytest.approx(np.std(gaps, ddof=1)), spread
+
+
+def test_what_scores_have_in_common_cancels():
+    rng = np.random.default_rng(0)
+    u, flags = rng.normal(size=300), rng.random(300) < 0.3
+    same, close, far = paired_errors(aurc, [3 * u + 1, u + 0.1 * rng.normal(size=300), rng.normal(size=300)], u, flags)
+    assert same == 0
+    assert 0 < close < far / 3
+
+
+def test_paired_errors_that_cannot_be():
+    with pytest.raises(ValueRangeError, match="paired_errors needs at least 2 resamples; 1 came"):
+        paired_errors(aurc, [[1.0]], [1.0], [1], resamples=1)
+    with pytest.raises(TableError, match="paired_errors needs columns of one length"):
+        paired_errors(aurc, [[1.0, 2.0]], [1.0], [1])
+    with pytest.raises(TableError, match=r"defined on resamples; on 0 of 9 it was\. Give it more rows"):
+        paired_errors(auroc, [[1.0, 2.0]], [1.0, 2.0], [1, 1], resamples=9)

@@ -24,7 +24,9 @@ from dubito.apps._scored import both, some_rows, uncertainty
 from dubito.apps._text import aligned, cell
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array, Interval
+from dubito.scores._layers import ScoreOfLayers
 from dubito.scores._members import ScoreOfMembers
+from dubito.scores.last_layer_gradient import GradNorm
 from dubito.scores.temperature import Temperature
 from dubito.table import Table, asked_otherwise
 from dubito.types import Json, Score
@@ -238,9 +240,10 @@ def _row_values(batch: Table) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _asked_alike(name: str, score: Array | Score, table: Table, ood: Table) -> None:
     """Raise TableError where foreign images were asked otherwise about: numbers would differ for that alone."""
     inner = score.score_of if isinstance(score, Temperature) else score
-    if isinstance(inner, ScoreOfMembers) and (differs := asked_otherwise(table, ood, inner.of)):
+    of = inner.of if isinstance(inner, ScoreOfMembers | ScoreOfLayers | GradNorm) else None
+    if of is not None and (differs := asked_otherwise(table, ood, of)):
         raise TableError(
-            f"evaluate: '{name}' compares '{inner.of}' of {table.name} and of {ood.name}, which were asked with other "
+            f"evaluate: '{name}' compares '{of}' of {table.name} and of {ood.name}, which were asked with other "
             f"settings ({differs}). Extract both alike."
         )
 

@@ -20,7 +20,7 @@ from dubito.data.augmented import Augmented
 from dubito.errors import ImagesError, RepairedShardWarning, TableError, ValueRangeError
 from dubito.probes.forward import Forward
 from dubito.probes.task_loss import Mixed, check_target
-from dubito.types import Classifier, Images, Json, Probe, SharingProbe
+from dubito.types import Classifier, Images, Json, NotingProbe, Probe, SharingProbe
 
 Columns = dict[str, Tensor]
 
@@ -216,7 +216,9 @@ class Run:
                 f"image '{skipped[0][0]}' was readable before and is not now: {skipped[0][1]} "
                 f"Put it back, or extract into another folder."
             )
-        self.have[name, block] = write_shard(self.folder, name, block, columns, {"skipped": skipped})
+        probe = self.probes[name]
+        told = {"told": probe.notes()} if isinstance(probe, NotingProbe) and kept else {}
+        self.have[name, block] = write_shard(self.folder, name, block, columns, {"skipped": skipped, **told})
 
     def _finish(self, blocks: range) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
@@ -256,7 +258,7 @@ def _joined(parts: list[Columns]) -> Columns:
 
 
 def _summary(shards: list[Shard]) -> Json:
-    """Columns with type and row shape, and every shard with its rows and size."""
+    """Columns with type and row shape, every shard with its rows and size, and what the probe told of them."""
     columns: Json = {}
     listed = []
     for shard in shards:
@@ -266,7 +268,8 @@ def _summary(shards: list[Shard]) -> Json:
         listed.append({"name": shard.name, "rows": rows, "bytes": shard.path.stat().st_size})
         for key, value in plain.items() if rows else ():
             columns.setdefault(key, {"dtype": value["dtype"], "shape": value["shape"][1:]})
-    return {"columns": columns, "shards": listed}
+    told = next((notes["told"] for shard in shards if "told" in (notes := shard.notes())), None)
+    return {"columns": columns, "shards": listed} | ({} if told is None else {"told": told})
 
 
 def _tell_repair(what: str, folder: Path) -> None:

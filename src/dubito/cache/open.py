@@ -58,7 +58,7 @@ def table_of_cache(folder: Path, known: Json | None) -> Table:
 
 
 def _maker(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
-    """The model part by part; if there are losses, the task loss that they are of; how each ensemble was asked.
+    """The model part by part; the task loss, if there are losses; how ensembles and gradients were asked.
 
     A model in hand whose weights agree fills in what an older cache has not recorded, or recorded in another form.
     """
@@ -74,7 +74,12 @@ def _maker(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
         for name, probe in manifest.probes.items()
         if name in ENSEMBLES
     }
-    return maker | ({"ensembles": asked} if asked else {})
+    told = {
+        name: {"settings": probe["settings"], **probe["told"]}
+        for name, probe in manifest.probes.items()
+        if "told" in probe
+    }
+    return maker | ({"ensembles": asked} if asked else {}) | ({"gradients": told} if told else {})
 
 
 def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:

@@ -18,6 +18,7 @@ from dubito.cache.manifest import Manifest, read_manifest
 from dubito.cli import _options as options
 from dubito.cli._console import Screen
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, TableError
+from dubito.scores._layers import ScoreOfLayers
 from dubito.scores._members import ScoreOfMembers
 from dubito.scores.default_density import default_density, told
 from dubito.scores.density import Density
@@ -26,6 +27,8 @@ from dubito.table import Table, ensembles_in
 from dubito.types import Score
 
 _HEAD, _AUTO = "head", "auto"
+_OF_PROBES = ("regrad", "predicted_gradient", "perturbation_variance")
+"""Scores of columns that one probe alone writes, and no usual extraction."""
 _QUICK = 1e10
 """Multiply-adds of an iteration of EM, about a second's worth."""
 _SWITCH = {"true": True, "false": False, "yes": True, "no": False}
@@ -114,6 +117,8 @@ def choose_scores(
             try:
                 score = loaded.get(name) or _made(name, texts, fit, unasked=None if names else screen)
                 table.require(*score.needs, by=f"{name}.score")
+                if isinstance(score, ScoreOfLayers):
+                    score.check_layers_of(table)
             except DubitoError as error:  # noqa: PERF203 (a handful of scores)
                 if names or name in settings:
                     raise
@@ -128,9 +133,10 @@ def choose_scores(
 def _possible(fit: Table | None, settings: options.Values, table: Table, screen: Screen) -> list[str]:
     """All scores but the head; without a table to fit on, those that learn nothing, with one note on the others.
 
-    Scores of members are meant where there are any: of a table without, nobody expects them.
+    Scores of members, gradients and noise are meant where there are any: of a table without, nobody expects them.
     """
     without = [] if ensembles_in(table.columns) else [name for name in SCORES if _of_members(name)]
+    without += [name for name in _OF_PROBES if not set(SCORES[name].needs) <= set(table.columns)]
     names = [name for name in SCORES if name != _HEAD and (name not in without or name in settings)]
     if fit is not None:
         return names
@@ -140,7 +146,7 @@ def _possible(fit: Table | None, settings: options.Values, table: Table, screen:
 
 
 def _of_members(name: str) -> bool:
-    return name in SCORES and issubclass(SCORES[name], ScoreOfMembers)
+    return name in SCORES and name not in _OF_PROBES and issubclass(SCORES[name], ScoreOfMembers)
 
 
 def _of_each(name: str, texts: dict[str, str], table: Table) -> dict[str, dict[str, str]]:

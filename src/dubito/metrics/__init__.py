@@ -27,7 +27,7 @@ from dubito.metrics.information import (
     sub_ensembles,
     variation_ratio,
 )
-from dubito.metrics.intervals import Interval, interval
+from dubito.metrics.intervals import Interval, interval, paired_errors
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
 from dubito.metrics.rejection import (
     RiskCoverage,
@@ -39,6 +39,7 @@ from dubito.metrics.rejection import (
     risk_coverage,
 )
 from dubito.metrics.retrieval import nearest, neighbour_matches, r_auroc, recall_at_1
+from dubito.metrics.spread import VarianceStream
 from dubito.metrics.streaming import SUMMARY, MemberStream
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Interval",
     "MemberStream",
     "RiskCoverage",
+    "VarianceStream",
     "acceptance_curve",
     "accuracy",
     "augrc",
@@ -73,6 +75,7 @@ __all__ = [
     "neighbour_matches",
     "nll",
     "nll_per_row",
+    "paired_errors",
     "partitioned",
     "r_auroc",
     "recall_at_1",

@@ -13,7 +13,7 @@ The metrics of `ranking` and `rejection` sort the rows once and count a block of
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +89,44 @@ def interval(
         draws = np.maximum(draws - (draws.mean() - value), 0)
     low, high = np.quantile(draws, ((1 - confidence) / 2, (1 + confidence) / 2))
     return Interval(value, float(low), float(high), confidence)
+
+
+def paired_errors(
+    metric: Metric, scores: Sequence[Array], reference: Array, *arrays: Array, resamples: int = 1000, seed: int = 0
+) -> list[float]:
+    """The standard error of metric(one, ...) - metric(reference, ...) for each of several scores of the same rows.
+
+    Rows are drawn with replacement, the same for all scores, so that what they have in common cancels.
+
+    Args:
+        metric: Of `ranking` or `rejection`, which takes (n) scores first.
+        scores: Each (n).
+        reference: (n), the scores to compare with.
+        arrays: What else the metric takes, (n) each.
+        resamples: How many; at least 2.
+        seed: Of the draws.
+
+    >>> paired_errors(auroc, [[5, 6, 7, 8]], [1, 2, 3, 4], [0, 1, 0, 1])  # one order, one AUROC
+    [0.0]
+    """
+    if resamples < 2:
+        raise ValueRangeError(f"paired_errors needs at least 2 resamples; {resamples} came. 1000 are usual.")
+    rest = [to_tensor(array, "paired_errors: array") for array in arrays]
+    lined_up = [to_tensor(one, "paired_errors: scores") for one in (reference, *scores)]
+    same_length("paired_errors", **{f"array {i}": len(one) for i, one in enumerate((*rest, *lined_up))})
+    of_rows = [_of_rows(metric, [one, *rest]) for one in lined_up]
+    rng, n, blocks = np.random.default_rng(seed), len(lined_up[0]), []
+    for start in range(0, resamples, size := max(1, _DRAWN_AT_ONCE // n)):
+        rows = rng.integers(n, size=(min(size, resamples - start), n))
+        blocks.append(np.stack([values(rows) for values in of_rows]))
+    draws = np.concatenate(blocks, axis=1)
+    defined = draws[:, np.isfinite(draws).all(axis=0)]
+    if defined.shape[1] < 2:
+        raise TableError(
+            f"paired_errors needs a metric that is defined on resamples; on {defined.shape[1]} of {resamples} it was. "
+            f"Give it more rows, or more rows of the rarer class."
+        )
+    return [float((one - defined[0]).std(ddof=1)) for one in defined[1:]]
 
 
 def _as_given(*arrays: Array | Column) -> tuple[Array | Column, ...]:

@@ -110,7 +110,12 @@ class WrappedClassifier:
     @property
     def device(self) -> torch.device:
         """Where the module is."""
-        return _sample(self.module).device
+        return sample_of(self.module).device
+
+    @property
+    def output(self) -> Output:
+        """What the module returns."""
+        return self._output
 
     @property
     def layer(self) -> nn.Linear | None:
@@ -273,7 +278,7 @@ class WrappedClassifier:
         return spy
 
     def _run(self, x: Tensor, spy: Spy | None = None) -> Float[Tensor, "n c"]:
-        module, like = eager(self.module), _sample(self.module)
+        module, like = eager(self.module), sample_of(self.module)
         with frozen(module):
             # A module may write into its input: the user's is copied, until the first pass shows that it does not.
             x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
@@ -286,10 +291,10 @@ class WrappedClassifier:
                     self._counts = buffers.restore() or self._plan is None
         if self._plan is None and self._writes:
             self._writes = x._version > 0
-        return _answer(out, len(x), self.name)
+        return answer_of(out, len(x), self.name)
 
 
-def _sample(module: nn.Module) -> Tensor:
+def sample_of(module: nn.Module) -> Tensor:
     """Some tensor of the module: where it is, and in which precision it computes."""
     tensors = (tensor for kind in (module.parameters(), module.buffers()) for tensor in kind)
     return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
@@ -301,7 +306,8 @@ def _weight(call: Call) -> Tensor:
     return call.weight
 
 
-def _answer(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
+def answer_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
+    """The one tensor among what a module returns, checked: a row for each of n images."""
     answer = out if isinstance(out, Tensor) else getattr(out, "logits", None)
     if not isinstance(answer, Tensor):
         raise ModelError(

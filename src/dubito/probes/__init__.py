@@ -2,7 +2,8 @@
 
 from dubito.probes.before import Before
 from dubito.probes.forward import Forward
+from dubito.probes.gradient import Gradient
 from dubito.probes.members import Members
 from dubito.probes.tiles import Tiles
 
-__all__ = ["Before", "Forward", "Members", "Tiles"]
+__all__ = ["Before", "Forward", "Gradient", "Members", "Tiles"]

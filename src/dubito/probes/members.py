@@ -5,9 +5,10 @@
     NAME_between   (n, q)     I[Y; K] between sub-ensembles of 2, 3 ... neighbouring members (Kirsch 2024, eq. 17), for
                               every size that divides the members; single ones have the epistemic uncertainty itself
     NAME_logit     (n, m, c)  what each member says, only with keep="logits"
+    NAME_variance  (n)        the variance of their probabilities, summed over classes, only with variance=True
 
-NAME is "members", "checkpoints", "dropout" or "views". Members are asked one after the other, and without keep="logits"
-none of their answers is kept, so memory does not grow with their number.
+NAME is "members", "checkpoints", "dropout", "views" or "noise". Members are asked one after the other, and without
+keep="logits" none of their answers is kept, so memory does not grow with their number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +22,20 @@ from torch import Tensor
 from dubito.choices import Keep
 from dubito.errors import ValueRangeError
 from dubito.metrics.information import sub_ensembles
+from dubito.metrics.spread import VarianceStream
 from dubito.metrics.streaming import MemberStream, check_temperature
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes._classes import as_classes
 from dubito.probes._several import Several, Source
 from dubito.probes.dropout import Dropout
+from dubito.probes.noise import Noise
 from dubito.probes.views import DEFAULT, Views
 from dubito.types import Classifier, Json
 
 
 @final
 class Members:
-    """What several members say of each image: models, checkpoints, dropout or views.
+    """What several members say of each image: models, checkpoints, dropout, views or noisy copies.
 
     Args:
         models: From dubito.load or dubito.wrap, with the transform and the classes of the model that is extracted,
@@ -41,6 +44,7 @@ class Members:
         keep: "summary": a few numbers an image. "logits": also what each member says, which temperatures, pooled
             weights and other partitions need: 4 m c bytes an image.
         temperature: Logits are divided by it before they are summed up; kept ones are not.
+        variance: Whether to write `NAME_variance` as well, which `PerturbationVariance` reads.
 
     >>> import dubito
     >>> models = [dubito.load("timm:test_resnet", weights=None, num_classes=3) for _ in range(4)]
@@ -53,13 +57,18 @@ class Members:
     price = "1 forward pass a member"
 
     def __init__(
-        self, models: Sequence[Any] | Source | Classifier, *, keep: Keep = "summary", temperature: float = 1.0
+        self,
+        models: Sequence[Any] | Source | Classifier,
+        *,
+        keep: Keep = "summary",
+        temperature: float = 1.0,
+        variance: bool = False,
     ) -> None:
         if keep not in get_args(Keep):
             raise ValueRangeError(f"keep must be 'summary' or 'logits'; '{keep}' came. Choose one of the two.")
         listed = [models] if isinstance(models, Classifier) else models  # one that is no list is told as one too few
         self._source: Source = listed if isinstance(listed, Source) else Several(listed)
-        self._keep, self._temperature = keep, check_temperature(temperature)
+        self._keep, self._temperature, self._variance = keep, check_temperature(temperature), variance
         self._checked: Classifier | None = None
         self.name, self.price = self._source.name, f"{len(self._source)} forward passes"
 
@@ -122,6 +131,27 @@ class Members:
         """
         return cls(Views(views, amount), keep=keep, temperature=temperature)
 
+    @classmethod
+    def noise(
+        cls,
+        copies: int = 8,
+        sigma: float = 0.05,
+        seed: int = 0,
+        *,
+        keep: Keep = "summary",
+        temperature: float = 1.0,
+    ) -> "Members":
+        """The extracted model on several copies of each image with Gaussian noise, the same for all images.
+
+        Args:
+            copies: How many members; the image itself is none.
+            sigma: The standard deviation of the noise, in the units of finished inputs.
+            seed: Of the noise.
+            keep: See `Members`.
+            temperature: See `Members`.
+        """
+        return cls(Noise(copies, sigma, seed), keep=keep, temperature=temperature, variance=True)
+
     def __len__(self) -> int:
         return len(self._source)
 
@@ -136,14 +166,19 @@ class Members:
             self._source.check(model, x)
             self._checked = model
         stream = MemberStream(temperature=self._temperature, sizes=[size for _, size in sub_ensembles(len(self))][1:])
+        spread = VarianceStream(temperature=self._temperature) if self._variance else None
         kept = []
         for logits in self._source.logits(model, x):
             stream.add(logits[:, None])
+            if spread is not None:
+                spread.add(logits[:, None])
             if self._keep == "logits":
                 kept.append(logits.cpu())
         columns = {self.name: stream.summary().float()}
         if len(sub_ensembles(len(self))) > 1:
             columns[f"{self.name}_between"] = stream.between().float()
+        if spread is not None:
+            columns[f"{self.name}_variance"] = spread.variance().float()
         if kept:
             columns[f"{self.name}_logit"] = torch.stack(kept, 1)
         classes = as_classes(label, stream.probs().shape[1])
@@ -153,4 +188,6 @@ class Members:
 
     def settings(self) -> Json:
         """Those of the members, with hashes of their weights, what is kept, and the temperature."""
-        return {**self._source.settings(), "keep": self._keep, "temperature": self._temperature}
+        # Told only where it is asked for: caches that were made before there was a choice stay what they are.
+        also = {"variance": True} if self._variance else {}
+        return {**self._source.settings(), "keep": self._keep, "temperature": self._temperature, **also}

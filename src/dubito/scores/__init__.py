@@ -2,6 +2,7 @@
 
 from dubito.scores.artefact import load_score, save_score
 from dubito.scores.density import Density
+from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.head import UncertaintyHead
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -10,12 +11,15 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
+from dubito.scores.perturbation import PerturbationVariance
 from dubito.scores.registry import SCORES, make_score
 from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
 from dubito.scores.temperature import Temperature
+from dubito.scores.tune_regrad import tune_regrad
 
 __all__ = [
     "SCORES",
@@ -24,6 +28,8 @@ __all__ = [
     "Energy",
     "Entropy",
     "ExpectedEntropy",
+    "GradNorm",
+    "LastLayerGradient",
     "Mahalanobis",
     "Margin",
     "MaxLogit",
@@ -31,7 +37,10 @@ __all__ = [
     "MentalModel",
     "MutualInformation",
     "Neighbours",
+    "PerturbationVariance",
+    "PredictedGradient",
     "PredictiveEntropy",
+    "REGrad",
     "Temperature",
     "UncertaintyHead",
     "VariationRatio",
@@ -39,4 +48,5 @@ __all__ = [
     "load_score",
     "make_score",
     "save_score",
+    "tune_regrad",
 ]

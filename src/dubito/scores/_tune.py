@@ -59,12 +59,7 @@ class Tuned:
     tried: list[dict[str, Any]]
 
     def __str__(self) -> str:
-        names = list(self.tried[0])
-        lines = [names, *([_cell(row[name]) for name in names] for row in self.tried)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        )
+        return listed(self.tried)
 
 
 def tune(
@@ -105,6 +100,16 @@ def tune(
     best.nonlinearity = reads
     best.__post_init__()
     return Tuned(best, tried)
+
+
+def listed(tried: Sequence[Mapping[str, Any]]) -> str:
+    """Candidates as text, one a line under the names of their settings."""
+    names = list(tried[0])
+    lines = [names, *([_cell(row[name]) for name in names] for row in tried)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def log_likelihood(density: Density, rest: Density, table: Table) -> float:

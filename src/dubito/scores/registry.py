@@ -5,6 +5,7 @@ from typing import Any
 
 from dubito.errors import DubitoError
 from dubito.scores.density import Density
+from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.head import UncertaintyHead
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -13,9 +14,11 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
+from dubito.scores.perturbation import PerturbationVariance
 from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
 from dubito.scores.temperature import Temperature
 from dubito.types import Score
@@ -39,6 +42,11 @@ SCORES: dict[str, type[Score]] = {
         ExpectedEntropy,
         PredictiveEntropy,
         VariationRatio,
+        REGrad,
+        PredictedGradient,
+        LastLayerGradient,
+        GradNorm,
+        PerturbationVariance,
         UncertaintyHead,
     )
 }

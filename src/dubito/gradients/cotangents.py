@@ -1,0 +1,83 @@
+"""What to differentiate: directions in the space of logits, whose gradients together give the Fisher trace.
+
+    grad log p_y = J^T (e_y - p)
+    tr(F J J^T)  = sum_y p_y ||J^T (e_y - p)||^2,   F = diag(p) - p p^T
+
+    exact       e_y - p for every class y: c backward passes
+    top         the same for the k most likely classes of each image
+    signs       c = sum_y v_y sqrt(p_y) (e_y - p), v_y = +-1 at random: E ||J^T c||^2 is the trace, for any J
+    combined    the k most likely classes exactly, and signs over all others: unbiased as well, and much closer
+
+Signs depend on seed, draw and class alone, not on the image: a row does not change with its batch, and images are
+compared under the same signs. What the classes outside of `top` add has no bound that fewer passes than classes could
+prove, so theirs is a bound of confidence: with Gaussian v, sum_s ||J^T c_s||^2 / trace is a mixture of chi-squares
+whose lower tail is never heavier than that of one with as many degrees of freedom as draws (Roosta-Khorasani & Ascher
+2015, arXiv 1308.2475), so that the trace is below  sum_s ||J^T c_s||^2 / q  with q a small quantile of that one.
+
+With copies r of an image, p_y is that of the image itself, and log p_y is differentiated at every copy: e_y - p_r.
+"""
+
+import torch
+from jaxtyping import Float64, Int
+from scipy.stats import chi2
+from torch import Tensor
+
+LEVEL = 0.95
+"""How sure a bound on the rest is, for each image and layer."""
+
+
+class Said:
+    """What a model says of images and of their copies, in float64.
+
+    Args:
+        logits: Of an image and its copies, the image first.
+
+    Attributes:
+        p: Probabilities of every class for each image.
+        order: Classes, the most likely first.
+    """
+
+    def __init__(self, logits: Float64[Tensor, "n r c"]) -> None:
+        self._rows = logits.softmax(2)
+        self.p = self._rows[:, 0]
+        self.order: Int[Tensor, "n c"] = logits[:, 0].argsort(dim=1, descending=True, stable=True)
+
+    def towards(self, classes: Int[Tensor, "n"]) -> Float64[Tensor, "rows c"]:
+        """e_y - p for one class an image, at every copy."""
+        where = classes[:, None, None].expand(-1, self._rows.shape[1], 1)
+        others = self._rows.scatter(2, where, 0.0).sum(2, keepdim=True)  # 1 - p_y has no digits where p_y is 1
+        return (-self._rows).scatter(2, where, others).flatten(0, 1)
+
+    def probability(self, classes: Int[Tensor, "n"]) -> Float64[Tensor, "n 1"]:
+        """p_y for one class an image."""
+        return self.p.gather(1, classes[:, None])
+
+    def mixture(self, v: Float64[Tensor, "c"], beyond: int = 0) -> Float64[Tensor, "rows c"]:
+        """sum_y v_y sqrt(p_y) (e_y - p) over the classes beyond the most likely ones, at every copy."""
+        weights = (v * self.p.sqrt()).scatter(1, self.order[:, :beyond], 0.0)[:, None].expand_as(self._rows)
+        found = weights - self._rows * weights.sum(2, keepdim=True)
+        # Of the likeliest class y, w_y (1 - p_y) - p_y sum of the other w: else there are no digits where p_y is 1.
+        first = self._rows.argmax(2, keepdim=True)
+        own, p = weights.gather(2, first), self._rows.gather(2, first)
+        other_p, other_w = (all_of.scatter(2, first, 0.0).sum(2, keepdim=True) for all_of in (self._rows, weights))
+        return found.scatter(2, first, own * other_p - p * other_w).flatten(0, 1)
+
+    def from_uniform(self) -> Float64[Tensor, "rows c"]:
+        """P - 1/c: the gradient of KL(uniform || p) by logits, at every copy."""
+        return (self._rows - 1 / self._rows.shape[2]).flatten(0, 1)
+
+
+def signs(draws: int, classes: int, seed: int) -> Float64[Tensor, "s c"]:
+    """+1 or -1 at random."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, (draws, classes), generator=generator).double() * 2 - 1
+
+
+def normals(draws: int, classes: int, seed: int) -> Float64[Tensor, "s c"]:
+    """Of a standard normal distribution."""
+    return torch.randn(draws, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def bound_factor(draws: int, level: float = LEVEL) -> float:
+    """What the sum over draws is multiplied by to be a bound: 1 / quantile of a chi-square."""
+    return 1 / float(chi2.ppf(1 - level, draws))

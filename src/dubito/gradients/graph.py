@@ -1,0 +1,101 @@
+"""The autograd graph of one forward pass, and where in its tensors each image lies.
+
+The graph is the full record of how parameters were used: whatever a module calls, every use of a parameter is an edge
+from the operation to that parameter. Nodes are told apart by their place in the order in which the forward pass made
+them, which a frozen model repeats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+from torch.autograd.graph import Node
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The operations that a result was made by.
+
+    Attributes:
+        nodes: In order of the forward pass, without parameters.
+        order: The place of each node.
+        leaves: The name of each parameter, by its node.
+    """
+
+    nodes: tuple[Node, ...]
+    order: Mapping[Node, int]
+    leaves: Mapping[Node, str]
+
+    def signature(self) -> tuple[str, ...]:
+        """The kinds of operations: a model that does the same has the same."""
+        return tuple(node.name() for node in self.nodes)
+
+
+def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
+    """The graph behind a result; parameters are named by `leaves`."""
+    names = {id(leaf): name for name, leaf in leaves.items()}
+    found: set[Node] = set()
+    known: dict[Node, str] = {}
+    todo = [result.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in found or node in known:
+            continue
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            known[node] = names[id(variable)]
+            continue
+        found.add(node)
+        todo += [following for following, _ in node.next_functions]
+    nodes = tuple(sorted(found, key=lambda node: node._sequence_nr()))
+    return Graph(nodes, {node: place for place, node in enumerate(nodes)}, known)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in a tensor the images of a batch lie: along one axis, perhaps with tokens or windows beside them.
+
+    Attributes:
+        axis: Whose length is images * each.
+        each: Rows of the axis that belong to one image.
+        last: Images change fastest along the axis (token 0 of all images first), as where tokens come before images.
+    """
+
+    axis: int
+    each: int = 1
+    last: bool = False
+
+    def rows(self, values: Shaped[Tensor, "..."], images: int) -> Shaped[Tensor, "n t ..."]:
+        """The tensor by image; what an image has several of, also copies of itself, lies along the second axis.
+
+        >>> tokens_first = torch.arange(6).view(6, 1)  # two tokens of three images
+        >>> Layout(0, each=2, last=True).rows(tokens_first, 3).flatten(1).tolist()
+        [[0, 3], [1, 4], [2, 5]]
+        """
+        values = values.movedim(self.axis, 0)
+        rest = values.shape[1:]
+        copies = len(values) // (images * self.each)
+        if not self.last or self.each == 1:
+            return values.reshape(images, copies * self.each, *rest)
+        by_token = values.reshape(self.each, images, copies, *rest)
+        return by_token.transpose(0, 1).reshape(images, self.each * copies, *rest)
+
+
+def layout_of(first: Tensor, three: torch.Size) -> Layout | None:
+    """How images lie in a tensor.
+
+    Args:
+        first: The tensor for two images, of which the second's numbers are all zero.
+        three: Its shape for three images.
+
+    Returns:
+        None where not just one axis grows with the images, or images lie along it in another way.
+    """
+    grown = [axis for axis, (a, b) in enumerate(zip(first.shape, three, strict=True)) if a != b]
+    if len(grown) != 1 or first.shape[grown[0]] * 3 != three[grown[0]] * 2:
+        return None
+    axis, each = grown[0], first.shape[grown[0]] // 2
+    layouts = [Layout(axis, each)] if each == 1 else [Layout(axis, each), Layout(axis, each, last=True)]
+    return next((layout for layout in layouts if not layout.rows(first, 2)[1].any()), None)

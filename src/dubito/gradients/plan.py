@@ -1,0 +1,233 @@
+"""Which operations of a model read which weights, learned once from five images and proved on one of them.
+
+Two passes, of two and of three images, tell which tensors grow with the batch: those are about images, all others are
+made of weights alone. A weight is read wherever an operation on images meets a tensor of weights. In the first pass
+only the first image has a gradient, so what autograd itself gives is that image's own: the rules are held against it,
+parameter by parameter, and a parameter for which they are wrong, or for which there are none, is left to `fallback`.
+"""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
+from dubito.gradients.borrowed import Borrowed, layer_of
+from dubito.gradients.graph import Graph, Layout, graph_of, layout_of
+from dubito.gradients.parts import Part
+from dubito.gradients.rules import Meeting, part_of
+from dubito.gradients.weights import Weight, squares_of, weight_at
+
+_CLOSE = 1e-3
+"""How far a squared norm may be from what autograd gives."""
+_CLOSE_HALF = 5e-2
+"""The same in half precision."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """An operation that reads a weight: its place in the graph, which argument it is, how images lie in its result."""
+
+    node: int
+    slot: int
+    layout: Layout
+    weight: Weight
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to get at the gradients of a model.
+
+    Attributes:
+        signature: Of the graph that this is true for.
+        layers: Their names in order of depth: first used, first named.
+        parameters: Those with rules, with every place where they are read.
+        slow: Those without, and why.
+        last: Operations behind which nothing is needed any more.
+    """
+
+    signature: tuple[str, ...]
+    layers: tuple[str, ...]
+    parameters: dict[str, tuple[Use, ...]]
+    slow: dict[str, str]
+    last: tuple[int, ...]
+
+
+def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> Plan:
+    """The plan of a model for inputs like these."""
+    some = x[torch.arange(3) % len(x)]
+    _check_apart(borrowed, some[:2])
+    two, three = Seen(borrowed, some[:2]), Seen(borrowed, some)
+    if not two.true:
+        raise ModelError(
+            f"gradient: what {borrowed.name} says does not depend on its parameters in a way that can be "
+            f"differentiated. Look for detach(), no_grad() or rounding in its forward."
+        )
+    uses: dict[str, tuple[Use, ...]] = {}
+    if two.graph.signature() == three.graph.signature():
+        uses, slow = _uses(two, three)
+        slow = _wrong(two, uses, {name: borrowed.leaves[name] for name in uses}) | slow
+        uses = {name: found for name, found in uses.items() if name not in slow}
+    else:
+        slow = dict.fromkeys(two.true, "its operations change with the number of images")
+    layers = _in_depth(two)
+    _tell_slow(borrowed, layers, slow)
+    _tell_unused(borrowed, layers)
+    places = {use.node for found in uses.values() for use in found}
+    return Plan(two.graph.signature(), layers, uses, slow, _last(two.graph, places))
+
+
+class Seen:
+    """One small pass forward and back: its graph, every gradient in it, and those of parameters.
+
+    Only the first image has a gradient, so that those of parameters are its own.
+    """
+
+    def __init__(self, borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> None:
+        logits = borrowed.logits(borrowed.inputs(x))
+        self.images = len(x)
+        self.graph = graph_of(logits, borrowed.leaves)
+        self.gradients: dict[tuple[int, int], Tensor] = {}
+        cotangent = torch.zeros(logits.shape)
+        cotangent[0] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0))
+        handles = [node.register_prehook(self._keeper(place)) for place, node in enumerate(self.graph.nodes)]
+        names = list(self.graph.leaves.values())
+        leaves = [borrowed.leaves[name] for name in names]
+        try:
+            found = torch.autograd.grad(logits, leaves, cotangent.to(logits), retain_graph=True) if leaves else ()
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.true = dict(zip(names, found, strict=True))
+
+    def about_images(self, node: Node, output: int, other: "Seen") -> bool:
+        """Whether what a node gives grows with the batch, which another pass with more images shows."""
+        key = (self.graph.order.get(node, -1), output)
+        return key in self.gradients and self.gradients[key].shape != other.gradients[key].shape
+
+    def _keeper(self, place: int) -> Callable[[Sequence[Tensor | None]], None]:
+        def keep(gradients: Sequence[Tensor | None]) -> None:
+            self.gradients |= {(place, output): g for output, g in enumerate(gradients) if g is not None}
+
+        return keep
+
+
+@torch.no_grad()
+def _uses(two: Seen, three: Seen) -> tuple[dict[str, tuple[Use, ...]], dict[str, str]]:
+    """Every use of every parameter; and the parameters with a use for which there is no rule."""
+    uses: dict[str, list[Use]] = defaultdict(list)
+    slow: dict[str, str] = {}
+    for place, node in enumerate(two.graph.nodes):
+        if not two.about_images(node, 0, three):
+            continue
+        for slot, (source, output) in enumerate(node.next_functions):
+            if source is None or two.about_images(source, output, three):
+                continue
+            g = two.gradients[place, 0]
+            weight = weight_at(two.graph, source, output, _shape(two, source, output))
+            layout = layout_of(g, three.gradients[place, 0].shape)
+            known = layout and part_of(Meeting(node, slot, layout, weight.shape, two.images), g)
+            for name in weight.parameters:
+                if layout is None or known is None:
+                    slow[name] = f"there is no rule for {node.name().removesuffix('Backward0')}"
+                else:
+                    uses[name].append(Use(place, slot, layout, weight))
+    return {name: tuple(found) for name, found in uses.items() if name not in slow}, slow
+
+
+def _shape(seen: Seen, node: Node, output: int) -> torch.Size:
+    if node in seen.graph.leaves:
+        return seen.true[seen.graph.leaves[node]].shape
+    return seen.gradients[seen.graph.order[node], output].shape
+
+
+@torch.no_grad()
+def _wrong(two: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, Tensor]) -> dict[str, str]:
+    """The parameters for which the rules do not give what autograd gives for the first image, and 0 for the second."""
+    truth = {name: float(g.double().square().sum()) for name, g in two.true.items()}
+    least = 1e-12 * sum(truth.values())
+    wrong = {name: "no use of it was found" for name in truth if name not in uses}
+    for name, found in uses.items():
+        close = _CLOSE_HALF if leaves[name].dtype in (torch.float16, torch.bfloat16) else _CLOSE
+        parts = [(use.weight, part) for use in found if (part := _part(two, use)) is not None]
+        try:
+            ours = squares_of(parts, two.graph, leaves[name]) if parts else torch.zeros(2)
+        except RuntimeError as error:  # an operation on weights that cannot be done for several gradients at once
+            wrong[name] = str(error).partition("\n")[0]
+            continue
+        if abs(float(ours[0]) - truth[name]) > close * truth[name] + least or float(ours[1]) > least:
+            wrong[name] = "it is used in an unknown way"
+    return wrong
+
+
+@torch.no_grad()
+def _part(seen: Seen, use: Use) -> Part | None:
+    node, g = seen.graph.nodes[use.node], seen.gradients[use.node, 0]
+    return part_of(Meeting(node, use.slot, use.layout, use.weight.shape, seen.images), g)
+
+
+def _check_apart(borrowed: Borrowed, pair: Float[Tensor, "2 ..."]) -> None:
+    """What is said of an image must not depend on the others of its batch."""
+    before = borrowed.logits(borrowed.inputs(pair))[0].detach()
+    after = borrowed.logits(borrowed.inputs(torch.stack([pair[0], torch.zeros_like(pair[1])])))[0].detach()
+    if not torch.allclose(before, after, rtol=1e-2, atol=1e-2 * float(before.abs().max())):
+        raise ModelError(
+            f"gradient: what {borrowed.name} says of an image depends on the other images of the batch, so that an "
+            f"image has no gradient of its own. Look for a BatchNorm without running statistics."
+        )
+
+
+def _in_depth(seen: Seen) -> tuple[str, ...]:
+    """Layers in the order in which their parameters are first used."""
+    found: dict[str, None] = {}
+    for node in seen.graph.nodes:
+        for source, _ in node.next_functions:
+            if source is not None and source in seen.graph.leaves:
+                found[layer_of(seen.graph.leaves[source])] = None
+    return tuple(found)
+
+
+def _last(graph: Graph, places: Collection[int]) -> tuple[int, ...]:
+    """The operations among these with none of the others behind them: there a backward pass may end."""
+    behind: set[int] = set()
+    for place, node in enumerate(graph.nodes):
+        following = {graph.order[source] for source, _ in node.next_functions if source and source in graph.order}
+        if any(other in behind or other in places for other in following):
+            behind.add(place)
+    return tuple(sorted(set(places) - behind))
+
+
+def _tell_slow(borrowed: Borrowed, layers: Sequence[str], slow: Mapping[str, str]) -> None:
+    """Name what falls back."""
+    by_reason: dict[str, dict[str, None]] = defaultdict(dict)
+    for name, why in slow.items():
+        by_reason[why][layer_of(name)] = None
+    for why, names in by_reason.items():
+        warnings.warn(
+            f"gradient: {_some(list(names))} of {borrowed.name} (of {len(layers)} layers) cannot be differentiated for "
+            f"a whole batch at once: {why}. torch.func does it image by image, which is right but slow.",
+            GradientFallbackWarning,
+            stacklevel=2,
+        )
+
+
+def _tell_unused(borrowed: Borrowed, layers: Sequence[str]) -> None:
+    """Name layers that are never asked: they have no gradient, and no column."""
+    wanted = dict.fromkeys(layer_of(name) for name, leaf in borrowed.leaves.items() if leaf.requires_grad)
+    unused = [layer for layer in wanted if layer not in layers]
+    if unused:
+        warnings.warn(
+            f"gradient: what {borrowed.name} says of these images does not depend on {_some(unused)}, which get no "
+            f"gradient and no column.",
+            UnusedLayersWarning,
+            stacklevel=2,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

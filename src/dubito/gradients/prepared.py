@@ -1,0 +1,61 @@
+"""A model made ready for backward passes: stand-ins for its parameters, its plan, and the layers that are wanted."""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dubito.gradients.borrowed import Borrowed
+from dubito.gradients.plan import make_plan
+from dubito.gradients.sweep import Sweep
+from dubito.models.wrap import eager
+from dubito.types import Classifier, Json
+
+Chooser = Callable[[Sequence[str]], Sequence[str]]
+"""From the names of all layers, in order of depth, those to differentiate by."""
+
+
+@final
+class Prepared:
+    """What is learned of a model from a first batch, and stays true while it and the shape of its inputs do.
+
+    Args:
+        model: The classifier.
+        x: Some inputs.
+        choose: Which layers to differentiate by; the graph of the others is not even built.
+
+    Attributes:
+        all: The names of all layers.
+        layers: Those that are wanted.
+    """
+
+    def __init__(self, model: Classifier, x: Float[Tensor, "n ..."], choose: Chooser) -> None:
+        self._of = _identity(model, x)
+        self.borrowed = Borrowed(model)
+        self.plan = make_plan(self.borrowed, x)
+        self.all = self.plan.layers
+        wanted = set(choose(self.all))
+        if wanted != set(self.all):
+            self.borrowed = Borrowed(model, wanted)
+            self.plan = make_plan(self.borrowed, x)
+        self.layers = self.plan.layers
+
+    def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:
+        """Whether it is about this model, with these parameters, and about inputs of this shape."""
+        return self._of == _identity(model, x)
+
+    def sweep(self, x: Float[Tensor, "rows ..."], images: int) -> Sweep:
+        """A forward pass whose gradients can be asked for."""
+        return Sweep(self.borrowed, self.plan, x, images)
+
+    def notes(self) -> Json:
+        """Names of layers, their places among all, and how many there are."""
+        depth = {name: place for place, name in enumerate(self.all)}
+        return {"layers": list(self.layers), "depth": [depth[name] for name in self.layers], "of": len(self.all)}
+
+
+def _identity(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[object, ...]:
+    """What must stay: the parameters' memory, in order, and what inputs look like."""
+    memory = tuple((name, p.data_ptr(), p.dtype) for name, p in eager(model.module).named_parameters())
+    return (id(model.module), memory, tuple(x.shape[1:]), x.dtype)

@@ -1,0 +1,206 @@
+"""How each kind of operation passes a gradient on to the weights that it reads, image by image.
+
+    linear         sum_t g_t a_t^T                             (Goodfellow 2015, arXiv 1510.01799)
+    convolution    the same over patches                       (Rochette et al. 2019, arXiv 1912.06015)
+    normalisation  sum_t g_t * x^_t, x^ the normalised input;  its bias, as any bias: sum_t g_t
+    embedding      row v: the sum of g_t over the positions t that picked v
+    x + w, x * w   g or g * x, summed over what w was spread over: position embeddings, scales
+    expand         the same: class tokens
+
+g is the gradient of what the operation gave. Each rule reads what the operation itself has kept for its backward pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from dubito.gradients.graph import Layout
+from dubito.gradients.parts import Dense, Outer, Part, Picked
+from dubito.gradients.patches import Patches, Window
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One operation on images that reads a weight.
+
+    Attributes:
+        node: The operation in the graph.
+        slot: Which of its arguments the weight is.
+        layout: How images lie in what it gave.
+        shape: Of the weight as the operation reads it.
+        images: How many.
+    """
+
+    node: Any
+    slot: int
+    layout: Layout
+    shape: torch.Size
+    images: int
+
+    def rows(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "n t ..."]:
+        """A tensor that lies as the result does, by image."""
+        return self.layout.rows(values, self.images)
+
+
+def part_of(meeting: Meeting, g: Float[Tensor, "..."]) -> Part | None:
+    """What every image adds to the weight's gradient; None where there is no rule."""
+    rule = RULES.get(meeting.node.name())
+    return None if rule is None else rule(meeting, g)
+
+
+def _product(at: Meeting, g: Tensor) -> Part | None:
+    """Of addmm and mm: images from the left, the weight from the right; or the bias that is added."""
+    node, bias = at.node, at.node.name() == "AddmmBackward0"
+    if bias and (node._saved_alpha != 1 or node._saved_beta != 1):
+        return None
+    if bias and at.slot == 0:
+        return _spread(at, g)
+    if at.slot != (2 if bias else 1) or at.layout.axis != 0:
+        return None
+    a = node._saved_mat1 if bias else node._saved_self
+    return Outer(at.rows(_full(a)), at.rows(_full(g)), turned=True)
+
+
+def _convolution(at: Meeting, g: Tensor) -> Part | None:
+    node = at.node
+    if at.layout.axis != 0:
+        return None
+    if at.slot == 2:
+        return Dense(_by_channel(at, g))
+    if at.slot != 1:
+        return None
+    kernel = tuple(at.shape[2:])
+    spec = (tuple(node._saved_stride), tuple(node._saved_padding), tuple(node._saved_dilation))
+    window = Window(kernel, *spec, node._saved_groups)
+    a, g = at.rows(_full(node._saved_input)), at.rows(_full(g))
+    if node._saved_transposed:
+        a, g = g, a  # it is the other way round of a convolution from what it gives to what it reads
+    if not window.plain:
+        return Patches(a, g, window)
+    a, g = (values.flatten(3).transpose(2, 3).flatten(1, 2) for values in (a, g))
+    return Outer(a, g)
+
+
+def _batch_norm(at: Meeting, g: Tensor) -> Part | None:
+    node = at.node
+    if node._saved_training or node._saved_running_mean is None:
+        return None
+    if at.slot == 2:
+        return Dense(_by_channel(at, g))
+    x, g = (_full(values).unsqueeze(-1).flatten(2) for values in (node._saved_input, g))
+    scaled = torch.linalg.vecdot(g, x) - g.sum(2) * node._saved_running_mean  # sum_t g_t (x_t - mean)
+    return Dense(at.rows(scaled / (node._saved_running_var + node._saved_eps).sqrt()).sum(1))
+
+
+def _layer_norm(at: Meeting, g: Tensor) -> Part | None:
+    node = at.node
+    if at.slot == 1:
+        g = _full(g) * ((_full(node._saved_input) - node._saved_result1) * node._saved_result2)
+    return _spread(at, g)
+
+
+def _group_norm(at: Meeting, g: Tensor) -> Part | None:
+    node = at.node
+    if at.slot == 1:
+        x = _full(node._saved_input)
+        grouped = x.reshape(len(x), node._saved_group, -1)
+        mean, rstd = (saved.view(len(x), node._saved_group, 1) for saved in (node._saved_result1, node._saved_result2))
+        g = _full(g) * ((grouped - mean) * rstd).view_as(x)
+    return Dense(_by_channel(at, g))
+
+
+def _embedding(at: Meeting, g: Tensor) -> Part | None:
+    node = at.node
+    if node._saved_scale_grad_by_freq or at.layout.axis >= node._saved_indices.dim():
+        return None
+    index, g = at.rows(node._saved_indices).flatten(1), at.rows(_full(g))
+    g = g.flatten(1, -2)
+    if node._saved_padding_idx >= 0:
+        g = g * (index != node._saved_padding_idx)[..., None]
+    return Picked(index, g, at.shape[0])
+
+
+def _sum(at: Meeting, g: Tensor) -> Part | None:
+    return _spread(at, g * at.node._saved_alpha if at.slot == 1 else g)
+
+
+def _difference(at: Meeting, g: Tensor) -> Part | None:
+    return _spread(at, -g * at.node._saved_alpha if at.slot == 1 else g)
+
+
+def _scaling(at: Meeting, g: Tensor) -> Part | None:
+    other = at.node._saved_other if at.slot == 0 else at.node._saved_self
+    return None if other is None else _spread(at, _full(g) * _full(other))
+
+
+def _prelu(at: Meeting, g: Tensor) -> Part | None:
+    return _spread(at, _full(g) * _full(at.node._saved_self).clamp_max(0)) if at.slot == 1 else None
+
+
+def _repeated(at: Meeting, g: Tensor) -> Part | None:
+    """A vector written down once an image, as instance norms do."""
+    if len(at.shape) != 1 or g.dim() != 1 or at.layout.each != at.shape[0]:
+        return None
+    return Dense(at.rows(_full(g)).view(at.images, -1, *at.shape).sum(1))
+
+
+def _spread(at: Meeting, g: Float[Tensor, "..."]) -> Dense | None:
+    """Of a weight that was spread over images, and perhaps over positions: the sum over them."""
+    aligned = (*[1] * (g.dim() - len(at.shape)), *at.shape)
+    if len(aligned) != g.dim() or aligned[at.layout.axis] != 1:
+        return None
+    rows = at.rows(_full(g))
+    kept = [size for axis, size in enumerate(aligned) if axis != at.layout.axis]
+    over = [axis + 2 for axis, size in enumerate(kept) if size == 1]
+    return Dense(rows.sum([1, *over]).reshape(at.images, *at.shape))
+
+
+def _by_channel(at: Meeting, g: Float[Tensor, "rows c ..."]) -> Float[Tensor, "n c"]:
+    """The sum over all that an image has of each channel."""
+    rows = at.rows(_full(g))
+    return rows.sum([1, *range(3, rows.dim())])
+
+
+def _full(values: Tensor) -> Tensor:
+    """Half precision has too few digits, and too short a range, for sums of squares."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+RULES: dict[str, Callable[[Meeting, Tensor], Part | None]] = {
+    "AddmmBackward0": _product,
+    "MmBackward0": _product,
+    "ConvolutionBackward0": _convolution,
+    "NativeBatchNormBackward0": _batch_norm,
+    "CudnnBatchNormBackward0": _batch_norm,
+    "NativeLayerNormBackward0": _layer_norm,
+    "NativeGroupNormBackward0": _group_norm,
+    "EmbeddingBackward0": _embedding,
+    "AddBackward0": _sum,
+    "SubBackward0": _difference,
+    "MulBackward0": _scaling,
+    "ExpandBackward0": _spread,
+    "RepeatBackward0": _repeated,
+    "PreluKernelBackward0": _prelu,
+}
+"""By the name of the operation in the graph. A rule that turns out wrong is found when the model is first met."""
+
+SAME = {
+    "TBackward0",
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "PermuteBackward0",
+    "TransposeBackward0",
+    "UnsqueezeBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "SqueezeBackward2",
+    "AliasBackward0",
+    "CloneBackward0",
+    "ToCopyBackward0",
+}
+"""Operations that only lay out the numbers of a weight anew: norms stay what they are."""

@@ -1,0 +1,72 @@
+"""Members by noise: one model, several copies of the image with Gaussian noise.
+
+    p_m = softmax(f(x + sigma e_m)),   e_m ~ N(0, I)
+
+The noise is added to the finished input, on its device, so sigma is in the units that the transform leaves: where
+inputs have a standard deviation of one, 0.05 is a twentieth of it. e_m depends on the seed, the number of the copy and
+the shape of an input, and on nothing else: all images get the same noise. So what is said of an image depends neither
+on its batch nor on the order of images, and images are compared under equal conditions. The image itself is no member.
+The amount and the number of copies are ours.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from dubito.errors import ValueRangeError
+from dubito.probes.dropout import pass_seed
+from dubito.types import Classifier, Json
+
+
+def noise(shape: Sequence[int], seed: int, copy: int) -> Float32[Tensor, "..."]:
+    """The noise of one copy, for inputs of this shape, of standard deviation 1; on the CPU, the same everywhere."""
+    generator = torch.Generator().manual_seed(pass_seed(seed, copy, "noise"))
+    return torch.randn(*shape, generator=generator, dtype=torch.float32)
+
+
+@final
+class Noise:
+    """Several noisy copies of every image.
+
+    Args:
+        copies: How many members.
+        sigma: The standard deviation of the noise.
+        seed: Of the noise.
+    """
+
+    name = "noise"
+
+    def __init__(self, copies: int = 8, sigma: float = 0.05, seed: int = 0) -> None:
+        if copies < 2:
+            raise ValueRangeError(f"noise: copies must be at least 2; {copies} came. One copy has none to differ from.")
+        if not 0 < sigma < math.inf:
+            raise ValueRangeError(f"noise: sigma must be a positive number; {sigma} came. 0.05 is usual.")
+        self._copies, self._sigma, self._seed = copies, sigma, seed
+
+    def __len__(self) -> int:
+        return self._copies
+
+    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+        """Noise must arrive: half precision may round it away."""
+        first = x[:1]
+        if len(first) and torch.equal(self._copy(first, 0), first):
+            raise ValueRangeError(
+                f"noise: sigma={self._sigma:g} changes nothing of the inputs of {model.name}, which are {x.dtype} and "
+                f"as large as {float(first.abs().max()):g}. Give a larger sigma."
+            )
+
+    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
+        """Of each copy."""
+        for copy in range(self._copies):
+            yield model.logits(model.features(self._copy(x, copy))).to(x.device).float()
+
+    def settings(self) -> Json:
+        """The arguments."""
+        return {"copies": self._copies, "sigma": self._sigma, "seed": self._seed}
+
+    def _copy(self, x: Float[Tensor, "n ..."], copy: int) -> Float[Tensor, "n ..."]:
+        return x + (self._sigma * noise(x.shape[1:], self._seed, copy)).to(x)

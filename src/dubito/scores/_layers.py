@@ -1,0 +1,186 @@
+"""How layers count in a sum over layers: exponentially in their depth, all alike, or as given.
+
+    u = sum_l lambda_l s_l,    lambda_l = exp(beta (d_l + 1) / L) / exp(beta)
+
+with d_l = 0 ... L - 1 the place of a layer in order of depth: the last has weight 1, and beta = 0 weighs all alike.
+
+A truncated probe writes only the last layers. Those left out are no zeros: a sum that would have weighed them is
+refused, unless the probe left them out for weights below its tolerance, and they weigh no more here.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast, get_args
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from dubito.choices import LayerWeighting
+from dubito.errors import TableError, ValueRangeError
+from dubito.table import Table
+from dubito.types import Score
+
+BETA = 4.0
+"""Of exponential weights, where nothing was chosen by `tune_regrad`: the first of many layers weighs about exp(-4)."""
+
+Layers = LayerWeighting | Sequence[float]
+"""How layers are weighed: by name, or a weight for each layer of the column."""
+
+
+class LayersKept(NamedTuple):
+    """Which layers of a model the columns of a gradient probe have.
+
+    Attributes:
+        depth: The place of each column among all layers, from 0.
+        of: How many layers the model has.
+        settings: Of the probe; of a table in memory, none.
+    """
+
+    depth: Sequence[int]
+    of: int
+    settings: Mapping[str, Any]
+
+    @property
+    def missing(self) -> list[int]:
+        """The places that were left out."""
+        return sorted(set(range(self.of)) - set(self.depth))
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{key}={self.settings[key]}" for key in ("last", "beta", "tolerance") if _given(self, key))
+        return f"{len(self.depth)} of {self.of} layers" + (f" (its probe had {told})" if told else "")
+
+
+class ScoreOfLayers(Score, ABC):
+    """A weighted sum over the layers of one column of the gradient probe.
+
+    Attributes:
+        of: The probe's name.
+        layers: How layers are weighed.
+        beta: Of exponential weights.
+    """
+
+    of: str
+    layers: Layers
+    beta: float
+
+    @property
+    @abstractmethod
+    def column(self) -> str:
+        """The column to read."""
+
+    def __post_init__(self) -> None:
+        """Check the settings, and name the column."""
+        self.layers, self.beta = check_layers(self.layers, self.name), check_beta(self.beta, self.name)
+        self.needs = (self.column,)
+
+    def check_layers_of(self, table: Table) -> None:
+        """Raise TableError where the table lacks layers that are to be weighed, before any row is read."""
+        table.require(self.column, by=f"{self.name}.score")
+        where = f"{self.name}.score: column '{self.column}' of {table.name}"
+        kept = layers_kept(table, self.of, table.shape(self.column)[-1], where)
+        layer_weights(self.layers, self.beta, kept, where)
+
+    def rows(self, batch: Table) -> Float64[Tensor, "n"]:
+        """The weighted sum."""
+        return sum_over_layers(batch, self.column, of=self.of, layers=self.layers, beta=self.beta, by=self.name)
+
+
+def sum_over_layers(
+    table: Table, column: str, *, of: str, layers: Layers, beta: float, by: str
+) -> Float64[Tensor, "n"]:
+    """sum_l lambda_l s_l of every row; `of` is the probe's name, `by` the score's, for errors."""
+    values = table.whole(column)
+    if values.dim() != 2 or not values.is_floating_point() or values.shape[1] == 0:
+        raise TableError(
+            f"{by}.score: column '{column}' must have one number a layer, (n, l); {values.dtype} of shape "
+            f"{tuple(values.shape)} came in {table.name}. Extract it with the gradient probe."
+        )
+    where = f"{by}.score: column '{column}' of {table.name}"
+    kept = layers_kept(table, of, values.shape[1], where)
+    summed: Tensor = values.double() @ layer_weights(layers, beta, kept, where)
+    return summed
+
+
+def layers_kept(table: Table, of: str, width: int, where: str) -> LayersKept:
+    """What a table knows of its layers; one in memory has all of them."""
+    told = ((table.maker or {}).get("gradients") or {}).get(of)
+    if told is None:
+        return LayersKept(range(width), width, {})
+    if len(told["depth"]) != width:
+        raise TableError(
+            f"{where} has {width} layers, but its probe '{of}' has written {len(told['depth'])}. "
+            f"Extract it again, or give the column in a table without a maker."
+        )
+    return LayersKept(tuple(told["depth"]), int(told["of"]), told.get("settings") or {})
+
+
+def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> Float64[Tensor, "l"]:
+    """The weight of each layer that is there; TableError where one is asked for that is not.
+
+    >>> layer_weights("exponential", 2.0, LayersKept((0, 1), 2, {}), "here").tolist()  # exp(-1), 1
+    [0.367..., 1.0]
+    """
+    if not isinstance(layers, str):
+        if len(layers) != len(kept.depth):
+            raise TableError(
+                f"{where} has {kept}; {len(layers)} weights came. Give one weight for each layer of the column."
+            )
+        return torch.tensor([*layers], dtype=torch.float64)
+    if layers != "kept" and kept.missing:
+        _check_truncated(layers, beta, kept, where)
+    if layers != "exponential":
+        return torch.ones(len(kept.depth), dtype=torch.float64)
+    return torch.tensor([_exponential(place, beta, kept.of) for place in kept.depth], dtype=torch.float64)
+
+
+def check_layers(layers: str | Sequence[float], by: str, names: Sequence[str] = get_args(LayerWeighting)) -> Layers:
+    """The setting, weights as a tuple of numbers; ValueRangeError for what cannot weigh."""
+    if isinstance(layers, str):
+        if layers not in names:
+            raise ValueRangeError(
+                f"{by}: layers must be one of {', '.join(names)}, or a weight for each layer; '{layers}' came."
+            )
+        return cast("Layers", layers)
+    weights = tuple(float(weight) for weight in layers)
+    if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
+        raise ValueRangeError(
+            f"{by}: weights of layers must be finite, none negative and not all zero; {list(weights)} came. "
+            f"Give one for each layer, in order of depth."
+        )
+    return weights
+
+
+def check_beta(beta: float, by: str) -> float:
+    """The setting; ValueRangeError for what weighs deep layers less."""
+    if not 0 <= beta < math.inf:
+        raise ValueRangeError(
+            f"{by}: beta must be finite and not negative; {beta} came. 0 weighs all layers alike; the larger, the more "
+            f"the last layers count."
+        )
+    return beta
+
+
+def _exponential(place: int, beta: float, of: int) -> float:
+    return math.exp(beta * ((place + 1) / of - 1))
+
+
+def _check_truncated(layers: str, beta: float, kept: LayersKept, where: str) -> None:
+    """Raise TableError unless what was left out weighs as little here as the probe was told."""
+    repair = (
+        f"layers='kept' takes those that are there, alike; or give {len(kept.depth)} weights; or extract all layers."
+    )
+    by_weight = not _given(kept, "last") and _given(kept, "beta") and _given(kept, "tolerance")
+    if layers != "exponential" or not by_weight:
+        raise TableError(f"{where} has {kept}; layers='{layers}' weighs all {kept.of}. {repair}")
+    largest = _exponential(max(kept.missing), beta, kept.of)
+    if beta < kept.settings["beta"] and largest >= kept.settings["tolerance"]:
+        raise TableError(
+            f"{where} has {kept}; with beta={beta:g} a layer that was left out has weight {largest:.2g}. "
+            f"Choose beta={kept.settings['beta']:g} or more; {repair}"
+        )
+
+
+def _given(kept: LayersKept, setting: str) -> bool:
+    return kept.settings.get(setting) is not None

@@ -1,0 +1,65 @@
+"""How far the answers of a model scatter when a little noise is added to the image.
+
+    perturbation_variance   sum_c Var_m p_mc     over copies m of the image with Gaussian noise
+
+A baseline beside gradients with respect to weights, which needs forward passes only: to first order in the noise it
+expects sigma^2 sum_c ||grad_x p_c||_2^2, the gradients with respect to the image. Copies come from the probe
+`Members.noise`, which writes their variance as `NAME_variance`; any other ensemble will do whose members' logits are
+kept.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from dubito.errors import TableError
+from dubito.metrics.spread import VarianceStream
+from dubito.scores._members import ScoreOfMembers, members_of
+from dubito.table import Table
+
+
+@final
+@dataclass
+class PerturbationVariance(ScoreOfMembers):
+    """How far the answers to noisy copies of an image scatter.
+
+    Attributes:
+        of: The ensemble: "noise", or another one whose `NAME_variance` or `NAME_logit` is there.
+    """
+
+    of: str = "noise"
+
+    name = "perturbation_variance"
+    kind = "epistemic"
+    needs = ("noise_variance",)
+    field = "variance"
+
+    def __post_init__(self) -> None:
+        self.needs = (f"{self.of}_variance",)
+
+    def column_in(self, table: Table) -> str:
+        """The variance, or else the logits."""
+        (variance,) = self.needs
+        return self.logits if variance not in table and self.logits in table else variance
+
+    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+        """Of one in-memory batch."""
+        column = self.column_in(batch)
+        if column == self.logits:
+            return self.of_logits(batch)
+        variance: Tensor = batch.whole(column)
+        if variance.dim() != 1:
+            raise TableError(
+                f"{self.name}.score: column '{column}' must have one variance an image, (n); {tuple(variance.shape)} "
+                f"came in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
+            )
+        return variance.double()
+
+    def of_logits(self, batch: Table, temperature: float = 1.0) -> Float64[Tensor, "n"]:
+        """Of one in-memory batch, from logits / temperature."""
+        stream = VarianceStream(temperature=temperature)
+        for block in members_of(self, batch):
+            stream.add(block)
+        return stream.variance()
