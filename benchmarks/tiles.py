@@ -16,22 +16,18 @@ small one. The last line is one JSON object.
 """
 
 import argparse
-import ctypes
 import json
 import os
-import platform
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 
-import psutil
 import timm
 import torch
 import torchvision
-from _measure import seconds_of, watched_memory
+from _measure import growth_of, seconds_of
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -147,38 +143,9 @@ def growth(name: str, batch: int, threads: int, *, with_tiles: bool) -> float:
     """The peak during some passes, less what was there after one pass of two images."""
     torch.set_num_threads(threads)
     model, x, label = build(name, batch)
-    peak: list[int] = []
     with frozen(model.module):
         Tiles().run(model, x[:2], label[:2])
-        give_back()
-        before = psutil.Process().memory_info().rss
-        run = tiles(model, x, label) if with_tiles else plain(model, x)
-        kept = restart_peak()
-        with watched_memory(peak):
-            for _ in range(PASSES):
-                run()
-    return float((highest() if kept else max(peak)) - before)
-
-
-def give_back() -> None:
-    """Freed memory to the system, where glibc can: what building the network left over would hide what a pass takes."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def restart_peak() -> bool:
-    """Let Linux forget the highest resident memory so far: its own count misses nothing, unlike samples."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def highest() -> int:
-    """Resident memory in bytes, the most since it was forgotten."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return 1024 * int(line.split()[1])
+        return growth_of(tiles(model, x, label) if with_tiles else plain(model, x), PASSES)
 
 
 if __name__ == "__main__":

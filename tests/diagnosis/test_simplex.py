@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dubito.diagnosis.last_layer import Layer
-from dubito.diagnosis.simplex import STACK_GAP, STRUCTURES, layer, simplex
+from dubito.diagnosis.simplex import GAP, STRUCTURES, layer, simplex
 from dubito.errors import ValueRangeError
 
 
@@ -46,7 +46,7 @@ def test_too_few_dimensions_or_classes_are_told():
     with pytest.raises(ValueRangeError, match=r"classes must be at least 3; 2 came. For two, .* simplex\(2, width\)"):
         layer("stack", 2)
     with pytest.raises(
-        ValueRangeError, match="one of optimal, sandwich, stack, narrow, clustered, unequal; 'pile' came"
+        ValueRangeError, match="one of optimal, sandwich, stack, shifted, narrow, clustered, unequal; 'pile' came"
     ):
         layer("pile")
 
@@ -71,7 +71,17 @@ def test_stack_has_parallel_boundaries_and_room_for_every_class():
     assert logits.argmax(1).unique_consecutive().tolist() == [0, 1, 2, 3, 4]
     for i in range(5):
         others = torch.cat([logits[:, :i], logits[:, i + 1 :]], dim=1).amax(1)
-        assert float((logits[:, i] - others).max()) >= STACK_GAP - 1e-9
+        assert float((logits[:, i] - others).max()) >= GAP - 1e-9
+
+
+@pytest.mark.parametrize("classes", [3, 7])
+def test_shifted_is_the_simplex_around_another_point(classes):
+    weight, bias = layer("shifted", classes, 9, seed=None)
+    torch.testing.assert_close(weight, simplex(classes, 9))
+    meeting = -GAP * (classes - 1) / classes * weight[0]  # the only place where no class leads
+    logits = weight @ meeting + bias
+    torch.testing.assert_close(logits, logits[:1].expand(classes))
+    torch.testing.assert_close(bias[0] - bias[1:], torch.full((classes - 1,), GAP, dtype=torch.float64))  # the origin
 
 
 def test_clustered_has_one_class_apart():

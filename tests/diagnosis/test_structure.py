@@ -89,7 +89,7 @@ def test_random_weights_are_where_the_summary_says():
 
 def test_counterfactual_structures_are_far():
     assert structure(layer("optimal")).distance < 1e-9
-    for name in ("sandwich", "stack", "narrow", "clustered", "unequal"):
+    for name in ("sandwich", "stack", "shifted", "narrow", "clustered", "unequal"):
         assert structure(layer(name)).distance > 0.4
     assert structure(layer("stack")).bias_distance > 1
 

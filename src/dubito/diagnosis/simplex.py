@@ -21,8 +21,9 @@ from torch import Tensor
 from dubito.diagnosis.last_layer import Layer
 from dubito.errors import ValueRangeError
 
-STACK_GAP = 10.0
-"""By how many logits a class of a stack can lead its neighbours: enough for a probability of 0.9999."""
+GAP = 10.0
+"""By how many logits a class of a stack can lead its neighbours, and the first class of `shifted` leads at the origin:
+enough for a probability of 0.9999."""
 
 
 def simplex(classes: int, width: int, *, seed: int | None = None) -> Float[Tensor, "c d"]:
@@ -43,7 +44,7 @@ def layer(structure: str, classes: int = 3, width: int = 16, *, scale: float = 1
     """A last layer with one of the STRUCTURES, to freeze or to look at.
 
     Args:
-        structure: 'optimal', 'sandwich', 'stack', 'narrow', 'clustered' or 'unequal'.
+        structure: 'optimal', 'sandwich', 'stack', 'shifted', 'narrow', 'clustered' or 'unequal'.
         classes: How many, at least three.
         width: Of the features; 16 in the paper.
         scale: Multiplies weights and biases: how confident features of a given length can be.
@@ -78,11 +79,21 @@ def _stack(classes: int) -> Layer:
 
     All weights lie on one line, w_i = a_i v with a_i evenly from -1 to 1. Only biases can give a class in the middle
     room of its own: b_i = -k a_i^2 / 2 puts the boundaries at v.z = k (a_i + a_(i+1)) / 2, and k is chosen so that a
-    class leads its neighbours by STACK_GAP logits where it leads most.
+    class leads its neighbours by GAP logits where it leads most.
     """
     place = torch.linspace(-1, 1, classes, dtype=torch.float64)
     step = 2 / (classes - 1)
-    return Layer(place[:, None], -(STACK_GAP / step**2) * place.square())
+    return Layer(place[:, None], -(GAP / step**2) * place.square())
+
+
+def _shifted(classes: int) -> Layer:
+    """OPEN, ours: the weights of the simplex with biases, so that boundaries do not meet at the origin.
+
+    b = s W w_1 moves the meeting point to -s w_1: the origin, where features that nothing excites lie, is then far
+    inside the first class. Its lead there, s (1 + 1/(classes - 1)), is GAP.
+    """
+    weight = _corners(classes)
+    return Layer(weight, GAP * (classes - 1) / classes * (weight @ weight[0]))
 
 
 def _clustered(classes: int) -> Layer:
@@ -104,6 +115,7 @@ STRUCTURES: dict[str, Callable[[int], Layer]] = {
     "optimal": _optimal,
     "sandwich": _sandwich,
     "stack": _stack,
+    "shifted": _shifted,
     "narrow": _narrow,
     "clustered": _clustered,
     "unequal": _unequal,
