@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dubito import metrics as metrics
+    from dubito.apps.acquire import Acquire as Acquire
     from dubito.apps.ambiguity import ambiguity as ambiguity
+    from dubito.apps.compare import compare as compare
     from dubito.apps.evaluate import evaluate as evaluate
+    from dubito.apps.guard import Guard as Guard
+    from dubito.apps.guard import PredictionSets as PredictionSets
     from dubito.apps.ladder import ladder as ladder
+    from dubito.apps.map import Map as Map
     from dubito.apps.rejection import rejection_study as rejection_study
+    from dubito.apps.search import SafeIndex as SafeIndex
     from dubito.apps.shift import shift as shift
+    from dubito.apps.suspects import suspect_labels as suspect_labels
     from dubito.apps.train import train as train
     from dubito.apps.transfer import transfer as transfer
     from dubito.cache import extract as extract
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
     from dubito.probes import Gradient as Gradient
     from dubito.probes import Members as Members
     from dubito.probes import Tiles as Tiles
+    from dubito.report.map import draw_map as draw_map
     from dubito.scores import Cool as Cool
     from dubito.scores import Density as Density
     from dubito.scores import Energy as Energy
@@ -130,11 +138,19 @@ _HOMES = {
     "load_score": "dubito.scores",
     "metrics": "dubito.metrics:",
     "evaluate": "dubito.apps.evaluate",
+    "compare": "dubito.apps.compare",
+    "Acquire": "dubito.apps.acquire",
+    "suspect_labels": "dubito.apps.suspects",
+    "Map": "dubito.apps.map",
+    "draw_map": "dubito.report.map",
     "transfer": "dubito.apps.transfer",
     "ambiguity": "dubito.apps.ambiguity",
     "ladder": "dubito.apps.ladder",
     "shift": "dubito.apps.shift",
+    "SafeIndex": "dubito.apps.search",
     "rejection_study": "dubito.apps.rejection",
+    "Guard": "dubito.apps.guard",
+    "PredictionSets": "dubito.apps.guard",
     "audit": "dubito.diagnosis.audit",
     "diagnose": "dubito.diagnosis.causes",
     "diagnose_ensemble": "dubito.diagnosis.ensemble",

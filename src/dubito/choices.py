@@ -47,3 +47,13 @@ LayerWeighting = Literal["exponential", "uniform", "kept"]
 """How layers are weighed: by depth, all of the model alike, or alike those that a truncated probe has kept."""
 GradientMethod = Literal["exact", "top", "signs", "combined"]
 """Which classes gradients are taken of: all, the most likely, random mixtures of all, or both of the latter."""
+
+Clean = Literal["both", "queries", "items", "none"]
+"""What a safe search does about uncertainty: refuse queries, leave items out, both, or nothing."""
+
+Strategy = Literal[
+    "top", "random", "bald", "batch_bald", "softmax", "power", "softrank", "core_set", "weighted", "seeding"
+]
+"""How images are chosen for labelling."""
+Layout = Literal["tsne", "umap"]
+"""How a map is laid out."""

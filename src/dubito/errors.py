@@ -61,8 +61,16 @@ class DiskFullError(CacheError):
     """No space left; what was finished is safe and the same call goes on from there."""
 
 
+class ServerError(DubitoError):
+    """A database server cannot be reached, went away, or lacks what is needed; the message says what is safe."""
+
+
 class ArtefactError(DubitoError):
     """A saved score cannot be read back."""
+
+
+class GuardError(DubitoError):
+    """A guarantee cannot be given with these images; the message says how many would do."""
 
 
 class DubitoWarning(UserWarning):

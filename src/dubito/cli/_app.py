@@ -7,15 +7,21 @@ import typer
 from dubito import __version__
 from dubito.cli._console import Screen
 from dubito.cli._options import Debug
+from dubito.cli.acquire import acquire
 from dubito.cli.audit import audit
+from dubito.cli.compare import compare
 from dubito.cli.demo import demo
 from dubito.cli.diagnose import diagnose
 from dubito.cli.ensemble import ensemble
 from dubito.cli.evaluate import evaluate
 from dubito.cli.extract import extract
+from dubito.cli.guard import app as guard
 from dubito.cli.listing import list_
+from dubito.cli.map import map_
 from dubito.cli.reject import reject
 from dubito.cli.score import score
+from dubito.cli.search import app as search
+from dubito.cli.suspects import suspects
 from dubito.cli.train import train
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -47,11 +53,18 @@ for _name, _command, _example in (
     ("train", train, "dubito train cache/photos --held-out 0.1 --to mine"),
     ("score", score, "dubito score cache/photos --score entropy --top 20 --to scores.csv"),
     ("evaluate", evaluate, "dubito evaluate cache/test --fit cache/train --ood cache/other"),
+    ("compare", compare, "dubito compare cache/test --train cache/train --ood cache/other"),
     ("diagnose", diagnose, "dubito diagnose cache/test cache/other --train cache/train --html why.html"),
     ("ensemble", ensemble, "dubito ensemble cache/lite0 cache/lite1 cache/lite2 --html members.html"),
     ("reject", reject, "dubito reject cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
+    ("map", map_, "dubito map cache/photos --images photos --to map.html --png map.png"),
+    ("acquire", acquire, "dubito acquire cache/pool --strategy weighted --count 100 --to picks.csv"),
+    ("suspects", suspects, "dubito suspects cache/train --to suspects.csv"),
     ("audit", audit, "dubito audit pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("list", list_, "dubito list models 'resnet50*'"),
     ("demo", demo, "dubito demo --to demo"),
 ):
     app.command(_name, epilog=f"Example: [bold]{_example}[/bold]")(_command)
+
+app.add_typer(search, name="search", help="Search that may refuse, and leaves unclear items out: `build`, `query`.")
+app.add_typer(guard, name="guard", help="Accept or abstain, with a promise: `fit`, `run`, `export`.")

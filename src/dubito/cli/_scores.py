@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 
 import dubito
+from dubito.apps._possible import ensembles_to_score
 from dubito.cache import open_cache
 from dubito.cache.fingerprint import model_digest
 from dubito.cache.manifest import Manifest, read_manifest
@@ -156,9 +157,7 @@ def _of_each(name: str, texts: dict[str, str], table: Table) -> dict[str, dict[s
     """
     if not _of_members(name) or "of" in texts:
         return {name: texts}
-    found = ensembles_in(table.columns)
-    tiles = sorted((one for one in found if one.startswith("tiles_")), key=lambda one: int(one.rpartition("_")[2]))
-    found = tuple(one for one in found if one not in tiles[:-1])
+    found = ensembles_to_score(table)
     if len(found) < 2:
         return {name: texts | {"of": found[0]} if found else texts}
     return {f"{name}:{one}": texts | {"of": one} for one in found}

@@ -21,6 +21,11 @@ def said_by(feature: Column, said: Said, members: tuple[int, int]) -> Column:
     return _FromFeatures([feature], said, members, members)
 
 
+def logits_of(feature: Column, said: Said, classes: int) -> Column:
+    """What a single classifier says, (n, c)."""
+    return _FromFeatures([feature], said, (classes,), (1, classes))
+
+
 def summary_of(feature: Column, said: Said, members: tuple[int, int]) -> Column:
     """The fields of `metrics.SUMMARY`, (n, s)."""
     return _FromFeatures([feature], lambda z: _streamed(said(z)).summary().float(), (len(SUMMARY),), members)

@@ -5,6 +5,7 @@ infinity are errors, never ranks.
 """
 
 from dubito.metrics._arrays import Array
+from dubito.metrics.best import Behind, behind_the_best
 from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import (
     accuracy,
@@ -27,7 +28,7 @@ from dubito.metrics.information import (
     sub_ensembles,
     variation_ratio,
 )
-from dubito.metrics.intervals import Interval, interval, paired_errors
+from dubito.metrics.intervals import Interval, interval, paired_draws, paired_errors
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
 from dubito.metrics.rejection import (
     RiskCoverage,
@@ -45,6 +46,7 @@ from dubito.metrics.streaming import SUMMARY, MemberStream
 __all__ = [
     "SUMMARY",
     "Array",
+    "Behind",
     "ChainRule",
     "Decomposition",
     "Interval",
@@ -57,6 +59,7 @@ __all__ = [
     "aurc",
     "auroc",
     "average_precision",
+    "behind_the_best",
     "brier",
     "brier_per_row",
     "bucket_calibration_error",
@@ -75,6 +78,7 @@ __all__ = [
     "neighbour_matches",
     "nll",
     "nll_per_row",
+    "paired_draws",
     "paired_errors",
     "partitioned",
     "r_auroc",

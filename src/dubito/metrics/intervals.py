@@ -111,22 +111,45 @@ def paired_errors(
     """
     if resamples < 2:
         raise ValueRangeError(f"paired_errors needs at least 2 resamples; {resamples} came. 1000 are usual.")
-    rest = [to_tensor(array, "paired_errors: array") for array in arrays]
-    lined_up = [to_tensor(one, "paired_errors: scores") for one in (reference, *scores)]
-    same_length("paired_errors", **{f"array {i}": len(one) for i, one in enumerate((*rest, *lined_up))})
+    draws = paired_draws(metric, [reference, *scores], *arrays, resamples=resamples, seed=seed, by="paired_errors")
+    return [float((one - draws[0]).std(ddof=1)) for one in draws[1:]]
+
+
+def paired_draws(
+    metric: Metric, scores: Sequence[Array], *arrays: Array, resamples: int = 1000, seed: int = 0, by: str = "draws"
+) -> Float64[np.ndarray, "s b"]:
+    """The metric of several scores of the same rows, one line a score, on resamples that all of them share.
+
+    Resamples on which the metric is undefined are left out, so that there may be fewer than asked for.
+
+    Args:
+        metric: Of `ranking` or `rejection`, which takes (n) scores first.
+        scores: Each (n).
+        arrays: What else the metric takes, (n) each.
+        resamples: How many; at least 2.
+        seed: Of the draws.
+        by: Who asks, for errors.
+
+    >>> draws = paired_draws(auroc, [[1, 2, 3, 4], [2, 1, 4, 3]], [0, 1, 0, 1], resamples=50)
+    >>> len(draws), bool((draws[0] >= draws[1]).all())  # on every resample with both classes
+    (2, True)
+    """
+    rest = [to_tensor(array, f"{by}: array") for array in arrays]
+    lined_up = [to_tensor(one, f"{by}: scores") for one in scores]
+    same_length(by, **{f"array {i}": len(one) for i, one in enumerate((*rest, *lined_up))})
     of_rows = [_of_rows(metric, [one, *rest]) for one in lined_up]
     rng, n, blocks = np.random.default_rng(seed), len(lined_up[0]), []
     for start in range(0, resamples, size := max(1, _DRAWN_AT_ONCE // n)):
         rows = rng.integers(n, size=(min(size, resamples - start), n))
         blocks.append(np.stack([values(rows) for values in of_rows]))
     draws = np.concatenate(blocks, axis=1)
-    defined = draws[:, np.isfinite(draws).all(axis=0)]
+    defined: np.ndarray = draws[:, np.isfinite(draws).all(axis=0)]
     if defined.shape[1] < 2:
         raise TableError(
-            f"paired_errors needs a metric that is defined on resamples; on {defined.shape[1]} of {resamples} it was. "
+            f"{by} needs a metric that is defined on resamples; on {defined.shape[1]} of {resamples} it was. "
             f"Give it more rows, or more rows of the rarer class."
         )
-    return [float((one - defined[0]).std(ddof=1)) for one in defined[1:]]
+    return defined
 
 
 def _as_given(*arrays: Array | Column) -> tuple[Array | Column, ...]:

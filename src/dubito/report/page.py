@@ -4,8 +4,6 @@ It opens from a disk or an e-mail, loads nothing from anywhere, and without scri
 Bars and colours compare the pictures of one page with each other: (u - min) / (max - min), by score.
 """
 
-import base64
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,9 +16,7 @@ from PIL import Image
 
 from dubito.errors import ValueRangeError
 from dubito.report._document import write_document
-
-_THUMBNAIL = 320
-_QUALITY = 76
+from dubito.report._thumbnail import thumbnail
 
 
 @final
@@ -182,7 +178,7 @@ def _card(card: Card, spans: Mapping[str, tuple[float, float]]) -> str:
     mark = f'<span class="mark">{escape(card.mark)}</span>' if card.mark else ""
     first = next(iter(shares.values()))
     return f"""<article data-group="{escape(card.group)}" data-scores="{data}" style="--f:{first:.3f}">
-<img src="{_thumbnail(card.image)}" alt="{escape(card.caption)}" loading="lazy">
+<img src="{thumbnail(card.image)}" alt="{escape(card.caption)}" loading="lazy">
 <div class="text"><p class="caption"><span>{escape(card.caption)}</span>{mark}</p>
 <h2><span>{escape(card.title)}</span> <small>{escape(card.detail)}</small></h2>
 <dl>{bars}</dl></div>
@@ -194,15 +190,6 @@ def _about(about: Mapping[str, str]) -> str:
         return ""
     told = "".join(f"<dt>{escape(_spoken(name))}</dt><dd>{escape(text)}</dd>" for name, text in about.items())
     return f'<footer><h2>What the scores measure</h2><dl class="about">{told}</dl></footer>'
-
-
-def _thumbnail(image: Image.Image | Path) -> str:
-    """A small JPEG as a data address."""
-    small = (image if isinstance(image, Image.Image) else Image.open(image)).convert("RGB")
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
-    data = io.BytesIO()
-    small.save(data, "JPEG", quality=_QUALITY, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:

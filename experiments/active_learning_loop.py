@@ -1,0 +1,144 @@
+"""Which strategy of `dubito.Acquire` needs the fewest labels? Learning curves over five seeds, with intervals.
+
+    python experiments/active_learning_loop.py --data DIR [--cache DIR] [--limit N] [--write]
+
+DIR holds MNIST/raw (the four idx files) and cifar10.npz (train_images, train_labels, test_images, test_labels). A
+linear classifier is trained on frozen features, from 20 labels at random to 220 by steps of 20:
+
+    MNIST       64 principal components of the pixels of the pool, 4,000 images; 4,000 test images
+    CIFAR-10    features of EfficientNet-Lite0, trained on ImageNet, of images enlarged to 224 pixels; 2,000 and 1,000
+
+All strategies of one seed begin with the same labels and share pool and test images, so that what is told of a strategy
+is its difference to random picks, paired by seed: the mean over seeds with a 95 % t interval, of the accuracy after the
+last round and of the mean accuracy over all rounds. Members for bald and batch_bald are ten classifiers of a Bayesian
+bootstrap. The last line is one JSON object; --write puts it into expected/active_learning_loop.json, too.
+"""
+
+import argparse
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from _expected import write_expected
+from scipy.stats import t as student
+
+import dubito
+from dubito.apps.acquire import LinearTrainer
+
+STRATEGIES = ("random", "top", "bald", "batch_bald", "power", "softrank", "core_set", "weighted", "seeding")
+SEEDS = range(5)
+START, COUNT, ROUNDS = 20, 20, 10
+
+
+def main() -> None:
+    """Features, loops, differences."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", type=Path, required=True)
+    options.add_argument("--cache", type=Path, help="keep the extracted features of CIFAR-10 here")
+    options.add_argument("--limit", type=int, help="at most N images in each pool and each test set")
+    options.add_argument("--only", choices=("mnist", "cifar10"))
+    options.add_argument("--write", action="store_true")
+    asked = options.parse_args()
+    found: dict = {"start": START, "count": COUNT, "rounds": ROUNDS, "seeds": len(SEEDS), "sets": {}}
+    with tempfile.TemporaryDirectory() as place:
+        sets = {
+            "mnist": lambda: mnist(asked.data / "MNIST" / "raw", asked.limit),
+            "cifar10": lambda: cifar10(asked.data / "cifar10.npz", asked.cache or Path(place), asked.limit),
+        }
+        for name, opened in sets.items():
+            if asked.only in (None, name):
+                found["sets"][name] = studied(name, *opened())
+    if asked.write:
+        target = Path(__file__).parent / "expected" / "active_learning_loop.json"
+        write_expected(target, "--data DIR", found)
+    print(json.dumps(found))
+
+
+def studied(name: str, pool: dubito.Table, test: dubito.Table) -> dict:
+    """All strategies and seeds on one set."""
+    curves = {}
+    for strategy in STRATEGIES:
+        members = 10 if strategy in ("bald", "batch_bald") else 0
+        curves[strategy] = np.array(
+            [[accuracy for _, accuracy in loop(strategy, seed, members, pool, test).curve] for seed in SEEDS]
+        )
+        told = difference(curves[strategy], curves["random"])
+        print(name, strategy, np.round(curves[strategy].mean(0), 3).tolist(), told, flush=True)
+    return {
+        "pool": len(pool),
+        "test": len(test),
+        "labels": [START + COUNT * done for done in range(ROUNDS + 1)],
+        "strategies": {
+            strategy: {
+                "accuracy": [mean_and_interval(column) for column in curve.T],
+                **difference(curve, curves["random"]),
+            }
+            for strategy, curve in curves.items()
+        },
+    }
+
+
+def loop(strategy: str, seed: int, members: int, pool: dubito.Table, test: dubito.Table):
+    """One learning curve."""
+    trainer = LinearTrainer(members=members, seed=seed)
+    return dubito.Acquire(strategy, seed=seed).run(
+        pool, rounds=ROUNDS, count=COUNT, start=START, trainer=trainer, test=test
+    )
+
+
+def difference(curve: np.ndarray, random: np.ndarray) -> dict:
+    """To random picks, paired by seed: at the end, and on average over the rounds."""
+    return {
+        "last_minus_random": mean_and_interval(curve[:, -1] - random[:, -1]),
+        "mean_minus_random": mean_and_interval((curve - random)[:, 1:].mean(1)),
+    }
+
+
+def mean_and_interval(values: np.ndarray) -> list[float]:
+    """Mean, low and high of a 95 % t interval over seeds."""
+    reach = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return [round(float(one), 4) for one in (values.mean(), values.mean() - reach, values.mean() + reach)]
+
+
+def mnist(folder: Path, limit: int | None) -> tuple[dubito.Table, dubito.Table]:
+    """Principal components of pixels; they are the pool's, and see no labels."""
+    pool, test = (
+        (idx(folder / f"{part}-images-idx3-ubyte")[: limit or most], idx(folder / f"{part}-labels-idx1-ubyte"))
+        for part, most in (("train", 4_000), ("t10k", 4_000))
+    )
+    pixels = [torch.from_numpy(images.reshape(len(images), -1)).double() / 255 for images, _ in (pool, test)]
+    mean = pixels[0].mean(0)
+    basis = torch.linalg.svd(pixels[0] - mean, full_matrices=False).Vh[:64]
+    return tuple(
+        dubito.Table(feature=((x - mean) @ basis.T).float(), label=labels[: len(x)].astype(np.int64), name=name)
+        for x, (_, labels), name in zip(pixels, (pool, test), ("MNIST train", "MNIST test"), strict=True)
+    )
+
+
+def idx(path: Path) -> np.ndarray:
+    """An idx file, zipped or not."""
+    data = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
+    axes = data[3]
+    shape = [int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape).copy()
+
+
+def cifar10(file: Path, cache: Path, limit: int | None) -> tuple[dubito.Table, dubito.Table]:
+    """Features of a network that has never seen CIFAR-10."""
+    model = dubito.load("pypi:efficientnet_lite0")
+    found = []
+    with np.load(file) as arrays:
+        for part, most in (("train", 2_000), ("test", 1_000)):
+            images, labels = (arrays[f"{part}_{kind}"][: limit or most] for kind in ("images", "labels"))
+            table = dubito.extract(
+                model, dubito.open_images(images), cache / f"cifar10_{part}_{len(images)}", batch_size=32
+            )
+            found.append(dubito.Table(feature=table.feature, label=labels.astype(np.int64), name=f"CIFAR-10 {part}"))
+    return found[0], found[1]
+
+
+if __name__ == "__main__":
+    main()

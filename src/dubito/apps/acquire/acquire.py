@@ -1,0 +1,272 @@
+"""Which images should be labelled next? Ten strategies over any score, once or in a loop that trains and goes on.
+
+    top, random, softmax, power, softrank     by the uncertainty alone                     `ranked`
+    bald                                      top by mutual information (Houlsby et al. 2011, 1112.5745)
+    batch_bald                                by what a batch tells together               `batch_bald`
+    core_set, weighted, seeding               far from each other and from what is known   `spread_out`
+
+A loop needs a trainer: what it returns is asked for the next picks. After every round its state is on the disk, and a
+loop that was killed goes on and ends with the same picks.
+"""
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from dubito.apps._scored import some_rows, uncertainty
+from dubito.apps.acquire._given import Extends, accuracy_of, identity_of, ids_of, name_of, rows_of
+from dubito.apps.acquire.batch_bald import batch_bald
+from dubito.apps.acquire.linear import LinearTrainer
+from dubito.apps.acquire.ranked import stochastic, top
+from dubito.apps.acquire.result import Acquisition, Picks, Round
+from dubito.apps.acquire.spread_out import Distances, spread_out
+from dubito.apps.acquire.state import PICKS, read_rounds, write_rounds
+from dubito.choices import Strategy
+from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.heads._state import alone
+from dubito.metrics import Array
+from dubito.scores import Entropy, MutualInformation
+from dubito.table import Rows, Table
+from dubito.types import Json, Score, finite
+
+_DISAGREEMENT = ("bald", "batch_bald")
+_APART = ("core_set", "weighted", "seeding")
+_WITHOUT_U = ("random", "core_set")
+_SHORTLIST = 5000
+"""Candidates of batch_bald, those of the highest mutual information: an image adds no more than its own."""
+
+
+Trainer = Callable[[Table, Int64[Tensor, "k"]], Any]
+"""From a pool and its labelled rows to a Score, to uncertainties (n) of the pool, to the pool with other columns, or to
+something that extends tables."""
+
+
+@final
+@dataclass(frozen=True)
+class Acquire:
+    """Chooses images to label.
+
+    Attributes:
+        strategy: See above.
+        score: The uncertainty; by default the entropy of the logits, and for bald and batch_bald always the mutual
+            information of the ensemble `of`. One that learns and is not fitted is fitted on the labelled rows.
+        of: An ensemble of the table; batch_bald needs its members' logits.
+        beta: Of softmax, power and softrank: near 0 all images are alike, the larger, the closer to top.
+        samples: Joint labels of batch_bald.
+        seed: Of everything that is drawn, with the number of the round.
+
+    >>> pool = Table(logit=[[2.0, 0.0], [0.1, 0.0], [0.0, 5.0], [0.3, 0.0]])
+    >>> Acquire().pick(pool, 2).rows.tolist(), Acquire().pick(pool, 2, labelled=[1]).rows.tolist()
+    ([1, 3], [3, 0])
+    """
+
+    strategy: Strategy = "top"
+    score: Score | None = None
+    of: str = "members"
+    beta: float = 1.0
+    samples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            raise ValueRangeError(
+                f"Acquire: strategy must be one of {', '.join(get_args(Strategy))}; '{self.strategy}' came."
+            )
+        if self.beta <= 0 or self.samples < 2:
+            raise ValueRangeError(
+                f"Acquire: beta must be above 0 and samples at least 2; beta={self.beta}, samples={self.samples} came. "
+                f"1 and 1000 are usual."
+            )
+
+    def pick(
+        self,
+        table: Table,
+        count: int,
+        *,
+        labelled: Rows = (),
+        u: Array | None = None,
+        round: int = 0,  # noqa: A002
+    ) -> Picks:
+        """Rows to label next.
+
+        Args:
+            table: The pool, with the columns that strategy and score need.
+            count: How many. Where fewer are left, all of them are taken, and a warning says so.
+            labelled: Rows that have labels already: indices, or a mask.
+            u: (n) uncertainties in place of the score's.
+            round: Which one it is; another one draws other numbers.
+        """
+        some_rows("acquire", table)
+        if count < 1:
+            raise ValueRangeError(f"acquire: count must be at least 1; {count} came.")
+        known = rows_of(table, labelled)
+        free = np.ones(len(table), dtype=bool)
+        free[known] = False
+        left = int(free.sum())
+        if left < count:
+            warnings.warn(
+                f"acquire: {count} picks are asked for, and {left} of the {len(table)} images of {table.name} are not "
+                f"labelled: all of them are taken.",
+                DubitoWarning,
+                stacklevel=2,
+            )
+        values = self._values(table, known, u)
+        rows = self._chosen(table, free, min(count, left), values, np.random.default_rng([self.seed, round]), known)
+        return Picks(rows, ids_of(table, rows), None if values is None else values[rows], round, self.strategy)
+
+    def run(
+        self,
+        pool: Table,
+        *,
+        rounds: int,
+        count: int,
+        start: int | Rows,
+        trainer: Trainer | None = None,
+        test: Table | None = None,
+        to: str | Path | None = None,
+    ) -> Acquisition:
+        """Label, train, choose, and again.
+
+        Args:
+            pool: With labels where the trainer needs them.
+            rounds: How often images are chosen; ends earlier when none is left. A finished loop can be prolonged.
+            count: How many images a round.
+            start: Rows that have labels at the beginning, or how many to draw at random.
+            trainer: Called with the pool and its labelled rows (ascending) before every choice, and once at the end; by
+                default linear classifiers on the features, with 20 members where the strategy looks at disagreement.
+            test: Other images with labels: the accuracy of what was trained, if it extends tables by a column logit.
+            to: A folder for the state and for picks.csv, written after every round. The same call goes on from there.
+        """
+        some_rows("acquire", pool)
+        if rounds < 0 or count < 1:
+            raise ValueRangeError(
+                f"acquire: rounds must not be negative and count at least 1; rounds={rounds}, count={count} came."
+            )
+        begin = self._start(pool, start)
+        trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)
+        folder = None if to is None else Path(to)
+        with nullcontext() if folder is None else alone(folder):
+            identity = self._identity(pool, begin, count, trainer, test)
+            done = [] if folder is None else read_rounds(folder, identity)
+            # What was chosen stays; a training at the end of a shorter loop is done again if this one goes on.
+            found = Acquisition(pool.name, self.strategy, begin, [one for one in done if one.picks is not None])
+            found.rounds = found.rounds[:rounds]
+            if len(found.rounds) == rounds and len(done) > rounds:
+                found.rounds = done[: rounds + 1]
+            while len(found.rounds) <= rounds:
+                last = len(found.rounds) == rounds or len(found.labelled) == len(pool)
+                found.rounds.append(self._round(pool, found, count, trainer, test, last=last))
+                if folder is not None:
+                    found.to_csv(folder / PICKS)
+                    write_rounds(folder, identity, found.rounds)
+                if last:
+                    break
+        return found
+
+    def _round(
+        self, pool: Table, found: Acquisition, count: int, trainer: Trainer, test: Table | None, *, last: bool
+    ) -> Round:
+        known = np.sort(found.labelled)
+        trained = trainer(pool, torch.from_numpy(known))
+        accuracy = accuracy_of(trained, test)
+        if last:
+            return Round(len(known), accuracy, None)
+        table, score, u = pool, self.score, None
+        if isinstance(trained, Extends):
+            table = trained.extend(pool)
+        elif isinstance(trained, Table):
+            table = trained
+        elif isinstance(trained, Score):
+            score = trained
+        else:
+            u = trained
+        if len(table) != len(pool):
+            raise TableError(
+                f"acquire: the trainer must give a table of the pool's {len(pool)} rows; {len(table)} came. "
+                f"Add columns to the pool: pool.extended(logit=...)."
+            )
+        one = Acquire(self.strategy, score, self.of, self.beta, self.samples, self.seed)
+        size = min(count, len(pool) - len(known))
+        return Round(len(known), accuracy, one.pick(table, size, labelled=known, u=u, round=len(found.rounds)))
+
+    def _chosen(
+        self,
+        table: Table,
+        free: Bool[np.ndarray, "n"],
+        count: int,
+        u: Float64[np.ndarray, "n"] | None,
+        rng: np.random.Generator,
+        known: Int64[np.ndarray, "k"],
+    ) -> Int64[np.ndarray, "p"]:
+        candidates = np.flatnonzero(free)
+        if count == 0:
+            return candidates[:0]
+        if self.strategy == "random":
+            return rng.permutation(candidates)[:count]
+        if self.strategy in _APART:
+            table.require("feature", by=f"acquire: strategy '{self.strategy}'")
+            distances = Distances(table.column("feature"))
+            distances.add(known)
+            return spread_out(distances, self.strategy, free, count, u=u, rng=rng)
+        assert u is not None, "every other strategy looks at it"  # noqa: S101 (our own invariant)
+        if self.strategy == "batch_bald":
+            candidates = candidates[np.sort(top(u[candidates], max(_SHORTLIST, 20 * count)))]
+            table.require(f"{self.of}_logit", by="acquire: strategy 'batch_bald'")
+            column = table.column(f"{self.of}_logit")
+
+            def said(places: Int64[np.ndarray, "b"]) -> Float64[np.ndarray, "b m c"]:
+                logits: Tensor = column[torch.from_numpy(candidates[places])]
+                return finite(logits.double().softmax(-1), f"acquire: '{self.of}_logit' of {table.name}").numpy()
+
+            places, _ = batch_bald(said, u[candidates], count, samples=self.samples, seed=rng)
+        elif self.strategy in ("top", "bald"):
+            places = top(u[candidates], count)
+        else:
+            places = stochastic(u[candidates], count, self.strategy, beta=self.beta, rng=rng)
+        chosen: np.ndarray = candidates[places]
+        return chosen
+
+    def _values(self, table: Table, known: Int64[np.ndarray, "k"], u: Array | None) -> Float64[np.ndarray, "n"] | None:
+        if u is not None and self.strategy != "batch_bald":
+            return uncertainty("acquire", "u", u, table).double().numpy()
+        score = MutualInformation(of=self.of) if self.strategy in _DISAGREEMENT else self.score
+        if score is None and self.strategy in _WITHOUT_U:
+            return None
+        if score is None:
+            score = Entropy()
+        if score.learned and not score.is_fitted:
+            # A copy: the next round has more labels, and fits anew.
+            score = deepcopy(score).fit(table.rows(torch.from_numpy(known)))
+        return score.score(table).numpy()
+
+    def _start(self, pool: Table, start: int | Rows) -> Int64[np.ndarray, "s"]:
+        if not isinstance(start, int):
+            return rows_of(pool, start)
+        if not 0 <= start <= len(pool):
+            raise ValueRangeError(f"acquire: start must be 0 to {len(pool)}, the rows of {pool.name}; {start} came.")
+        # A stream of its own: round 0 draws from (seed, 0).
+        rng = np.random.default_rng([self.seed, 2**31])
+        return rng.permutation(len(pool))[:start].astype(np.int64)
+
+    def _identity(
+        self, pool: Table, begin: Int64[np.ndarray, "s"], count: int, trainer: Trainer, test: Table | None
+    ) -> Json:
+        return {
+            "strategy": self.strategy,
+            "settings": {"of": self.of, "beta": self.beta, "samples": self.samples, "seed": self.seed},
+            "score": None if self.score is None else repr(self.score),
+            "pool": identity_of(pool),
+            "count": count,
+            "start": begin.tolist(),
+            "trainer": asdict(trainer) if isinstance(trainer, LinearTrainer) else name_of(trainer),
+            "test": None if test is None else identity_of(test),
+        }

@@ -1,0 +1,143 @@
+"""A linear classifier on the features of some labelled rows, and several of them that may disagree.
+
+    W, b = argmin  sum_i w_i CE(W x_i + b, y_i) + strength / 2 ||W||^2,     x = (z - mean) / scale
+
+mean and scale are the pool's: one scale for all features, the root of their mean variance, so that their geometry
+stays. Convex, by L-BFGS from zero, so that one set of labels gives one classifier. Its members have weights w_i from
+an exponential distribution of mean 1, the Bayesian bootstrap (Rubin 1981): a plain bootstrap of few labels would lose
+classes.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from scipy.optimize import minimize
+from torch import Tensor
+
+from dubito.ensembles._lazy import logits_of, said_by
+from dubito.errors import TableError, ValueRangeError
+from dubito.table import Table
+from dubito.types import finite
+
+_STEPS = 500
+
+
+def fit_linear(
+    x: Float64[np.ndarray, "n d"],
+    label: Int64[np.ndarray, "n"],
+    classes: int,
+    *,
+    weight: Float64[np.ndarray, "n"] | None = None,
+    strength: float = 1.0,
+) -> Float64[np.ndarray, "e c"]:
+    """Weights, the biases in the last row: (d + 1, c)."""
+    n, d = x.shape
+    w = np.ones(n) if weight is None else weight
+    target = np.zeros((n, classes))
+    target[np.arange(n), label] = 1
+    wide = np.hstack([x, np.ones((n, 1))])
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        theta = flat.reshape(d + 1, classes)
+        logit = wide @ theta
+        logit -= logit.max(axis=1, keepdims=True)
+        p = np.exp(logit)
+        total = p.sum(axis=1, keepdims=True)
+        p /= total
+        value = w @ (np.log(total[:, 0]) - (logit * target).sum(axis=1)) + strength / 2 * np.square(theta[:d]).sum()
+        slope = wide.T @ (w[:, None] * (p - target))
+        slope[:d] += strength * theta[:d]
+        return float(value), slope.ravel()
+
+    options = {"maxiter": _STEPS, "gtol": 1e-6 * max(1.0, float(w.sum()))}
+    found: np.ndarray = minimize(loss, np.zeros((d + 1) * classes), jac=True, method="L-BFGS-B", options=options).x
+    return found.reshape(d + 1, classes)
+
+
+@final
+@dataclass(frozen=True)
+class LinearTrainer:
+    """Trains linear classifiers on the labelled rows of a table: a trainer for `Acquire.run`.
+
+    Attributes:
+        members: How many further ones, for strategies that look at disagreement; written as the ensemble `members`.
+        strength: Of the penalty on weights; 1 is scikit-learn's C = 1.
+        seed: Of the members' weights.
+    """
+
+    members: int = 0
+    strength: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.members < 0 or self.members == 1 or self.strength <= 0:
+            raise ValueRangeError(
+                f"LinearTrainer: members must be 0 or at least 2 and strength above 0; members={self.members}, "
+                f"strength={self.strength} came. 20 and 1 are usual."
+            )
+
+    def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
+        """Classifiers of these rows of the table, which has features and labels."""
+        table.require("feature", "label", by="LinearTrainer")
+        if not len(rows):
+            raise TableError("LinearTrainer needs at least one labelled row; none came. Begin with start=10 or more.")
+        own = "logit" not in table or table.label_space == "own"
+        classes = int(table.label.max()) + 1 if own else table.shape("logit")[1]
+        mean, scale = _scale(table)
+        known = table.select("feature", "label").rows(rows)
+        label, x = known.label.numpy(), (known.feature.double() - mean).numpy() / scale
+        if int(label.min()) < 0 or int(label.max()) >= classes:
+            raise TableError(
+                f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; "
+                f"{int(label.min())} to {int(label.max())} came. Leave column 'logit' out of a pool with other classes."
+            )
+        # One seed for each number of rows: members of two rounds are not drawn alike.
+        rng = np.random.default_rng([self.seed, len(rows)])
+        weights = [None, *(rng.exponential(size=len(rows)) for _ in range(self.members))]
+        heads = [fit_linear(x, label, classes, weight=one, strength=self.strength) for one in weights]
+        return LinearHeads(mean.numpy(), scale, np.stack(heads).astype(np.float32))
+
+
+@final
+@dataclass(frozen=True)
+class LinearHeads:
+    """One classifier on all labelled rows, and its members.
+
+    Attributes:
+        mean: (d) of the pool's features.
+        scale: Of all of them.
+        heads: (1 + m, d + 1, c), biases last.
+    """
+
+    mean: Float64[np.ndarray, "d"]
+    scale: float
+    heads: Float32[np.ndarray, "h e c"]
+
+    def extend(self, table: Table) -> Table:
+        """The table with what they say: logit, and members_logit where there are members; made when asked for."""
+        table.require("feature", by="LinearHeads.extend")
+        feature, (many, _, classes) = table.column("feature"), self.heads.shape
+        columns = {"logit": logits_of(feature, lambda z: self._said(z, 0, 1)[:, 0], classes)}
+        if many > 1:
+            columns["members_logit"] = said_by(feature, lambda z: self._said(z, 1, many), (many - 1, classes))
+        # What another model has said would be read beside it.
+        stale = [key for key in table.columns if key == "loss" or key.split("_")[0] == "members"]
+        return table.select(*(key for key in table.columns if key not in stale)).extended(**columns)
+
+    def _said(self, z: Tensor, first: int, last: int) -> Tensor:
+        x = ((z.double() - torch.from_numpy(self.mean)) / self.scale).float()
+        heads = torch.from_numpy(self.heads[first:last])
+        return torch.einsum("nd,mdc->nmc", x, heads[:, :-1]) + heads[:, -1]
+
+
+def _scale(table: Table) -> tuple[Float64[Tensor, "d"], float]:
+    total = squares = torch.zeros((), dtype=torch.float64)
+    for batch in table.batches("feature"):
+        z = finite(batch.feature.double(), f"LinearTrainer: features of {table.name}")
+        total, squares = total + z.sum(0), squares + z.square().sum(0)
+    mean = total / len(table)
+    variance = float((squares / len(table) - mean.square()).clamp(min=0).mean())
+    return mean, variance**0.5 or 1.0

@@ -1,0 +1,210 @@
+"""Which score for my model? All that the table's columns allow, ranked on your own images, with what is noise said so.
+
+    errors     are wrong answers more uncertain than right ones?      error AUROC, AURC       needs logit, label
+    foreign    are foreign images more uncertain than known ones?     OOD AUROC, one a set    needs a second table
+
+All scores see the same resamples of images (a paired bootstrap). How far each is behind the best has an interval that
+counts how many were compared and that the best was found on these very images (`metrics.best`): with the confidence
+asked for, the true best is among those that are not behind. Wrong answers are those of the table's own logits; AURC is
+better when lower, and is told as what more of it a score has than the best.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dubito.apps._possible import Possible, possible_scores, reads, why_not_foreign
+from dubito.apps._scored import both, fitted, some_rows
+from dubito.apps.comparison import ERRORS, Compared, Comparison, Cost, Question
+from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.metrics import Array, Interval, aurc, auroc, behind_the_best, correct, paired_draws
+from dubito.table import Table
+from dubito.types import Score
+
+_TWICE_BELOW = 0.2
+"""Seconds: a shorter scoring is timed again, because the first one also reads the columns from the disk."""
+
+
+def compare(
+    table: Table,
+    foreign: Table | Mapping[str, Table] | Sequence[Table] | None = None,
+    *,
+    train: Table | None = None,
+    scores: Mapping[str, Array | Score] | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Comparison:
+    """Rank scores on your own images, with intervals and cost; says which differences are noise.
+
+    Args:
+        table: Images of classes that the model knows. With labels of these classes, its errors are what a score should
+            find.
+        foreign: Images that it does not know: a table, or several by name.
+        train: Other known images, for scores that learn. Without it they are left out.
+        scores: By name, fitted; by default every registered score that the columns allow, and a head from the shelf if
+            one was trained for this very model.
+        confidence: That the true best is among those that are not told to be behind.
+        resamples: Of the paired bootstrap.
+        seed: Of its draws.
+
+    >>> table = Table(logit=[[3.0, 0.0], [0.2, 0.0], [0.0, 0.1], [0.0, 2.0]] * 5, label=[0, 1, 0, 1] * 5)
+    >>> found = compare(table, resamples=50)
+    >>> found["error_auroc"].leading
+    ['max_probability', 'entropy', 'cool', 'margin', 'max_logit', 'energy']
+    """
+    some_rows("compare", table)
+    if resamples < 2 or not 0 < confidence < 1:
+        raise ValueRangeError(
+            f"compare needs at least two resamples and a confidence in (0, 1); resamples={resamples}, "
+            f"confidence={confidence} came. 1000 and 0.95 are usual."
+        )
+    strangers = _named(foreign)
+    _same_model(table, train, strangers)
+    _apart(table, train)
+    chosen = possible_scores(table, train) if scores is None else _given(scores)
+    for name, score in list(chosen.scores.items()):
+        for stranger in strangers.values():
+            why = why_not_foreign(score, table, stranger)
+            if why and name in chosen.scores:
+                chosen.left_out[name] = why
+                del chosen.scores[name]
+    _some(chosen, table)
+    u, costs = _scored(chosen, table)
+    found = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
+    for question, values, positives in _questions(found, table, u, strangers, chosen.scores):
+        question.scores = _ranked(question, values, positives, confidence=confidence, resamples=resamples, seed=seed)
+        found.questions.append(question)
+    if not found.questions:
+        raise TableError(f"compare: {' '.join(found.remarks)}")
+    return found
+
+
+def _questions(
+    found: Comparison, table: Table, u: dict[str, Tensor], strangers: dict[str, Table], scores: dict[str, Score]
+) -> list[tuple[Question, dict[str, Tensor], Tensor]]:
+    """Every question with the scores' values and the truth; why one cannot be asked becomes a remark."""
+    asked: list[tuple[Question, dict[str, Tensor], Tensor]] = []
+    wrong = _wrong(table)
+    if wrong is None:
+        found.remarks.append(
+            f"{table.name} has no labels of the model's classes beside its logits, so nothing is known of errors."
+        )
+    elif not both(wrong):
+        which = "wrong" if wrong.any() else "right"
+        found.remarks.append(f"All {len(wrong)} answers are {which}, so errors cannot be ranked.")
+    else:
+        asked += [(Question(metric, "errors", len(wrong), int(wrong.sum())), u, wrong) for metric in ERRORS]
+    if not strangers and not asked:
+        found.remarks.append("Extract it with labels, or give foreign images.")
+    for name, stranger in strangers.items():
+        values = {one: torch.cat([u[one], scores[one].score(stranger)]) for one in scores}
+        is_foreign = torch.arange(len(table) + len(stranger)) >= len(table)
+        asked.append((Question("ood_auroc", name, len(is_foreign), len(stranger)), values, is_foreign))
+    return asked
+
+
+def _ranked(
+    question: Question,
+    values: dict[str, Tensor],
+    positives: Bool[Tensor, "n"],
+    *,
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> dict[str, Compared]:
+    """By name, the best first."""
+    metric = aurc if question.metric == "aurc" else auroc
+    draws = paired_draws(metric, list(values.values()), positives, resamples=resamples, seed=seed, by="compare")
+    exact = np.array([metric(one, positives) for one in values.values()])
+    sign = -1.0 if question.metric == "aurc" else 1.0
+    behind = behind_the_best(sign * exact, sign * draws, confidence=confidence)
+    low, high = np.quantile(draws, ((1 - confidence) / 2, (1 + confidence) / 2), axis=1)
+    order = np.argsort(-sign * exact, kind="stable").tolist()
+    names = list(values)
+    return {
+        names[i]: Compared(rank, Interval(float(exact[i]), float(low[i]), float(high[i]), confidence), behind[i])
+        for rank, i in enumerate(order, start=1)
+    }
+
+
+def _wrong(table: Table) -> Bool[Tensor, "n"] | None:
+    if "label" not in table or "logit" not in table or table.label_space != "model":
+        return None
+    return torch.cat([~correct(batch.logit, batch.label) for batch in table.batches("logit", "label")])
+
+
+def _scored(chosen: Possible, table: Table) -> tuple[dict[str, Float[Tensor, "n"]], dict[str, Cost]]:
+    u, costs = {}, {}
+    for name, score in chosen.scores.items():
+        seconds = []
+        for _ in range(2):
+            start = perf_counter()
+            u[name] = score.score(table)
+            seconds.append(perf_counter() - start)
+            if seconds[0] > _TWICE_BELOW:
+                break
+        costs[name] = Cost(1e6 * min(seconds) / len(table), chosen.fit_seconds.get(name), reads(score, table))
+    return u, costs
+
+
+def _given(scores: Mapping[str, Array | Score]) -> Possible:
+    fitted("compare", scores)
+    return Possible({name: score for name, score in scores.items() if isinstance(score, Score)})
+
+
+def _some(chosen: Possible, table: Table) -> None:
+    if not chosen.scores:
+        reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
+        raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
+
+
+def _named(foreign: Table | Mapping[str, Table] | Sequence[Table] | None) -> dict[str, Table]:
+    if foreign is None:
+        return {}
+    if isinstance(foreign, Table):
+        foreign = [foreign]
+    named = dict(foreign) if isinstance(foreign, Mapping) else {table.name: table for table in foreign}
+    if len(named) < len(foreign):
+        raise TableError(
+            f"compare: foreign tables need names of their own; {len(foreign)} came with {len(named)}. "
+            f"Give them by name: foreign={{'svhn': ..., 'textures': ...}}."
+        )
+    for name, table in named.items():
+        if len(table) == 0:
+            raise TableError(f"compare: foreign '{name}' must have at least one row; it has none. Leave it out.")
+    return named
+
+
+def _same_model(table: Table, train: Table | None, strangers: dict[str, Table]) -> None:
+    for name, other in {"train": train, **{f"foreign '{name}'": one for name, one in strangers.items()}}.items():
+        if other is not None and None not in (other.source, table.source) and other.source != table.source:
+            raise TableError(
+                f"compare: {name} ({other.name}) and {table.name} must come from one model with one transform; they "
+                f"have different weights or transforms. Extract both with the same model."
+            )
+
+
+def _apart(table: Table, train: Table | None) -> None:
+    column = next((one for one in ("feature", "logit") if train is not None and one in train and one in table), None)
+    if train is None or column is None or "id" not in table or "id" not in train:
+        return
+    _, here, there = np.intersect1d(table.id, train.id, return_indices=True)
+    # Images from arrays are named by their number, so that names alone do not tell.
+    mine, theirs = (
+        one.select(column).rows(torch.from_numpy(rows)).whole(column) for one, rows in ((table, here), (train, there))
+    )
+    alike = mine.shape == theirs.shape and torch.isclose(mine, theirs, rtol=1e-2, atol=1e-3).all(1)
+    shared = int(alike.sum()) if isinstance(alike, Tensor) else 0
+    if shared:
+        warnings.warn(
+            f"compare: {shared} images of {table.name} are also in train, by their ids and columns: scores that learn "
+            f"know them already, and look better than they are. Fit on other images of the same kind.",
+            DubitoWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,127 @@
+"""Images put to a model: its transform, its forward pass and the probes that a guard's scores read, without a cache."""
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from dubito.cache.loader import batches
+from dubito.data import open_images
+from dubito.data.files import FileImages
+from dubito.data.tree import is_image
+from dubito.errors import BrokenImageError, GuardError, SkippedImagesWarning
+from dubito.probes import Before, Forward, Gradient, Tiles
+from dubito.table import Table, writer_of
+from dubito.types import Classifier, Images, Json, NotingProbe, Probe
+
+_BATCH = 16
+_HALF = torch.finfo(torch.float16).max
+_FORWARD = {"feature", "logit", "id"}
+_TILES = re.compile(r"tiles_(\d+)(_logit)?")
+
+
+def as_images(source: Any) -> tuple[Images, bool]:
+    """What was given as a set of images, and whether it is a single one."""
+    if isinstance(source, (str, Path)):
+        return open_images(source), is_image(Path(source).name)
+    if isinstance(source, Image.Image):
+        return open_images([source]), True
+    if isinstance(source, (np.ndarray, Tensor)):
+        floats = source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"
+        # Inputs have channels first, pictures last: (3, h, w) or (h, w, 3), or a grey (h, w).
+        single = source.ndim == 3 if floats else source.ndim == 2 or (source.ndim == 3 and source.shape[-1] == 3)
+        return open_images(source[None] if single else source), single
+    if isinstance(source, Sequence) and len(source) and all(isinstance(one, (str, Path)) for one in source):
+        return FileImages(Path(), [str(one) for one in source], name="a list of files"), False
+    return open_images(source), False
+
+
+def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, maker: Json | None = None) -> Table:
+    """One table of what the model says of images; those that cannot be decoded are left out and listed.
+
+    `maker` is what the table says of its model: one that is known to be the guard's own.
+    """
+    groups = [list(range(start, min(start + _BATCH, len(images)))) for start in range(0, len(images), _BATCH)]
+    parts: dict[str, list[Tensor]] = {}
+    kept: list[int] = []
+    broken: list[tuple[str, str]] = []
+    for batch in batches(images, model.transform, groups, 0):
+        kept += batch.indices
+        broken += [(images.ids[index], why) for index, why in batch.broken]
+        if batch.inputs is None:
+            continue
+        x = model.transform.finish(batch.inputs.to(model.device))
+        for name, column in _columns(model, x, probes).items():
+            parts.setdefault(name, []).append(column.detach().cpu())
+    if not kept:
+        raise BrokenImageError(broken[0][1] if broken else f"{images.name} holds no images.")
+    if broken:
+        warnings.warn(
+            f"{len(broken)} of {len(images)} images could not be decoded and have no verdict: {broken[0][1]}",
+            SkippedImagesWarning,
+            stacklevel=3,
+        )
+    columns: dict[str, Any] = {name: torch.cat(rows) for name, rows in parts.items()}
+    notes = {
+        probe.name: {"settings": probe.settings(), **probe.notes()}
+        for probe in probes
+        if isinstance(probe, NotingProbe)
+    }
+    return Table(
+        name=images.name,
+        classes=model.classes,
+        skipped=broken,
+        maker=maker if maker is None or not notes else {**maker, "gradients": notes},
+        id=[images.ids[index] for index in kept],
+        **columns,
+    )
+
+
+def as_kept(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Features as caches keep them, in half precision: scores have learned from those."""
+    return torch.where(z.abs() <= _HALF, z.half().float(), z)
+
+
+def probes_for(columns: Iterable[str], given: Sequence[Probe], maker: Json | None) -> list[Probe]:
+    """The probes that write these columns: those that were given, or made anew as the table tells they were asked."""
+    missing = set(columns) - _FORWARD
+    made: dict[str, Probe] = {}
+    for column in sorted(missing):
+        probe = next((one for one in given if column == one.name or column.startswith(f"{one.name}_")), None)
+        probe = probe or _made(column, maker or {}, missing)
+        made.setdefault(probe.name, probe)
+    return list(made.values())
+
+
+def _columns(model: Classifier, x: Tensor, probes: Sequence[Probe]) -> dict[str, Tensor]:
+    found = dict(Forward(feature_dtype="float32").run(model, x, None))
+    found["feature"] = as_kept(found["feature"])
+    for probe in probes:
+        found |= probe.run(model, x, None)
+    return found
+
+
+def _made(column: str, maker: Json, wanted: set[str]) -> Probe:
+    tiles = _TILES.fullmatch(column)
+    if tiles:
+        grids = sorted({int(found[1]) for one in wanted if (found := _TILES.fullmatch(one))})
+        kept = any(one.endswith("_logit") for one in wanted if _TILES.fullmatch(one))
+        asked = (maker.get("ensembles") or {}).get("tiles") or {}
+        return Tiles(grids, keep="logits" if kept else "summary", temperature=asked.get("temperature", 1.0))
+    if column == "before":
+        return Before()
+    for name, told in (maker.get("gradients") or {}).items():
+        if column == name or column.startswith(f"{name}_"):
+            gradient: Any = Gradient(name=name, **told["settings"])
+            return gradient  # type: ignore[no-any-return]
+    raise GuardError(
+        f"the guard's scores read column '{column}', written by {writer_of(column) or 'a probe of yours'}, which "
+        f"cannot be made anew from its name. Give the probe to Guard.fit or Guard.load: probes=[...]."
+    )

@@ -1,0 +1,135 @@
+"""Which scores a guard may use, and which of them tell the aleatoric, the epistemic and the density of an image."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from dubito.apps._possible import possible_scores
+from dubito.errors import DubitoError, GuardError
+from dubito.scores import SCORES, UncertaintyHead, make_score
+from dubito.scores.default_density import default_density
+from dubito.scores.density import Density
+from dubito.scores.softmax import Entropy
+from dubito.scores.temperature import Temperature
+from dubito.table import Table
+from dubito.types import Score
+from dubito.views import chosen_rows
+
+MOST_LEARNED = 50_000
+"""Rows that scores learn from: they are kept in part with the guard, and it should stay small."""
+_QUICK = 1e10
+"""Multiply-adds of an iteration of EM, about a second's worth."""
+_EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
+"""Whom to ask for it, best first; scores of ensembles may have the ensemble's name behind a colon."""
+
+Scores = Mapping[str, Score] | Sequence[Score | str]
+"""By name; or scores, or names of registered ones."""
+
+
+@final
+@dataclass(frozen=True)
+class Roles:
+    """Names of the scores that tell what kind of doubt it is; None for none.
+
+    Attributes:
+        aleatoric: Ambiguity of the image: a head, an ensemble's expected entropy, else the entropy of the softmax.
+        epistemic: Novelty to the model: an ensemble's disagreement, REGrad, else the density.
+        density: How rare the feature is among known ones.
+    """
+
+    aleatoric: str | None
+    epistemic: str | None
+    density: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are there."""
+        return tuple(name for name in (self.aleatoric, self.epistemic, self.density) if name)
+
+
+def learns(scores: Scores | None) -> bool:
+    """Whether any of them has still to learn; None stands for all that there are."""
+    return scores is None or any(not score.is_fitted for score in by_name(scores).values())
+
+
+def by_name(scores: Scores) -> dict[str, Score]:
+    """Scores by name, made where only a name came."""
+    if isinstance(scores, Mapping):
+        found = dict(scores)
+    else:
+        if isinstance(scores, str):
+            raise GuardError(f"scores must be a list or a mapping; the text '{scores}' came. Say scores=['{scores}'].")
+        made = [make_score(score) if isinstance(score, str) else score for score in scores]
+        found = {score.name: score for score in made}
+        if len(found) < len(made):
+            raise GuardError("scores: two have the same name; give them by name, {'one': ..., 'other': ...}.")
+    if not found:
+        raise GuardError(f"scores: at least one is needed; none came. Known: {', '.join(SCORES)}.")
+    return found
+
+
+def fitted_scores(scores: Scores | None, table: Table, learn: Table | None) -> dict[str, Score]:
+    """Ready for tables like this: those given, or all that its columns allow.
+
+    Those that learn do so from `learn`; a temperature from the table itself, because images that a model was trained on
+    tell nothing of its overconfidence. A head from the shelf is there to tell the aleatoric, see `competing`.
+    """
+    learn = _few(learn)
+    if scores is not None:
+        found = by_name(scores)
+        for name, score in found.items():
+            if not score.is_fitted:
+                found[name] = _fitted(name, score, table if isinstance(score, Temperature) else learn)
+            for column in score.needs:
+                table.require(column, by=f"guard: {name}")
+        return found
+    found = possible_scores(table, learn).scores
+    if not found:
+        raise GuardError(f"no score can be computed from {table.name}, which has {', '.join(table.columns)}.")
+    if "temperature" in found or "label" in table:
+        try:
+            found["temperature"] = Temperature().fit(table)
+        except DubitoError:  # all right or all wrong: there is no best temperature
+            found.pop("temperature", None)
+    return found
+
+
+def competing(found: Mapping[str, Score], given: bool) -> list[str]:
+    """Which of them the uncertainty may be made of: all that were given, else all but a head from the shelf.
+
+    Nobody can tell which images that one has learned from. Were they those of the table, labels and all, it would know
+    the calibration images by heart, and the promise would not hold.
+    """
+    return [name for name, score in found.items() if given or not isinstance(score, UncertaintyHead)]
+
+
+def roles_of(scores: dict[str, Score], table: Table) -> Roles:
+    """Which score tells what; entropy stands in where nothing tells the ambiguity of an image by itself."""
+    aleatoric = next((name for name, score in scores.items() if score.kind == "aleatoric"), None)
+    if aleatoric is None and "logit" in table and table.shape("logit")[1] > 1:
+        aleatoric = Entropy.name
+        scores.setdefault(aleatoric, Entropy())
+    epistemic = next((name for wanted in _EPISTEMIC for name in scores if name.partition(":")[0] == wanted), None)
+    if epistemic is None:
+        epistemic = next((name for name, score in scores.items() if score.kind == "epistemic"), None)
+    return Roles(aleatoric, epistemic, next((name for name, score in scores.items() if score.name == "density"), None))
+
+
+def _fitted(name: str, score: Score, learn: Table | None) -> Score:
+    """A fitted copy, so that the user's own stays as it is; of a density without settings, the one that suits."""
+    if learn is None:
+        raise GuardError(
+            f"score '{name}' is not fitted, and there is nothing to learn from. Fit it, or give train=... ."
+        )
+    suiting = default_density(learn, by="density.fit", most=_QUICK) if score == Density() else None
+    return (suiting or copy.deepcopy(score)).fit(learn)
+
+
+def _few(learn: Table | None) -> Table | None:
+    if learn is None or len(learn) <= MOST_LEARNED:
+        return learn
+    rows = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))[:MOST_LEARNED].sort().values
+    return chosen_rows(learn, rows)

@@ -1,0 +1,135 @@
+"""Several scores as one uncertainty: a sum of ranks, weighed by how they find errors together; or one score as it is.
+
+    u(x) = sum_j w_j F_j(s_j(x)),   w_j >= 0
+
+F_j is the share of selection images with a lower score, in between linear.
+
+Weights are those of a logistic regression of wrong answers on the ranks, kept at or above zero, so that u never falls
+while all scores rise. A score joins only if it lowers the AURC by two percent on folds that it was not fitted on: with
+few errors in hand, one score is the better choice. All of it happens on the selection split. Whatever is chosen there,
+well or badly, the promise holds, because it is tested on other images; a bad choice costs coverage. The rule is ours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64
+from scipy.optimize import minimize
+from scipy.special import expit
+from torch import Tensor
+
+from dubito.errors import GuardError
+from dubito.metrics import aurc
+
+_FOLDS = 5
+_MOST = 3
+_GAIN = 0.02
+_FEWEST_ERRORS = 20
+_RIDGE = 1e-3
+_GRID = 513
+"""Quantiles of a score that are kept, to tell ranks by."""
+
+Values = Mapping[str, Float64[np.ndarray, "n"]]
+"""By score, the uncertainty of every row."""
+
+
+@final
+@dataclass(frozen=True)
+class Combination:
+    """Which scores make the uncertainty, and how.
+
+    Attributes:
+        weights: By score; of a single one, 1, and the uncertainty is that score itself.
+        aurc: By candidate, the area under the risk-coverage curve on the selection split, best first.
+    """
+
+    weights: dict[str, float]
+    aurc: dict[str, float]
+
+    def of(self, scores: Mapping[str, Float64[Tensor, "n"]], grids: Mapping[str, Float64[Tensor, "q"]]) -> Tensor:
+        """The uncertainty of rows from their scores, and the quantiles of these on the selection split."""
+        names = list(self.weights)
+        if len(names) == 1:
+            return scores[names[0]]
+        return torch.stack([self.weights[name] * rank(scores[name], grids[name]) for name in names]).sum(0)
+
+
+def quantiles(values: Float64[Tensor, "n"]) -> Float64[Tensor, "q"]:
+    """Rising numbers that tell the rank of others: all of few, or evenly spaced ones of many; each once."""
+    ordered = values[values.isfinite()].sort().values
+    if len(ordered) == 0:
+        raise GuardError("a score is infinite for every selection image; there is nothing to rank others by.")
+    places = torch.linspace(0, len(ordered) - 1, min(_GRID, len(ordered)), dtype=torch.float64).round().long()
+    return ordered[places]
+
+
+def rank(values: Float64[Tensor, "n"], grid: Float64[Tensor, "q"]) -> Float64[Tensor, "n"]:
+    """The share of the grid below each value, in between linear: 0 at its first number, 1 from its last on.
+
+    >>> rank(torch.tensor([0.0, 1.5, 9.0]).double(), torch.tensor([1.0, 2.0, 3.0]).double()).tolist()
+    [0.0, 0.25, 1.0]
+    """
+    if len(grid) == 1:
+        return (values > grid[0]).to(grid.dtype)
+    # Comparing with all of them, because this also runs inside an exported graph, which cannot search.
+    at = ((values[:, None] >= grid[None, :]).sum(1) - 1).clamp(0, len(grid) - 2)
+    low, high = grid[at], grid[at + 1]
+    wide = high > low
+    inside = torch.where(wide, (values - low) / torch.where(wide, high - low, 1.0), 1.0).clamp(0.0, 1.0)
+    return (at + inside) / (len(grid) - 1)
+
+
+def choose(values: Values, wrong: Bool[np.ndarray, "n"], seed: int = 0) -> Combination:
+    """The best single score by AURC, and up to two more that find further errors; ties go to the first.
+
+    >>> wrong = np.arange(10) > 7
+    >>> choose({"good": np.arange(10.0), "bad": -np.arange(10.0)}, wrong).weights
+    {'good': 1.0}
+    """
+    alone = dict(sorted(((name, aurc(u, wrong)) for name, u in values.items()), key=lambda pair: pair[1]))
+    chosen, best = [next(iter(alone))], next(iter(alone.values()))
+    if min(wrong.sum(), (~wrong).sum()) < _FEWEST_ERRORS:
+        return Combination({chosen[0]: 1.0}, alone)
+    ranks = {name: _ranks(u) for name, u in values.items()}
+    while len(chosen) < min(_MOST, len(ranks)):
+        tried = {name: _held_out(ranks, [*chosen, name], wrong, seed) for name in alone if name not in chosen}
+        name = min(tried, key=lambda one: tried[one])
+        if tried[name] > (1 - _GAIN) * best:
+            break
+        chosen, best = [*chosen, name], tried[name]
+    weights = _weights(np.stack([ranks[name] for name in chosen]), wrong) if len(chosen) > 1 else np.ones(1)
+    kept = {name: float(w) for name, w in zip(chosen, weights, strict=True) if w > 0}
+    return Combination(kept if len(kept) > 1 else {next(iter(kept), chosen[0]): 1.0}, alone)
+
+
+def _ranks(u: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    whole = torch.from_numpy(u)
+    return rank(whole, quantiles(whole)).numpy()
+
+
+def _held_out(ranks: Values, names: list[str], wrong: Bool[np.ndarray, "n"], seed: int) -> float:
+    """The AURC of a sum whose weights were fitted on other folds, averaged over folds."""
+    x = np.stack([ranks[name] for name in names])
+    fold = np.random.default_rng(seed).permutation(len(wrong)) % _FOLDS
+    found = []
+    for number in range(_FOLDS):
+        inside = fold != number
+        found.append(aurc(_weights(x[:, inside], wrong[inside]) @ x[:, ~inside], wrong[~inside]))
+    return float(np.mean(found))
+
+
+def _weights(x: Float64[np.ndarray, "j n"], wrong: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "j"]:
+    """Of a logistic regression, none below zero."""
+
+    def loss(b: Float64[np.ndarray, "k"]) -> tuple[float, Float64[np.ndarray, "k"]]:
+        z = b[0] + b[1:] @ x
+        gap = expit(z) - wrong
+        value = np.mean(np.logaddexp(0, z) - wrong * z) + _RIDGE * (b[1:] ** 2).sum()
+        return float(value), np.append(gap.mean(), x @ gap / len(gap) + 2 * _RIDGE * b[1:])
+
+    bounds = [(None, None), *[(0.0, None)] * len(x)]
+    found = minimize(loss, np.append(-1.0, np.ones(len(x))), jac=True, bounds=bounds, method="L-BFGS-B")
+    return np.asarray(found.x[1:], dtype=np.float64)

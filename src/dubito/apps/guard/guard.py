@@ -1,0 +1,354 @@
+"""Accept or abstain: a threshold on an uncertainty that keeps a promise, and for every image the reason in words.
+
+    rows of the table -> learn   scores that learn, where no table to learn from is given
+                         choose  which scores, how combined, which thresholds to try
+                         calibrate   the promise, and prediction sets: seen once, when all else is fixed
+
+The three parts are disjoint and drawn at random, so what is chosen on the first two cannot spoil the promise; see
+`thresholds` for the proof. It speaks of images like those of the table. Images whose features are rarer than almost all
+of the known ones are refused whatever their score: for them, no promise was tested.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from dubito.apps.guard._given import Split, errors_of, split_rows
+from dubito.apps.guard.asking import as_images, ask, probes_for
+from dubito.apps.guard.candidates import Roles, Scores, competing, fitted_scores, learns, roles_of
+from dubito.apps.guard.combine import Combination, choose, quantiles, rank
+from dubito.apps.guard.conformal import PredictionSets, needed_for_sets
+from dubito.apps.guard.promise import Judged, Promise
+from dubito.apps.guard.thresholds import Threshold
+from dubito.apps.guard.verdict import Decisions, Verdict, top_two
+from dubito.cache.fingerprint import model_identity
+from dubito.errors import GuardError, ModelError, TableError, ValueRangeError
+from dubito.heads.config import same_backbone
+from dubito.table import Table
+from dubito.types import Classifier, Json, Probe, Score
+
+NOVEL = 0.005
+
+
+@final
+@dataclass
+class Guard:
+    """A classifier's answers, accepted or refused under a promise. Made by `Guard.fit`, read back by `Guard.load`.
+
+    Attributes:
+        promise: What is promised.
+        threshold: The threshold that keeps it, and what it did on the calibration images.
+        combination: Which scores make the uncertainty.
+        scores: The scores that it needs, fitted.
+        grids: By score, quantiles on the selection images, to tell ranks by.
+        known: Quantiles of the uncertainty itself.
+        roles: Which score tells the aleatoric, the epistemic and the density.
+        gate: Images with a density score above it are refused; None for no such rule.
+        sets: Prediction sets, if there are any.
+        classes: Names of the classes, if known.
+        maker: Which model it belongs to, part by part.
+        rows: How many images each part of the table had.
+        model: The model itself; without it, only tables can be judged.
+        probes: Of columns that cannot be made anew from their names.
+    """
+
+    promise: Promise
+    threshold: Threshold
+    combination: Combination
+    scores: dict[str, Score]
+    grids: dict[str, Float64[Tensor, "q"]]
+    known: Float64[Tensor, "q"]
+    roles: Roles
+    gate: float | None
+    sets: PredictionSets | None
+    classes: Sequence[str] | None
+    maker: Json | None
+    rows: dict[str, int]
+    model: Classifier | None = field(default=None, repr=False)
+    probes: Sequence[Probe] = field(default=(), repr=False)
+
+    @classmethod
+    def fit(  # noqa: PLR0913 (one call that users type; everything after `confidence` is optional)
+        cls,
+        model: Classifier | None,
+        table: Table,
+        risk: float = 0.05,
+        confidence: float = 0.95,
+        *,
+        coverage: float | None = None,
+        false_alarms: float | None = None,
+        scores: Scores | None = None,
+        train: Table | None = None,
+        sets: PredictionSets | bool = True,
+        novel: float = NOVEL,
+        probes: Sequence[Probe] = (),
+        seed: int = 0,
+    ) -> "Guard":
+        """Choose scores on one part of a table, a threshold on another, so that a promise is kept.
+
+        Args:
+            model: Whose answers are guarded; None where only tables will be judged.
+            table: Labelled images that the model was not trained on, like those to come. With coverage=..., labels
+                may be missing.
+            risk: At most this share of the accepted images is wrong.
+            confidence: With this probability, over tables like this one.
+            coverage: Promise instead that at least this share of all images is accepted.
+            false_alarms: Promise instead that at most this share of the right answers is refused.
+            scores: To choose among, by name or as a list; by default all that the columns allow, but no uncertainty
+                head: give it only if it was trained on other images than the table's.
+            train: What scores learn from, such as the model's training images; by default a part of the table.
+            sets: Prediction sets: how they are made, or False for none. By default of coverage 0.9, where the table
+                has labels.
+            novel: Refuse images whose features are rarer than all but this share of the known ones; 0 for none.
+            probes: Those that the table was extracted with, if they cannot be made anew from the names of columns
+                (tiles and gradients can).
+            seed: Of the split.
+
+        Raises:
+            GuardError: The promise cannot be kept with these images; the message says how many it takes.
+        """
+        promise = Promise.of(risk, confidence, coverage, false_alarms)
+        if not 0 <= novel < 1:
+            raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; {novel} came.")
+        maker = _checked_maker(model, table)
+        labelled = "label" in table or promise.kind != "coverage"
+        if labelled:
+            errors_of(table, by="guard.fit")
+        split = split_rows(table, learn=train is None and learns(scores), seed=seed)
+        found = fitted_scores(scores, split.choose, split.learn if train is None else train)
+        judge = _Judge.choose(found, competing(found, scores is not None), split.choose, labelled, novel, seed)
+        threshold = judge.threshold(promise, split, len(table))
+        return cls(
+            promise,
+            threshold,
+            judge.combination,
+            judge.scores,
+            judge.grids,
+            judge.known,
+            judge.roles,
+            judge.gate,
+            _fitted_sets(sets, split.calibrate, labelled),
+            table.classes if model is None else model.classes or table.classes,
+            maker,
+            {
+                "learn": len(train) if train is not None else 0 if split.learn is None else len(split.learn),
+                "choose": len(split.choose),
+                "calibrate": len(split.calibrate),
+            },
+            model,
+            probes,
+        )
+
+    def __call__(self, images: Any) -> Verdict | Decisions:
+        """A verdict of one image, or of each of many.
+
+        Args:
+            images: A path, a Pillow image, an array (h, w, 3) or an input (3, h, w) is one image. A folder, a list of
+                any of these, a batch, or whatever else `dubito.open_images` takes, is many; so is a table.
+        """
+        if isinstance(images, Table):
+            return self.decide(images)
+        opened, single = as_images(images)
+        found = self.decide(self.asked(opened))
+        return found[0] if single else found
+
+    def asked(self, images: Any) -> Table:
+        """What the model says of images, with every column that the guard reads."""
+        if self.model is None:
+            raise GuardError("guard: images need the model. Load it with the guard: Guard.load(path, model).")
+        probes = probes_for(self.needs, self.probes, self.maker)
+        return ask(self.model, as_images(images)[0], probes, maker=self.maker)
+
+    def decide(self, table: Table) -> Decisions:
+        """A verdict of every row of a table of the same model."""
+        table.require("logit", by="guard")
+        reason = _not_the_same(self.maker, table.maker)
+        if reason:
+            raise TableError(
+                f"guard: {table.name} was made by another model than the guard was fitted for: {reason}. "
+                f"Fit a guard on a table of this model."
+            )
+        scored = {name: score.score(table) for name, score in self.scores.items()}
+        ranks = {name: rank(scored[name], self.grids[name]) for name in self.roles.names}
+        u = self.combination.of(scored, self.grids)
+        novel = _novel(scored, self.roles.density, self.gate, len(table))
+        p, label = top_two(table.logit)
+        density = ranks.get(self.roles.density or "")
+        return Decisions(
+            ids=table.id.tolist() if "id" in table else [str(row) for row in range(len(table))],
+            classes=self.classes,
+            label=label,
+            probability=p,
+            uncertainty=u,
+            rank=rank(u, self.known),
+            accept=(u <= self.threshold.value) & ~novel,
+            novel=novel,
+            aleatoric=ranks.get(self.roles.aleatoric or ""),
+            epistemic=ranks.get(self.roles.epistemic or ""),
+            density_rank=None if density is None else 1 - density,
+            sets=None if self.sets is None else _in_order(self.sets.sets(table), table),
+            edge=float(rank(torch.tensor([self.threshold.value], dtype=torch.float64), self.known)),
+            skipped=table.skipped,
+        )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The columns that its scores read."""
+        return tuple(dict.fromkeys(column for score in self.scores.values() for column in ("logit", *score.needs)))
+
+    def save(self, to: str | Path) -> Path:
+        """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed."""
+        from dubito.apps.guard.saved import write_guard  # noqa: PLC0415 (it makes guards)
+
+        return write_guard(self, to)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Classifier | None = None, *, probes: Sequence[Probe] = ()) -> "Guard":
+        """Read back what `save` wrote; another model than the guard's own is refused.
+
+        Args:
+            path: The folder.
+            model: The model whose answers it guards; None to judge tables only.
+            probes: As in `fit`.
+        """
+        from dubito.apps.guard.saved import read_guard  # noqa: PLC0415
+
+        guard = read_guard(path)
+        if model is not None:
+            reason = _not_the_same(guard.maker, model_identity(model))
+            if reason:
+                raise ModelError(
+                    f"guard in '{path}' was fitted for another model than {model.name}: {reason}. Its promise says "
+                    f"nothing of this one: fit a guard on a table of {model.name}."
+                )
+            guard.classes = guard.classes or model.classes
+        guard.model, guard.probes = model, probes
+        return guard
+
+    def export_onnx(self, to: str | Path, example: Tensor | None = None) -> Path:
+        """Write model, score and threshold as one ONNX file; see `dubito.apps.guard.onnx_file`."""
+        from dubito.apps.guard.onnx_file import export_onnx  # noqa: PLC0415 (needs an optional package)
+
+        return export_onnx(self, to, example)
+
+    def to_json(self) -> Json:
+        """What was promised, chosen and seen, as plain values."""
+        return {
+            "promise": {"kind": self.promise.kind, "level": self.promise.level, "confidence": self.promise.confidence},
+            "threshold": self.threshold._asdict(),
+            "weights": self.combination.weights,
+            "aurc": self.combination.aurc,
+            "gate": self.gate,
+            "sets": None if self.sets is None else self.sets.to_json(),
+            "rows": self.rows,
+        }
+
+    def __str__(self) -> str:
+        found, sets = self.threshold, self.sets
+        by = " + ".join(f"{w:.2f} {name}" if len(self.combination.weights) > 1 else name for name, w in self._parts())
+        seen = f"{found.accepted} of {found.of} accepted ({found.accepted / found.of:.1%})"
+        if found.errors is not None:
+            seen += f", {found.errors} of them wrong ({found.errors / max(1, found.accepted):.1%})"
+        lines = [f"promise       {self.promise}", f"uncertainty   {by}", f"calibration   {seen}"]
+        if self.gate is not None:
+            lines.append("novelty       images rarer than almost all known ones are refused")
+        if sets is not None:
+            kind = "of every class" if sets.class_wise else "of images"
+            lines.append(f"sets          hold the true class for {100 * sets.coverage:g} % {kind} ({sets.method})")
+        return "\n".join(lines)
+
+    def _parts(self) -> list[tuple[str, float]]:
+        return list(self.combination.weights.items())
+
+
+@dataclass
+class _Judge:
+    """What the selection images decide: scores, how they are combined, and what counts as novel."""
+
+    combination: Combination
+    scores: dict[str, Score]
+    grids: dict[str, Tensor]
+    known: Tensor
+    roles: Roles
+    gate: float | None
+    selection: Judged
+
+    @classmethod
+    def choose(
+        cls, scores: dict[str, Score], candidates: list[str], table: Table, labelled: bool, novel: float, seed: int
+    ) -> "_Judge":
+        roles = roles_of(scores, table)
+        scored = {name: score.score(table) for name, score in scores.items()}
+        wrong = errors_of(table, by="guard.fit").numpy() if labelled else None
+        if wrong is None:
+            combination = Combination({candidates[0]: 1.0}, {})
+        else:
+            combination = choose({name: scored[name].numpy() for name in candidates}, wrong, seed)
+        kept = dict.fromkeys([*combination.weights, *roles.names])
+        grids = {name: quantiles(scored[name]) for name in kept}
+        gate = None
+        if roles.density is not None and novel > 0:
+            gate = float(np.quantile(scored[roles.density].numpy(), 1 - novel, method="higher"))
+        u = combination.of(scored, grids)
+        known = quantiles(u)
+        far = _novel(scored, roles.density, gate, len(table))
+        selection = (torch.where(far, torch.inf, u).numpy(), wrong)
+        return cls(combination, {name: scores[name] for name in kept}, grids, known, roles, gate, selection)
+
+    def threshold(self, promise: Promise, split: Split, rows: int) -> Threshold:
+        names = dict.fromkeys([*self.combination.weights, *([self.roles.density] if self.roles.density else [])])
+        scored = {name: self.scores[name].score(split.calibrate) for name in names}
+        far = _novel(scored, self.roles.density, self.gate, len(split.calibrate))
+        u = torch.where(far, torch.inf, self.combination.of(scored, self.grids)).numpy()
+        wrong = None if self.selection[1] is None else errors_of(split.calibrate, by="guard.fit").numpy()
+        try:
+            return promise.threshold(self.selection, (u, wrong))
+        except GuardError as error:
+            raise GuardError(
+                f"guard.fit: {error} Of the table's {rows} rows, {len(split.calibrate)} are there to calibrate."
+            ) from error
+
+
+def _novel(scored: Mapping[str, Tensor], density: str | None, gate: float | None, n: int) -> Bool[Tensor, "n"]:
+    return torch.zeros(n, dtype=torch.bool) if density is None or gate is None else scored[density] > gate
+
+
+def _checked_maker(model: Classifier | None, table: Table) -> Json | None:
+    """Which model the guard belongs to; ModelError where the table is another one's."""
+    if model is None:
+        return None if table.maker is None else dict(table.maker)
+    own = model_identity(model)
+    if table.maker is None:
+        return {"model": model.name, **own}
+    reason = _not_the_same(table.maker, own)
+    if reason:
+        raise ModelError(
+            f"guard.fit: {table.name} was made by another model than {model.name}: {reason}. "
+            f"Extract images with this model first."
+        )
+    return {**table.maker, **own}
+
+
+def _not_the_same(there: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str | None:
+    return None if there is None or here is None else same_backbone(there, here)
+
+
+def _fitted_sets(sets: PredictionSets | bool, table: Table, labelled: bool) -> PredictionSets | None:
+    if sets is False or (sets is True and (not labelled or len(table) < needed_for_sets(PredictionSets().coverage))):
+        return None
+    return (PredictionSets() if sets is True else sets).fit(table)
+
+
+def _in_order(members: Bool[Tensor, "n c"], table: Table) -> list[tuple[int, ...]]:
+    """The classes of each set, most likely first."""
+    logit = table.logit
+    return [
+        tuple(classes[logit[row, classes].argsort(descending=True, stable=True)].tolist())
+        for row, classes in enumerate(one.nonzero()[:, 0] for one in members)
+    ]

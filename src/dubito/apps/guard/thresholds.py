@@ -1,0 +1,247 @@
+"""Thresholds that keep a promise with a stated confidence, whatever the images are, with as many as there are.
+
+Images with u <= t are accepted. With risk r, confidence 1 - delta, and k accepted calibration images, e of them wrong:
+
+    p(t)   = P(Bin(k, r) <= e)                         tests R(t) = P(wrong | u <= t) > r
+    L_j    = a_j + L_(j-1) if t_(j-1) passed, else a_j         the level of the test of t_j;  sum_j a_j = delta
+
+Candidates t_1 < t_2 < ... are tested in turn, t_j passes if p(t_j) <= L_j, and the last that passes is taken. This is
+the fallback procedure of Wiens (2003); with a_1 = delta it is fixed-sequence testing, as in Learn then Test
+(Angelopoulos et al. 2021). Selective risk is that of Geifman & El-Yaniv (2017).
+
+Why P(R(t) > r) <= delta for the t taken. Candidates and levels come from other images, the selection split. For such a
+t, the accepted calibration images are k independent images with u <= t, so that, given k, e is binomial with R(t), and
+if R(t) > r, P(p(t) <= a | k) <= a for every a; hence also without k being given. Call t_j bad if R(t_j) > r. While no
+bad one has passed, the level was 0 after the bad one before t_j, so L_j is at most A_j, the sum of the a after that one
+up to a_j: a fixed number. So the first bad one to pass is t_j with probability A_j at most, and these sums share no a:
+together they are delta at most. Nothing is paid for the number of candidates.
+
+Where to begin is ours: at the very fewest, one unlucky image would end it. Four fifths of delta lie where the test is
+most likely to pass, as far as the selection split tells; one fifth lies where three fifths as many are accepted, in
+case that was too bold. No candidate lies above the selection split: images more uncertain than all of them are refused,
+also where everything known could be accepted.
+
+Shares of images (coverage, refused right answers) are order statistics: P(F(u_(k)) >= c) = P(Bin(n, c) <= k - 1).
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int
+from scipy.stats import beta, binom
+
+from dubito.errors import GuardError, ValueRangeError
+
+PValue = Literal["binomial", "hoeffding_bentkus"]
+"""Exact for wrong or right; or the bound of Learn then Test, which also serves losses between 0 and 1."""
+Testing = Literal["fallback", "bonferroni"]
+"""One after the other, levels handed on; or all at once, each at its share of the level."""
+CANDIDATES = 200
+_BOLD, _SAFE = 0.8, 0.6
+"""The share of the level at the likeliest candidate; and how many as many the one with the rest accepts."""
+
+
+class Threshold(NamedTuple):
+    """A threshold, and what it did on the images that it was calibrated on.
+
+    Attributes:
+        value: Images up to it are accepted.
+        accepted: How many calibration images those were.
+        errors: How many of these were wrong; None where labels are not known.
+        of: How many calibration images there were.
+    """
+
+    value: float
+    accepted: int
+    errors: int | None
+    of: int
+
+
+def needed(level: float, confidence: float) -> int:
+    """How many images without a fault show, with this confidence, that faults are rarer than level.
+
+    >>> needed(0.05, 0.95), needed(0.01, 0.95)  # 0.95^59 = 0.0485, 0.99^299 = 0.0495
+    (59, 299)
+    """
+    return math.ceil(math.log(1 - confidence) / math.log(1 - level) - 1e-9)
+
+
+def risk_bound(errors: int, accepted: int, confidence: float) -> float:
+    """The upper end of the error rate by Clopper and Pearson, one-sided.
+
+    >>> round(risk_bound(0, 59, 0.95), 4)  # (1 - r)^59 = 0.05
+    0.0495
+    """
+    return 1.0 if errors >= accepted else float(beta.ppf(confidence, errors + 1, accepted - errors))
+
+
+def risk_threshold(
+    selection: tuple[Float64[np.ndarray, "s"], Bool[np.ndarray, "s"]],
+    calibration: tuple[Float64[np.ndarray, "n"], Bool[np.ndarray, "n"]],
+    *,
+    risk: float,
+    confidence: float,
+    testing: Testing = "fallback",
+    p_value: PValue = "binomial",
+    candidates: int = CANDIDATES,
+) -> Threshold:
+    """The largest threshold whose accepted images are wrong at most at rate `risk`, with this confidence.
+
+    Args:
+        selection: Uncertainties and errors that candidates come from; infinite ones are never accepted.
+        calibration: Uncertainties and errors of other images, which the tests count.
+        risk: The error rate among accepted images.
+        confidence: With which probability over calibration sets it is kept.
+        testing: How several thresholds are tested.
+        p_value: Of one threshold.
+        candidates: How many thresholds at most.
+
+    Raises:
+        GuardError: No threshold passes; the message says whether more images would help.
+    """
+    check_levels(risk=risk, confidence=confidence)
+    u, wrong = calibration
+    enough = needed(risk, confidence)
+    if len(u) < enough:
+        raise GuardError(
+            f"an error rate of at most {risk:g} with confidence {confidence:g} needs at least {enough} calibration "
+            f"images, accepted and right all of them (the chance of that, (1 - {risk:g})^{enough}, is then below "
+            f"{1 - confidence:.3g}); there are {len(u)}. Give more labelled images, or ask for a larger risk."
+        )
+    thresholds = _candidates(selection[0], candidates)
+    accepted, errors = _counts(u, wrong, thresholds)
+    p = _P_VALUES[p_value](errors, accepted, risk)
+    levels, start = _levels(*_counts(*selection, thresholds), len(selection[0]), len(u), risk, 1 - confidence)
+    passing = fallback(p, levels) if testing == "fallback" else bonferroni(p, 1 - confidence)
+    if passing is None:
+        raise GuardError(_why_none(int(accepted[start]), int(errors[start]), risk, confidence))
+    return Threshold(float(thresholds[passing]), int(accepted[passing]), int(errors[passing]), len(u))
+
+
+def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: float, what: str) -> Threshold:
+    """The smallest threshold that accepts at least `share` of all images like these, with this confidence.
+
+    Args:
+        u: Calibration uncertainties: of all images (coverage), or of those that are right (false alarms).
+        share: To accept.
+        confidence: With which probability over calibration sets.
+        what: The images, for errors: "calibration images".
+    """
+    check_levels(share=share, confidence=confidence)
+    n = len(u)
+    enough = needed(1 - share, confidence)
+    if n < enough:
+        raise GuardError(
+            f"accepting {share:g} of them with confidence {confidence:g} needs at least {enough} {what}; there are "
+            f"{n}. Give more images, or ask for a smaller share."
+        )
+    k = int(binom.ppf(confidence, n, share)) + 1
+    value = float(np.sort(u)[k - 1])
+    if not math.isfinite(value):
+        raise GuardError(
+            f"{share:g} of all images cannot be accepted: {int(np.isinf(u).sum())} of {n} {what} are unlike the known "
+            f"ones and always refused. Ask for a smaller share, or refuse fewer of them (novel=0)."
+        )
+    return Threshold(value, int((u <= value).sum()), None, n)
+
+
+def binomial_p(errors: Int[np.ndarray, "t"], accepted: Int[np.ndarray, "t"], risk: float) -> Float64[np.ndarray, "t"]:
+    """P(Bin(k, r) <= e); 1 where nothing is accepted.
+
+    >>> binomial_p(np.array([0, 1]), np.array([2, 2]), 0.5).tolist()
+    [0.25, 0.75]
+    """
+    return np.asarray(binom.cdf(errors, accepted, risk), dtype=np.float64)
+
+
+def hoeffding_bentkus_p(
+    errors: Int[np.ndarray, "t"], accepted: Int[np.ndarray, "t"], risk: float
+) -> Float64[np.ndarray, "t"]:
+    """min(exp(-k h(e/k, r)), e P(Bin(k, r) <= e)) with h the binary relative entropy (Bates et al. 2021)."""
+    rate = np.minimum(errors / np.maximum(accepted, 1), risk)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        h = np.where(rate > 0, rate * np.log(rate / risk), 0.0) + (1 - rate) * np.log((1 - rate) / (1 - risk))
+    bentkus = math.e * binomial_p(errors, accepted, risk)
+    return np.where(accepted > 0, np.minimum(np.exp(-accepted * h), bentkus).clip(max=1.0), 1.0)
+
+
+_P_VALUES = {"binomial": binomial_p, "hoeffding_bentkus": hoeffding_bentkus_p}
+
+
+def fallback(p: Float64[np.ndarray, "t"], levels: Float64[np.ndarray, "t"]) -> int | None:
+    """The last test that passes at its own level and those handed on by an unbroken run before it; None if none does.
+
+    >>> fallback(np.array([0.04, 0.02, 0.2, 0.01]), np.array([0.04, 0.0, 0.0, 0.01]))
+    3
+    """
+    level, last = 0.0, None
+    for place, (value, own) in enumerate(zip(p.tolist(), levels.tolist(), strict=True)):
+        level += own
+        if level > 0 and value <= level:
+            last = place
+        else:
+            level = 0.0
+    return last
+
+
+def bonferroni(p: Float64[np.ndarray, "t"], delta: float) -> int | None:
+    """The last test that passes at its equal share of the level; None if none does."""
+    passing = np.nonzero(p <= delta / len(p))[0]
+    return int(passing[-1]) if len(passing) else None
+
+
+def check_levels(**levels: float) -> None:
+    """Raise ValueRangeError for a share that is not strictly between 0 and 1."""
+    for name, value in levels.items():
+        if not 0 < value < 1:
+            raise ValueRangeError(f"{name} must be between 0 and 1, without the ends; {value} came.")
+
+
+def _candidates(u: Float64[np.ndarray, "s"], most: int) -> Float64[np.ndarray, "t"]:
+    """Uncertainties of selection images at evenly spaced ranks, rising."""
+    known = np.sort(u[np.isfinite(u)])
+    if len(known) == 0:
+        raise GuardError("there is no selection image to take thresholds from. Give more labelled images.")
+    ranks = np.ceil(np.arange(1, most + 1) * len(known) / most).astype(int)
+    return np.unique(known[ranks - 1])
+
+
+def _counts(
+    u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], thresholds: Float64[np.ndarray, "t"]
+) -> tuple[Int[np.ndarray, "t"], Int[np.ndarray, "t"]]:
+    """Accepted and, among them, wrong images at every threshold."""
+    order = np.argsort(u)
+    accepted = np.searchsorted(u[order], thresholds, side="right")
+    return accepted, np.append(0, np.cumsum(wrong[order]))[accepted]
+
+
+def _levels(
+    accepted: Int[np.ndarray, "t"], errors: Int[np.ndarray, "t"], of: int, n: int, risk: float, delta: float
+) -> tuple[Float64[np.ndarray, "t"], int]:
+    """The level of each candidate, and the one most likely to pass on n images, by what selection images show.
+
+    A test passes with at most c errors among k, c the largest number with P(Bin(k, r) <= c) <= delta. One error is
+    added to those seen, so that a handful of right answers is not taken for certainty.
+    """
+    k = np.rint(accepted / of * n).astype(int)
+    c = binom.ppf(delta, k, risk)
+    c = np.where(binom.cdf(c, k, risk) <= delta, c, c - 1)
+    likeliest = int(np.argmax(binom.logcdf(c, k, (errors + 1) / (accepted + 1))))
+    levels = np.zeros(len(k))
+    levels[likeliest] = _BOLD * delta
+    levels[np.searchsorted(accepted, _SAFE * accepted[likeliest])] += (1 - _BOLD) * delta
+    return levels, likeliest
+
+
+def _why_none(accepted: int, errors: int, risk: float, confidence: float) -> str:
+    told = f"of the {accepted} most certain calibration images, {errors} are wrong" if accepted else "none is accepted"
+    if errors <= accepted * risk:
+        repair = "Give more labelled images, or ask for a larger risk."
+    else:
+        repair = "More images of this kind will not help: ask for a larger risk, or give a score that finds errors."
+    bound = f", which only shows a rate below {risk_bound(errors, accepted, confidence):.3g}" if accepted else ""
+    return (
+        f"no threshold keeps the error rate at or below {risk:g} with confidence {confidence:g}: where that was most "
+        f"likely, {told}{bound}. {repair}"
+    )

@@ -1,0 +1,197 @@
+"""What a guard says of images: accept or not, and why, in numbers and in words."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from dubito.errors import ArtefactError
+from dubito.types import Json
+
+_NEAR = 0.02
+"""Close to the threshold: within two percent of the known images."""
+_RARE = 0.02
+_HIGH = 0.95
+_CLEAR = 0.5
+_RIVAL = 0.5
+"""A second class counts as a rival from half the probability of the first on."""
+
+
+@final
+@dataclass(frozen=True)
+class Verdict:
+    """What a guard says of one image. Ranks are shares of the known images, those that the guard was chosen on.
+
+    Attributes:
+        id: The image's name.
+        label: The predicted class.
+        class_name: Its name, if names are known.
+        probability: That the softmax gives it.
+        aleatoric: How ambiguous the image is: the share of known images that are less so.
+        epistemic: How new it is to the model: the share of known images that are less so.
+        density_rank: The share of known images whose features are rarer still: near 0 is unlike all of them.
+        uncertainty: What is compared with the threshold.
+        accept: Whether the answer can be taken under the guard's promise.
+        reason: Why, in words.
+        prediction_set: Classes that hold the true one as often as promised, most likely first.
+    """
+
+    id: str
+    label: int
+    class_name: str | None
+    probability: float
+    aleatoric: float | None
+    epistemic: float | None
+    density_rank: float | None
+    uncertainty: float
+    accept: bool
+    reason: str
+    prediction_set: tuple[int, ...] | None
+
+    def to_json(self) -> Json:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        name = self.class_name or f"class {self.label}"
+        return f"{self.id}: {'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}): {self.reason}"
+
+
+@final
+@dataclass(frozen=True)
+class Decisions(Sequence[Verdict]):
+    """Verdicts of many images: a sequence of them, and their parts as columns.
+
+    Attributes:
+        ids: Names of the images.
+        classes: Names of the classes, if known.
+        label: (n, 2) the most likely class and the second.
+        probability: (n, 2) of these two.
+        uncertainty: (n) what is compared with the threshold.
+        rank: (n) the share of known images that are less uncertain.
+        accept: (n).
+        novel: (n) refused for their density alone.
+        aleatoric: (n) as of `Verdict`; likewise epistemic and density_rank.
+        sets: Of each image, the classes of its prediction set, most likely first.
+        edge: The share of known images below the threshold.
+        skipped: Images that could not be decoded: (id, reason).
+    """
+
+    ids: Sequence[str]
+    classes: Sequence[str] | None
+    label: Int[Tensor, "n 2"]
+    probability: Float64[Tensor, "n 2"]
+    uncertainty: Float64[Tensor, "n"]
+    rank: Float64[Tensor, "n"]
+    accept: Bool[Tensor, "n"]
+    novel: Bool[Tensor, "n"]
+    aleatoric: Float64[Tensor, "n"] | None
+    epistemic: Float64[Tensor, "n"] | None
+    density_rank: Float64[Tensor, "n"] | None
+    sets: list[tuple[int, ...]] | None
+    edge: float
+    skipped: Sequence[tuple[str, str]] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> Verdict:  # type: ignore[override]
+        row = range(len(self))[row]
+        label = int(self.label[row, 0])
+        return Verdict(
+            id=str(self.ids[row]),
+            label=label,
+            class_name=None if self.classes is None else self.classes[label],
+            probability=float(self.probability[row, 0]),
+            aleatoric=_at(self.aleatoric, row),
+            epistemic=_at(self.epistemic, row),
+            density_rank=_at(self.density_rank, row),
+            uncertainty=float(self.uncertainty[row]),
+            accept=bool(self.accept[row]),
+            reason=self._reason(row),
+            prediction_set=None if self.sets is None else self.sets[row],
+        )
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def coverage(self) -> float:
+        """The share of images that is accepted; 0 of none."""
+        return float(self.accept.double().mean()) if len(self) else 0.0
+
+    def to_csv(self, to: str | Path) -> Path:
+        """One line an image; the classes of a prediction set with spaces between."""
+        to = Path(to)
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with to.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow([one.name for one in fields(Verdict)])
+                writer.writerows([_cell(value) for value in verdict.to_json().values()] for verdict in self)
+        except OSError as error:
+            raise ArtefactError(f"'{to}' cannot be written ({error.strerror}). Give another place.") from error
+        return to
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"{int(self.accept.sum())} of {len(self)} images accepted", *(str(verdict) for verdict in self)]
+        )
+
+    def _reason(self, row: int) -> str:
+        rank = float(self.rank[row])
+        near = "; close to the threshold" if abs(rank - self.edge) <= _NEAR and not self.novel[row] else ""
+        if bool(self.accept[row]):
+            how = "clear" if rank <= _CLEAR else "certain enough"
+            return f"{how}: more certain than {_percent(1 - rank)} of the known images{near}"
+        return f"{self._doubt(row, rank)}{near}"
+
+    def _doubt(self, row: int, rank: float) -> str:
+        """The first that explains a refusal: novelty, two likely classes, then what is high among known images."""
+        density, epistemic, aleatoric = (_at(one, row) for one in (self.density_rank, self.epistemic, self.aleatoric))
+        if density is not None and (bool(self.novel[row]) or density <= _RARE):
+            return f"unlike the known images: density below all but {_percent(density)} of them"
+        first, second = self.probability[row].tolist()
+        if second >= _RIVAL * first:
+            one, other = (self._named(int(label)) for label in self.label[row])
+            return f"ambiguous between {one} and {other} ({first:.2f} and {second:.2f})"
+        if epistemic is not None and epistemic >= max(_HIGH, aleatoric or 0.0):
+            return f"new to the model: epistemic uncertainty above that of {_percent(epistemic)} of the known images"
+        if aleatoric is not None and aleatoric >= _HIGH:
+            return f"hard to tell: aleatoric uncertainty above that of {_percent(aleatoric)} of the known images"
+        return f"more uncertain than {_percent(rank)} of the known images"
+
+    def _named(self, label: int) -> str:
+        return f"class {label}" if self.classes is None else self.classes[label].partition(",")[0]
+
+
+def top_two(logits: Tensor) -> tuple[Float64[Tensor, "n 2"], Int[Tensor, "n 2"]]:
+    """Probabilities and classes of the two most likely, the first of equal ones as `argmax` takes it."""
+    p = logits.double().softmax(-1)
+    first = logits.argmax(-1, keepdim=True)
+    second = p.scatter(-1, first, -1.0).argmax(-1, keepdim=True)
+    both = torch.cat([first, second], -1)
+    return p.gather(-1, both), both
+
+
+def _at(column: Tensor | None, row: int) -> float | None:
+    return None if column is None else float(column[row])
+
+
+def _cell(value: object) -> object:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _percent(share: float) -> str:
+    """With a digit where it matters.
+
+    >>> _percent(0.003), _percent(0.5), _percent(1.0), _percent(0.0)
+    ('0.3 %', '50 %', '100 %', '0 %')
+    """
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent in (0, 100) or 10 <= percent <= 90 else f"{percent:.1f} %"

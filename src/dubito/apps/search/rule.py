@@ -1,0 +1,147 @@
+"""Which items are left out and which queries are refused: those above a quantile of the items' uncertainties.
+
+    t = the smallest uncertainty of an item such that at least the share q of the items has u <= t
+    an item is kept, and a query is answered, if u <= t
+
+Kirchhof et al., Pretrained Visual Uncertainties (2024), Section 5.2: "we reject and/or clean the 10% most uncertain
+images per class". The text calls this free of labels; the published code takes the quantile in each true class. Both
+are here: one threshold for all by default, which needs no label, or one for each class (`per_class`). Ties are kept.
+The threshold is the uncertainty of an item and never between two, so that a database finds the same one.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final, get_args
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from dubito.choices import Clean
+from dubito.errors import ArtefactError, TableError, ValueRangeError
+from dubito.types import Json
+
+ROUNDING = 1e-9
+"""0.9 of 10 items are 9 of them, whatever the last bit of the product says."""
+
+
+@final
+@dataclass(frozen=True)
+class Thresholds:
+    """Above which an uncertainty is too high.
+
+    Attributes:
+        everywhere: For all items together.
+        by_class: For each class, where they are told apart.
+    """
+
+    everywhere: float
+    by_class: Mapping[int, float] | None = None
+
+    def of(self, n: int, labels: Int64[np.ndarray, "n"] | None) -> Float64[np.ndarray, "n"]:
+        """The threshold of each of n rows; with `by_class`, of the row's class."""
+        if self.by_class is None or labels is None:
+            return np.full(n, self.everywhere)
+        classes, place = np.unique(labels, return_inverse=True)
+        unknown = [int(one) for one in classes if int(one) not in self.by_class]
+        if unknown:
+            raise ValueRangeError(
+                f"SafeIndex: a threshold per class needs items of that class; there are none of class {unknown[0]}. "
+                f"Add some, or build the index with per_class=False."
+            )
+        found: Float64[np.ndarray, "c"] = np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)
+        return found[place]
+
+    def to_json(self) -> Json:
+        """For JSON; its keys are texts."""
+        by_class = None if self.by_class is None else {str(key): value for key, value in self.by_class.items()}
+        return {"everywhere": self.everywhere, "by_class": by_class}
+
+    @classmethod
+    def from_json(cls, found: Json) -> "Thresholds":
+        """Back from `to_json`."""
+        by_class = found["by_class"]
+        return cls(found["everywhere"], by_class and {int(key): float(value) for key, value in by_class.items()})
+
+
+@final
+@dataclass(frozen=True)
+class Rule:
+    """What an index does about uncertainty.
+
+    Attributes:
+        quantile: The share of items that is kept, in (0, 1].
+        clean: "both": uncertain queries are refused and uncertain items left out; or only one of them, or "none".
+        per_class: Take the quantile in each class.
+    """
+
+    quantile: float = 0.9
+    clean: Clean = "both"
+    per_class: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile <= 1:
+            raise ValueRangeError(
+                f"SafeIndex: quantile must be in (0, 1], the share of items that is kept; {self.quantile} came. "
+                f"0.9 is usual."
+            )
+        if self.clean not in get_args(Clean):
+            raise ValueRangeError(
+                f"SafeIndex: clean must be one of {', '.join(get_args(Clean))}; {self.clean!r} came. Choose one."
+            )
+
+    @property
+    def cleans_items(self) -> bool:
+        """Whether uncertain items are left out."""
+        return self.clean in ("both", "items")
+
+    @property
+    def refuses_queries(self) -> bool:
+        """Whether uncertain queries are refused."""
+        return self.clean in ("both", "queries")
+
+    def thresholds(self, u: Float64[np.ndarray, "n"], labels: Int64[np.ndarray, "n"] | None) -> Thresholds:
+        """Of some rows, at least one.
+
+        >>> Rule(quantile=0.75).thresholds(np.array([0.1, 0.4, 0.2, 0.9]), None).everywhere
+        0.4
+        """
+        if not self.per_class:
+            return Thresholds(self._quantile(u))
+        if labels is None:
+            raise TableError(
+                "SafeIndex: per_class=True needs the class of every item; no labels came. Give labels=..., a table "
+                "with a column 'label', or per_class=False."
+            )
+        order = np.argsort(labels, kind="stable")
+        classes, starts = np.unique(labels[order], return_index=True)
+        groups = np.split(u[order], starts[1:])
+        by_class = {int(one): self._quantile(group) for one, group in zip(classes, groups, strict=True)}
+        return Thresholds(self._quantile(u), by_class)
+
+    def keeps(
+        self, u: Float64[np.ndarray, "n"], labels: Int64[np.ndarray, "n"] | None, thresholds: Thresholds
+    ) -> Bool[np.ndarray, "n"]:
+        """Which items are searched."""
+        if not self.cleans_items:
+            return np.ones(len(u), dtype=bool)
+        kept: Bool[np.ndarray, "n"] = u <= thresholds.of(len(u), labels)
+        return kept
+
+    def _quantile(self, u: Float64[np.ndarray, "n"]) -> float:
+        place = max(1, math.ceil(self.quantile * len(u) - ROUNDING)) - 1
+        return float(np.partition(u, place)[place])
+
+    def to_json(self) -> Json:
+        """All settings."""
+        return {"quantile": self.quantile, "clean": self.clean, "per_class": self.per_class}
+
+    @classmethod
+    def from_json(cls, found: Any) -> "Rule":
+        """Back from `to_json`."""
+        try:
+            return cls(float(found["quantile"]), found["clean"], bool(found["per_class"]))
+        except (KeyError, TypeError, ValueError, ValueRangeError) as error:
+            raise ArtefactError(
+                f"SafeIndex: {found!r} is no rule of an index ({error}). Build the index again."
+            ) from error

@@ -1,0 +1,169 @@
+"""`dubito guard`: accept or abstain under a promise. `fit` makes a guard, `run` asks it, `export` writes it as ONNX."""
+
+# ruff: noqa: PLC0415 (torch is not imported before a command runs)
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+import dubito
+from dubito.cli import _options as options
+from dubito.cli._console import Screen, grid, short
+
+if TYPE_CHECKING:
+    from dubito.apps.guard import Decisions, Guard, PredictionSets
+    from dubito.types import Classifier
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
+
+_Folder = Annotated[
+    Path, typer.Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.", show_default=False)
+]
+_Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="source:name.", show_default="the one that the guard names"),
+]
+
+
+@app.command(
+    "fit", epilog="Example: [bold]dubito guard fit cache/val --train cache/train --risk 0.05 --to guard[/bold]"
+)
+def fit(  # noqa: PLR0913 (a command's options)
+    cache: options.Cache,
+    *,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where the guard is kept.", show_default=False)],
+    risk: Annotated[float, typer.Option("--risk", help="At most this share of accepted images is wrong.")] = 0.05,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of the promise.")] = 0.95,
+    coverage: Annotated[
+        float | None, typer.Option("--coverage", help="Instead: at least this share of images is accepted.")
+    ] = None,
+    false_alarms: Annotated[
+        float | None, typer.Option("--false-alarms", help="Instead: at most this share of right answers is refused.")
+    ] = None,
+    score: options.Scores = [],  # noqa: B006 (typer copies it)
+    train: Annotated[
+        Path | None,
+        typer.Option("--train", metavar="CACHE", help="What scores learn from; by default a part of CACHE."),
+    ] = None,
+    sets: Annotated[float, typer.Option("--sets", help="Coverage of prediction sets; 0 for none.")] = 0.9,
+    class_wise: Annotated[bool, typer.Option("--class-wise", help="Of prediction sets: for every class.")] = False,
+    novel: Annotated[float, typer.Option("--novel", help="Refuse this share of the known images as novel.")] = 0.005,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split.")] = 0,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Find a threshold for labelled images of a CACHE that keeps a promise with a stated confidence.
+
+    Scores are chosen on one part of the images and the threshold on another.
+    """
+    screen = Screen.current(json=json, debug=debug)
+    with screen.waiting("opening the cache"):
+        table = dubito.open(cache)
+        learned = None if train is None else dubito.open(train)
+        if train is not None:
+            from dubito.cli._scores import check_same_model
+
+            check_same_model(cache, train, "--train")
+    with screen.waiting("choosing scores and testing thresholds"):
+        guard = dubito.Guard.fit(
+            None,
+            table,
+            risk,
+            confidence,
+            coverage=coverage,
+            false_alarms=false_alarms,
+            scores=score or None,
+            train=learned,
+            sets=_sets(sets, class_wise),
+            novel=novel,
+            seed=seed,
+        )
+        guard.save(to)
+    screen.result({"guard": str(to), **guard.to_json()}, Text(str(guard)), Text(f"guard: {to}"))
+
+
+@app.command("run", epilog="Example: [bold]dubito guard run guard photos --csv verdicts.csv[/bold]")
+def run(  # noqa: PLR0913 (a command's options)
+    guard: _Folder,
+    images: options.Images,
+    *,
+    model: _Model = None,
+    weights: options.Weights = "pretrained",
+    device: options.Device = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="All verdicts, one line an image.")] = None,
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Show the first N images.")] = 20,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Accept or refuse what the model says of IMAGES, each with the reason."""
+    screen = Screen.current(json=json, debug=debug)
+    with screen.waiting("loading guard and model"):
+        loaded = _loaded(guard, model, weights, device)
+    with screen.waiting("asking the model"):
+        found = loaded.decide(loaded.asked(images))
+    if csv is not None:
+        found.to_csv(csv)
+    result = {
+        "guard": str(guard),
+        "promise": str(loaded.promise),
+        "images": len(found),
+        "accepted": int(found.accept.sum()),
+        "skipped": [{"id": name, "reason": why} for name, why in found.skipped],
+        "verdicts": [verdict.to_json() for verdict in found],
+        "csv": str(csv) if csv else None,
+    }
+    screen.result(result, *_shown(found, result, top))
+
+
+@app.command("export", epilog="Example: [bold]dubito guard export guard --to guard.onnx[/bold]")
+def export(
+    guard: _Folder,
+    *,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The ONNX file.", show_default=False)],
+    model: _Model = None,
+    weights: options.Weights = "pretrained",
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write model, score and threshold as one ONNX file: finished inputs in; logits, uncertainty, accept out."""
+    screen = Screen.current(json=json, debug=debug)
+    with screen.waiting("loading guard and model"):
+        loaded = _loaded(guard, model, weights, None)
+    with screen.waiting("exporting"):
+        path = loaded.export_onnx(to)
+    size = path.stat().st_size
+    result = {"guard": str(guard), "to": str(path), "bytes": size, "threshold": loaded.threshold.value}
+    screen.result(result, Text(f"{path}: {size / 1e6:.1f} MB"))
+
+
+def _sets(coverage: float, class_wise: bool) -> "PredictionSets | bool":
+    return dubito.PredictionSets(coverage, class_wise=class_wise) if coverage else False
+
+
+def _loaded(folder: Path, name: str | None, weights: str, device: str | None) -> "Guard":
+    """The guard with its model, which it names unless another source is given."""
+    guard = dubito.Guard.load(folder)
+    name = name or (guard.maker or {}).get("model")
+    if name is None:
+        raise typer.BadParameter(f"the guard in '{folder}' does not name its model. Give it: --model source:name.")
+    model: Classifier = dubito.load(name, weights=options.parse_weights(weights), device=device)
+    return dubito.Guard.load(folder, model)
+
+
+def _shown(found: "Decisions", result: dict[str, Any], top: int) -> list[Any]:
+    rows = [
+        [
+            verdict.id,
+            "accept" if verdict.accept else "abstain",
+            short(verdict.class_name or str(verdict.label)),
+            f"{verdict.probability:.3f}",
+            verdict.reason,
+        ]
+        for verdict, _ in zip(found, range(top), strict=False)
+    ]
+    title = f"{result['accepted']} of {result['images']} images accepted; promised: {result['promise']}"
+    header = ["image", "verdict", "prediction", "probability", "why"]
+    shown: list[Any] = [grid(title, header, rows)] if rows else [Text(title)]
+    return shown + ([Text(f"all verdicts: {result['csv']}")] if result["csv"] else [])

@@ -1,0 +1,198 @@
+"""`dubito search`: an index of a cache, and what it answers; unclear queries are refused, unclear items left out."""
+
+# ruff: noqa: PLC0415 (torch is not imported before a command runs)
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import dubito
+from dubito.choices import Clean
+from dubito.cli import _options as options
+from dubito.cli._console import Screen, facts, grid
+
+if TYPE_CHECKING:
+    from dubito.apps.search import Retrieved, SafeIndex
+    from dubito.table import Table
+    from dubito.types import Score
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
+_SHOWN = 50
+"""Queries that people see; JSON has them all."""
+
+
+@app.command(
+    "build", epilog="Example: [bold]dubito search build cache/photos --to index --head auto --quantile 0.9[/bold]"
+)
+def build(  # noqa: PLR0913 (a command's options)
+    cache: options.Cache,
+    *,
+    to: Annotated[
+        Path, typer.Option("--to", metavar="DIR", help="The folder of the index; replaced as one step if there is one.")
+    ],
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score", "-s", metavar="NAME", help="Judges items and queries; by default the model's own head."
+        ),
+    ] = None,
+    fit: options.Fit = None,
+    settings: options.Settings = [],  # noqa: B006 (typer copies it)
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="NAME|PATH|HUB", help="A trained uncertainty head, or auto.")
+    ] = None,
+    quantile: Annotated[float, typer.Option("--quantile", metavar="Q", help="The share of items that is kept.")] = 0.9,
+    clean: Annotated[
+        Clean, typer.Option("--clean", help="Refuse uncertain queries, leave uncertain items out, both or none.")
+    ] = "both",
+    per_class: Annotated[
+        bool, typer.Option("--per-class", help="The quantile in each class; then queries need labels, too.")
+    ] = False,
+    approximate: Annotated[
+        str | None,
+        typer.Option("--approximate", metavar="KIND", help="Faster, not exact: auto, HNSW32, IVF1024,SQ8 ..."),
+    ] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Build an index of the images of a CACHE, searched by the cosine of their features."""
+    screen = Screen.current(json=json, debug=debug)
+    wanted = options.parse_settings(settings)
+    with screen.waiting("opening the cache"):
+        from dubito.apps.search import SafeIndex
+
+        table = dubito.open(cache)
+    with screen.waiting("scoring and building"):
+        judge = _judge(cache, table, screen, score, wanted, fit, head)
+        index = SafeIndex.build(table, judge, quantile=quantile, clean=clean, per_class=per_class)
+        if approximate is not None:
+            index.approximate(None if approximate == "auto" else approximate)
+        index.save(to)
+    found = _described(index, to)
+    screen.result({"cache": str(cache), **found}, facts(f"index of {cache}", _told(found)))
+
+
+@app.command("query", epilog="Example: [bold]dubito search query index photos/new --k 5 --json[/bold]")
+def query(  # noqa: PLR0913 (a command's options)
+    index: Annotated[
+        Path, typer.Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.", show_default=False)
+    ],
+    queries: Annotated[
+        str, typer.Argument(metavar="CACHE|IMAGES", help="What to look for: a cache, or images.", show_default=False)
+    ],
+    *,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, metavar="K", help="Neighbours of each query.")] = 5,
+    sets: Annotated[
+        bool, typer.Option("--sets", help="Also all items that lie within each query's uncertainty.")
+    ] = False,
+    at_most: Annotated[int, typer.Option("--at-most", min=1, metavar="N", help="Items of a set.")] = 100,
+    others: Annotated[
+        bool, typer.Option("--others", help="Never an item of the query's own id: for queries that are items.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="For images; by default the one of the index.")
+    ] = None,
+    weights: options.Weights = "pretrained",
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Find the most similar items of an INDEX for every image; uncertain queries are refused, with the reason."""
+    screen = Screen.current(json=json, debug=debug)
+    with screen.waiting("opening the index"):
+        from dubito.apps.search import SafeIndex
+
+        opened = SafeIndex.load(index)
+    with tempfile.TemporaryDirectory() as place:
+        table = _queries(opened, queries, model, weights, Path(place) / "queries", screen)
+        with screen.waiting("searching"):
+            names = table.id.tolist()
+            found = opened.search(table, k=k, sets=sets, at_most=at_most, exclude=names if others else None)
+    answers = found.to_json()
+    answers["queries"] = [{"id": name, **one} for name, one in zip(names, answers["queries"], strict=True)]
+    result = {"index": str(index), "queries_from": queries, "k": k, "refused": int(found.refused.sum()), **answers}
+    screen.result(result, *_shown(found, names))
+
+
+def _judge(
+    cache: Path,
+    table: "Table",
+    screen: Screen,
+    name: str | None,
+    settings: options.Values,
+    fit: Path | None,
+    head: str | None,
+) -> "Score":
+    """The one score that was asked for; without a word, the head of this model, or its largest probability."""
+    from dubito.cli._scores import ready_scores
+    from dubito.heads.shelf import entry_for
+
+    if name is not None and head is not None:
+        raise typer.BadParameter("--score and --head are two ways to name the one score of an index; give one of them.")
+    if name is None and head is None:
+        head = "auto" if entry_for(table.maker) else None
+        name = None if head else "max_probability"
+        chosen = "the uncertainty head of this model" if head else "max_probability: there is no head for this model"
+        screen.note(f"uncertainty by {chosen}. Choose another with --score or --head.")
+    names, heads = ([name] if name else ["head"]), ([head] if head else [])
+    scores = ready_scores(cache, table, screen, names=names, settings=settings, fit=fit, heads=heads, load=None)
+    if len(scores) > 1:
+        raise typer.BadParameter(
+            f"--score must name one score; {', '.join(scores)} came. Choose with --set {name}.of=..."
+        )
+    return next(iter(scores.values()))
+
+
+def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, place: Path, screen: Screen) -> "Table":
+    """A cache as it is; images through the model of the index."""
+    if (Path(queries) / "manifest.json").is_file():
+        return dubito.open(Path(queries))
+    name = model or (index.maker or {}).get("model")
+    if name is None:
+        raise typer.BadParameter("the index does not know its model; give --model, or a cache instead of images.")
+    with screen.waiting(f"loading {name}"):
+        classifier = dubito.load(name, weights=options.parse_weights(weights))
+    return dubito.extract(classifier, queries, place, progress=not screen.json)
+
+
+def _described(index: "SafeIndex", to: Path) -> dict[str, Any]:
+    approximation = index.backend.approximation
+    return {
+        "to": str(to),
+        "items": len(index),
+        "searched": index.kept,
+        "width": index.width,
+        "score": None if index.score is None else index.score.name,
+        **index.rule.to_json(),
+        "threshold": index.thresholds.everywhere,
+        "approximation": None if approximation is None else approximation.to_json(),
+    }
+
+
+def _told(found: dict[str, Any]) -> dict[str, str]:
+    approximation = found["approximation"]
+    told = {
+        "folder": found["to"],
+        "items": f"{found['items']:,}, of which {found['searched']:,} are searched",
+        "uncertainty": f"{found['score']}, at most {found['threshold']:.4g} (quantile {found['quantile']:g}"
+        f"{', in each class' if found['per_class'] else ''}; clean: {found['clean']})",
+    }
+    if approximation:
+        told["approximation"] = f"{approximation['kind']}, recall {approximation['recall']:.3f} of ten neighbours"
+    return told
+
+
+def _shown(found: "Retrieved", names: list[str]) -> list[Any]:
+    rows = []
+    for row, name in enumerate(names[:_SHOWN]):
+        reason = found.reason(row)
+        near = zip(found.ids[row].tolist(), found.similarities[row].tolist(), strict=True)
+        answer = f"refused: {reason}" if reason else ", ".join(f"{one} ({cosine:.3f})" for one, cosine in near)
+        more = "" if found.sets is None or (one := found.sets[row]) is None else f"{len(one.ids)}{'+' * one.cut_off}"
+        rows.append([name, answer, *([more] if found.sets is not None else [])])
+    title = f"{len(names)} queries, {int(found.refused.sum())} refused"
+    title += "" if found.exact else " (an approximate search)"
+    header = ["query", "nearest items (cosine)", *(["in its set"] if found.sets is not None else [])]
+    shown: list[Any] = [grid(title, header, rows)]
+    return shown + ([f"{len(names) - _SHOWN} more: --json has all"] if len(names) > _SHOWN else [])

@@ -1,0 +1,62 @@
+"""Linear classifiers on labelled rows: scikit-learn's optimum, members that differ, columns made when asked for."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from dubito import Table
+from dubito.apps.acquire.linear import LinearTrainer, fit_linear
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
+
+
+def pool(n: int = 80, seed: int = 0) -> Table:
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % 3
+    return Table(feature=3 * torch.eye(3, 6)[label] + torch.randn(n, 6, generator=draw), label=label)
+
+
+def test_weights_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    x, y, w = rng.normal(size=(60, 4)), rng.integers(3, size=60), rng.exponential(size=60)
+    found = fit_linear(x, y, 3, weight=w, strength=2.0)
+    theirs = LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000).fit(x, y, sample_weight=w)
+    np.testing.assert_allclose(found[:-1], theirs.coef_.T, atol=1e-4)
+    np.testing.assert_allclose(found[-1] - found[-1].mean(), theirs.intercept_ - theirs.intercept_.mean(), atol=1e-3)
+
+
+def test_a_class_without_a_label_is_never_predicted():
+    table = pool()
+    rows = torch.tensor([row for row in range(20) if table.label[row] != 2])
+    said = LinearTrainer()(table, rows).extend(table)
+    assert said.logit.shape == (80, 3)
+    assert 2 not in said.logit.argmax(1).tolist()
+
+
+def test_columns_are_alike_in_blocks_and_as_a_whole():
+    table = pool(700)
+    said = LinearTrainer(members=3)(table, torch.arange(30)).extend(table)
+    assert said.shape("members_logit") == (700, 3, 3)
+    rows = torch.tensor([650, 3, 600])
+    torch.testing.assert_close(said.rows(rows).logit, said.logit[rows])
+    assert said.rows([]).logit.shape == (0, 3)
+    assert (said.logit.argmax(1) == table.label).double().mean() > 0.9
+    members = said.whole("members_logit")
+    assert not torch.allclose(members[:, 0], members[:, 1])
+
+
+def test_what_another_model_said_is_gone():
+    table = pool().extended(loss=torch.zeros(80), members=torch.zeros(80, 7), logit=torch.zeros(80, 3))
+    said = LinearTrainer()(table, torch.arange(30)).extend(table)
+    assert set(said.columns) == {"feature", "label", "logit"}
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(TableError, match=r"at least one labelled row; none came. Begin with start=10 or more"):
+        LinearTrainer()(pool(), torch.arange(0))
+    with pytest.raises(MissingColumnError, match="LinearTrainer needs column 'label'"):
+        LinearTrainer()(Table(feature=torch.zeros(3, 2)), torch.arange(2))
+    with pytest.raises(ValueRangeError, match=r"members must be 0 or at least 2 .* members=1, strength=1.0 came"):
+        LinearTrainer(members=1)
+    with pytest.raises(TableError, match=r"labels must be from 0 to 1, the classes of the logits; 0 to 2 came"):
+        LinearTrainer()(pool().extended(logit=torch.zeros(80, 2)), torch.arange(9))

@@ -1,0 +1,121 @@
+"""The exported graph against PyTorch: logits, uncertainty and acceptance, for batches of any size."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dubito
+from dubito.apps.guard import Guard
+from dubito.apps.guard.combine import Combination, quantiles
+from dubito.apps.guard.onnx_file import GuardModule
+from dubito.errors import GuardError
+from dubito.models.wrap import WrappedClassifier
+from dubito.scores import Cool, Density, Energy, Entropy, Margin, MaxLogit, MaxProbability, Neighbours, Temperature
+from dubito.table import Table
+from dubito.types import Score
+
+from .world import inputs, labelled, network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def model() -> WrappedClassifier:
+    return network()
+
+
+@pytest.fixture(scope="module")
+def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) -> Table:
+    folder = tmp_path_factory.mktemp("onnx") / "cache"
+    table = labelled(dubito.extract(model, inputs(500), folder, workers=0, progress=False))
+    return table.extended(loss=dubito.metrics.nll_per_row(table.logit, table.label))
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        MaxProbability(),
+        Entropy(),
+        Cool(0.3),
+        Margin(),
+        MaxLogit(),
+        Energy(2.0),
+        Temperature(Entropy()),
+        Density(2, start="free"),
+        Density(2, "tied", start="free"),
+        Density(2, "diagonal", "log", start="free"),
+        dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.Recipe(rows=2000)),
+    ],
+    ids=lambda score: f"{score.name}-{getattr(score, 'covariance', '')}",
+)
+def test_every_score_that_can_be_written_is_the_same(model: WrappedClassifier, table: Table, score: Score) -> None:
+    guard = Guard.fit(model, table, coverage=0.7, scores={"one": score})
+    x = inputs(40, seed=5)
+    logits, u, accept = GuardModule(guard, x)(x)
+    found = guard(x)
+    assert logits.numpy() == pytest.approx(guard.asked(x).logit.numpy(), abs=1e-5)
+    assert u.detach().numpy() == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
+    assert torch.equal(accept, found.accept)
+    assert 0 < int(accept.sum()) < 40
+
+
+def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    guard = Guard.fit(model, table, risk=0.2)
+    # Two scores and the gate: all that a graph can hold.
+    scored = {name: guard.scores.get(name, MaxProbability()) for name in ("max_probability", "density")}
+    guard.scores |= scored
+    guard.grids = {name: quantiles(score.score(table)) for name, score in guard.scores.items()}
+    guard.combination = Combination({"max_probability": 1.0, "density": 0.5}, {})
+    guard.threshold = guard.threshold._replace(value=0.8)
+    session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
+    assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
+    for n in (1, 3, 50):
+        x = inputs(n, seed=9)
+        logits, u, accept = session.run(None, {"input": x.numpy()})
+        found = guard(x)
+        assert logits == pytest.approx(guard.asked(x).logit.numpy(), abs=1e-4)
+        assert u == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
+        assert np.array_equal(accept, found.accept.numpy())
+    assert 0 < found.accept.sum() < 50
+
+
+def test_the_model_is_left_as_it_was(model: WrappedClassifier, table: Table) -> None:
+    guard = Guard.fit(model, table, coverage=0.7, scores=["entropy"])
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    exported = GuardModule(guard, inputs(2))
+    exported(inputs(2))
+    assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.module.modules())
+    assert exported.backbone is not model.module
+
+
+def test_scores_that_cannot_be_written_are_named(model: WrappedClassifier, table: Table) -> None:
+    guard = Guard.fit(model, table, coverage=0.7, scores={"far": Neighbours(k=3)})
+    with pytest.raises(GuardError, match=r"score 'far' \(neighbours\) cannot be written as an ONNX graph"):
+        GuardModule(guard, inputs(2))
+
+
+def test_without_a_model_or_an_input(model: WrappedClassifier, table: Table) -> None:
+    guard = Guard.fit(None, table, coverage=0.7, scores=["entropy"])
+    with pytest.raises(GuardError, match="needs the model"):
+        GuardModule(guard)
+    guard.model = model
+    with pytest.raises(GuardError, match=r"makes no input of a picture .* Give example="):
+        GuardModule(guard)
+
+
+def test_a_head_that_is_no_linear_layer_gives_logits_only(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = dubito.wrap(module)
+    table = labelled(dubito.extract(model, inputs(200), tmp_path / "cache", workers=0, progress=False))
+    x = inputs(6, seed=2)
+    guard = Guard.fit(model, table, coverage=0.7, scores=["margin"])
+    assert GuardModule(guard, x)(x)[1].detach().numpy() == pytest.approx(guard(x).uncertainty.numpy(), abs=1e-5)
+    with pytest.raises(GuardError, match=r"not one plain nn.Linear"):
+        GuardModule(Guard.fit(model, table, coverage=0.7, scores=["density"]), x)

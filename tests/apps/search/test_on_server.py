@@ -1,0 +1,247 @@
+"""The same class over a running server: same answers as in memory, whole transactions, and a server that goes away."""
+
+import contextlib
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dubito.apps.search import SafeIndex
+from dubito.apps.search import _connection as connection_module
+from dubito.apps.search.backend import Backend, Block
+from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError
+from dubito.scores import MaxProbability
+from dubito.table import Table
+
+D = 16
+_COUNT = iter(range(1000))
+
+
+@pytest.fixture
+def name() -> str:
+    return f'items {next(_COUNT)}"; DROP TABLE x; --'
+
+
+def data(seed: int, n: int = 200) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return {"feature": draw.normal(size=(n, D)), "u": draw.random(n), "label": draw.integers(0, 3, n)}
+
+
+def both(server: Any, name: str, **settings: Any) -> tuple[SafeIndex, SafeIndex]:
+    """The same items in memory and on the server."""
+    items = data(0)
+    memory, remote = SafeIndex(D, **settings), SafeIndex.on_server(server.dsn, table=name, width=D, **settings)
+    for index in (memory, remote):
+        index.add(items["feature"], items["u"], labels=items["label"])
+    return memory, remote
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"per_class": True, "quantile": 0.7}, {"clean": "items"}, {"clean": "queries"}, {"clean": "none"}],
+    ids=str,
+)
+def test_it_answers_as_the_memory_does(server, name, settings):
+    memory, remote = both(server, name, **settings)
+    asked = data(1, 25)
+    ask = {"queries": asked["feature"], "uncertainty": asked["u"], "k": 6, "labels": asked["label"], "sets": True}
+    one, two = memory.search(**ask), remote.search(**ask)
+    assert two.ids.tolist() == one.ids.tolist()
+    np.testing.assert_allclose(two.similarities, one.similarities, atol=1e-6)
+    assert (two.labels == one.labels).all()
+    assert (two.refused == one.refused).all()
+    assert [s and s.ids for s in two.sets or ()] == [s and s.ids for s in one.sets or ()]
+    assert (remote.thresholds, remote.kept, len(remote)) == (memory.thresholds, memory.kept, len(memory))
+    assert remote.left_out() == sorted(memory.left_out())
+    assert isinstance(remote.backend, Backend)
+
+
+def test_items_come_and_go_as_in_memory(server, name):
+    memory, remote = both(server, name, per_class=True)
+    more, asked = data(2, 50), data(1, 25)
+    for index in (memory, remote):
+        index.remove(["3", "77", "199"])
+        index.add(more["feature"], more["u"], ids=[f"m{row}" for row in range(50)], labels=more["label"])
+    ask = (asked["feature"], asked["u"])
+    one, two = (index.search(*ask, k=5, labels=asked["label"]) for index in (memory, remote))
+    assert two.ids.tolist() == one.ids.tolist()
+    assert ("3" in remote, "m49" in remote, len(remote)) == (False, True, 247)
+    again = SafeIndex.on_server(server.dsn, table=name)  # another process would see the same
+    assert again.search(*ask, k=5, labels=asked["label"]).ids.tolist() == one.ids.tolist()
+    assert (again.rule, again.width) == (memory.rule, D)
+    remote.remove([*(str(row) for row in range(200) if row not in (3, 77, 199)), *(f"m{row}" for row in range(50))])
+    with pytest.raises(TableError, match="the index is empty"):
+        again.search(*ask)
+
+
+def test_hnsw_finds_what_the_exact_search_finds(server, name):
+    memory, remote = both(server, name, quantile=0.1)  # a narrow filter: a plain HNSW would come back with too few
+    approximation = remote.approximate(effort=20)
+    assert (approximation.kind, approximation.queries) == ("hnsw", 20)
+    assert approximation.recall > 0.95
+    asked = data(1, 25)
+    one, two = (index.search(asked["feature"], np.zeros(25), k=10) for index in (memory, remote))
+    assert (one.exact, two.exact) == (True, False)
+    assert np.mean(one.ids == two.ids) > 0.95
+    remote.add(data(3, 10)["feature"], data(3, 10)["u"], ids=[f"n{i}" for i in range(10)], labels=[0] * 10)
+    assert not remote.search(asked["feature"], np.zeros(25), k=10).exact  # the server keeps it up to date
+    with pytest.raises(ValueRangeError, match="a server has 'hnsw', of vectors of up to 2000 numbers; 'IVF4' came"):
+        remote.approximate("IVF4")
+
+
+def test_a_score_judges_tables(server, name):
+    made = data(0, 40)
+    table = Table(feature=made["feature"], logit=made["feature"][:, :3], source="one model")
+    index = SafeIndex.on_server(server.dsn, table=name, width=D, score=MaxProbability())
+    index.add(table)
+    assert index.search(table, k=2).refused.sum() == 4
+    with pytest.raises(TableError, match="made by another model"):
+        index.search(Table(feature=made["feature"], logit=made["feature"], source="another"))
+
+
+def test_an_addition_that_fails_leaves_nothing(server, name):
+    _, remote = both(server, name)
+    before = remote.thresholds
+    broken = data(2, 30)
+    broken["feature"][29] = 0
+    with pytest.raises(ValueRangeError, match=r"row 29 \('b29'\) of the array is all zeros"):
+        remote.add(broken["feature"], broken["u"], ids=[f"b{row}" for row in range(30)], labels=broken["label"])
+    assert (len(remote), "b0" in remote, remote.thresholds) == (200, False, before)
+    with pytest.raises(TableError, match="ids must be new; 1 of 1 are in the index, such as '5'"):
+        remote.add(np.ones((1, D)), [0.5], ids=["5"], labels=[0])
+    unit = np.eye(1, D, dtype=np.float32)
+    with pytest.raises(ServerError, match=r"added an item of the same id meanwhile \(Key \(id\)=\(5\) already exists"):
+        remote.backend.add([Block(["5"], unit, np.zeros(1), np.zeros(1, np.int64))], 1, None)
+    with pytest.raises(TableError, match=r"some items went meanwhile, by another hand. Nothing was removed"):
+        remote.backend.remove(["6", "never"])
+    assert "6" in remote
+
+
+def test_a_server_that_goes_in_the_middle_of_an_addition(server, name):
+    _, remote = both(server, name)
+    more = data(2, 20_000)
+
+    def blocks():
+        for start in range(0, 20_000, 1000):
+            if start == 10_000:
+                server.crash()
+            rows = slice(start, start + 1000)
+            unit = (more["feature"][rows] / np.linalg.norm(more["feature"][rows], axis=1)[:, None]).astype(np.float32)
+            yield Block([f"c{row}" for row in range(start, start + 1000)], unit, more["u"][rows], more["label"][rows])
+
+    with pytest.raises(ServerError) as told:
+        remote.backend.add(blocks(), 20_000, None)
+    assert "SafeIndex.add: the server of 'postgres' at" in str(told.value)
+    assert "It was one transaction, so nothing of it is there, and what was there before is safe" in str(told.value)
+    assert "secret" not in str(told.value)
+    with pytest.raises(
+        ServerError, match=r"cannot be reached or went away .* Nothing was changed. See that it runs and"
+    ):
+        len(remote)
+    server.start()
+    assert (len(remote), "c0" in remote) == (200, False)  # the same object connects anew
+    remote.add(more["feature"][:5], more["u"][:5], ids=list("abcde"), labels=more["label"][:5])
+    assert len(remote) == 205
+
+
+def test_a_server_that_goes_in_the_middle_of_a_search(server, name):
+    psycopg = pytest.importorskip("psycopg")
+    memory, remote = both(server, name)
+    asked = data(1, 5)
+    table = remote.backend._items  # type: ignore[attr-defined]
+    errors: list[BaseException] = []
+
+    def search() -> None:
+        try:
+            remote.search(asked["feature"], asked["u"], k=3)
+        except ServerError as error:
+            errors.append(error)
+
+    with contextlib.closing(psycopg.connect(server.dsn)) as blocker:
+        blocker.execute(psycopg.sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(table))
+        thread = threading.Thread(target=search)
+        thread.start()
+        for _ in range(200):  # until the search waits for the lock
+            waiting = blocker.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+            if waiting and waiting[0]:
+                break
+            time.sleep(0.02)
+        else:
+            pytest.fail("the search did not come to the table")
+        server.crash()
+        thread.join(20)
+    assert not thread.is_alive()
+    (error,) = errors
+    assert "SafeIndex.search: the server of 'postgres' at" in str(error)
+    assert "Nothing was changed. See that it runs and call again: the next call connects anew." in str(error)
+    server.start()
+    expected = memory.search(asked["feature"], asked["u"], k=3)
+    assert remote.search(asked["feature"], asked["u"], k=3).ids.tolist() == expected.ids.tolist()
+
+
+def test_a_server_that_goes_while_it_confirms(server, name):
+    _, remote = both(server, name)
+    connection = remote.backend._connection  # type: ignore[attr-defined]
+    with pytest.raises(ServerError, match="so either all of it or nothing is there: ask `id in index`"):
+        connection.write("SafeIndex.add", lambda cursor: server.crash())
+
+
+def test_a_restart_between_calls_is_not_noticed(server, name):
+    _, remote = both(server, name)
+    for call in (lambda: len(remote), lambda: remote.remove(["0"])):
+        server.crash()
+        server.start()
+        call()
+    assert len(remote) == 199
+
+
+def test_a_closed_index_opens_again(server, name):
+    _, remote = both(server, name)
+    for _ in range(2):
+        remote.close()
+    assert len(remote) == 200
+
+
+def test_what_a_table_must_be(server, name):
+    psycopg = pytest.importorskip("psycopg")
+    with pytest.raises(TableError, match=r"there is no table 'nowhere' yet, .* Give width=..."):
+        SafeIndex.on_server(server.dsn, table="nowhere")
+    _, remote = both(server, name)
+    with pytest.raises(TableError, match=r"are 16 wide; width=8 came. Leave it out"):
+        SafeIndex.on_server(server.dsn, table=name, width=8)
+    with pytest.raises(TableError, match=r"was made with quantile=0.9; quantile=0.5 came. Leave it out"):
+        SafeIndex.on_server(server.dsn, table=name, quantile=0.5)
+    for bad in ("x" * 58, "a.b.c", ""):
+        with pytest.raises(ValueRangeError, match=r"table must be 'name' or 'schema.name', at most 57 bytes long"):
+            SafeIndex.on_server(server.dsn, table=bad, width=D)
+    with psycopg.connect(server.dsn, autocommit=True) as other:
+        other.execute("CREATE TABLE foreign_one (a int)")
+        with pytest.raises(ArtefactError, match="'foreign_one' is a table that SafeIndex has not made"):
+            SafeIndex.on_server(server.dsn, table="foreign_one", width=D)
+        other.execute("CREATE SCHEMA apart")
+        apart = SafeIndex.on_server(server.dsn, table="apart.items", width=D)
+        apart.add(np.eye(2, D), [0.1, 0.2])
+        apart.approximate()
+        assert other.execute("SELECT count(*) FROM apart.items").fetchone() == (2,)
+        other.execute("DROP TABLE apart.items")
+        with pytest.raises(ServerError, match=r'refused .*relation "apart.items" does not exist'):
+            apart.left_out()
+    with pytest.raises(ArtefactError, match="this index lives on a server, which has kept every change already"):
+        remote.save("somewhere")
+
+
+def test_dsns_that_lead_nowhere(server):
+    with pytest.raises(ServerError, match="the dsn cannot be read") as told:
+        SafeIndex.on_server("password=hidden nonsense", table="x", width=2)
+    assert "hidden" not in str(told.value)
+    with pytest.raises(ServerError, match="'nowhere' at /no/such/place cannot be reached") as told:
+        SafeIndex.on_server("host=/no/such/place dbname=nowhere password=hidden", table="x", width=2)
+    assert "hidden" not in str(told.value)
+
+
+def test_without_the_packages_the_pip_line_is_told(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    with pytest.raises(MissingPackageError, match=r"needs psycopg and pgvector .* pip install 'dubito\[server\]'"):
+        connection_module.Connection("host=x")

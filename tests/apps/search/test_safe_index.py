@@ -1,0 +1,345 @@
+"""The search against brute force, what is refused and left out, and every way to ask wrongly."""
+
+import numpy as np
+import pytest
+import torch
+
+import dubito
+from dubito.apps.search import SafeIndex, Thresholds
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
+from dubito.scores import Entropy, MaxProbability, Neighbours
+from dubito.table import Table
+
+N, D = 200, 8
+
+
+def data(seed: int, n: int = N) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    label = draw.integers(0, 4, n)
+    feature = 2 * np.eye(4, D)[label] + draw.normal(size=(n, D))
+    return {"feature": feature, "u": draw.random(n), "label": label}
+
+
+def table(seed: int, n: int = N, **more) -> Table:
+    made = data(seed, n)
+    ids = [f"{seed}/{row}.png" for row in range(n)]
+    logit = made["feature"][:, :3]
+    return Table(feature=made["feature"], logit=logit, label=made["label"], id=ids, name=f"cache/{seed}", **more)
+
+
+def brute_force(items, queries, k):
+    """Indices and cosines of the k nearest, in float64."""
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (items, queries)]
+    cosine = unit[1] @ unit[0].T
+    order = np.argsort(-cosine, axis=1)[:, :k]
+    return order, np.take_along_axis(cosine, order, 1)
+
+
+@pytest.fixture(scope="module")
+def items():
+    return data(0)
+
+
+@pytest.fixture(scope="module")
+def queries():
+    return data(1, 40)
+
+
+def test_it_is_the_front_door():
+    assert dubito.SafeIndex is SafeIndex
+
+
+@pytest.mark.parametrize("clean", ["both", "items", "queries", "none"])
+@pytest.mark.parametrize("per_class", [False, True])
+def test_neighbours_are_those_of_brute_force(items, queries, clean, per_class):
+    index = SafeIndex.build(items["feature"], items["u"], labels=items["label"], clean=clean, per_class=per_class)
+    found = index.search(queries["feature"], queries["u"], k=5, labels=queries["label"])
+    groups = items["label"] if per_class else np.zeros(N, int)
+    asked = queries["label"] if per_class else np.zeros(40, int)
+    limit = {one: np.quantile(items["u"][groups == one], 0.9, method="inverted_cdf") for one in set(groups)}
+    kept = np.array(
+        [u <= limit[one] or clean in ("queries", "none") for u, one in zip(items["u"], groups, strict=True)]
+    )
+    refused = np.array(
+        [u > limit[g] and clean in ("both", "queries") for u, g in zip(queries["u"], asked, strict=True)]
+    )
+    assert found.refused.tolist() == refused.tolist()
+    assert refused.any() == (clean in ("both", "queries"))
+    rows = np.flatnonzero(kept)
+    order, cosine = brute_force(items["feature"][rows], queries["feature"], 5)
+    assert found.ids[~refused].tolist() == [[str(rows[i]) for i in one] for one in order[~refused]]
+    np.testing.assert_allclose(found.similarities[~refused], cosine[~refused], atol=1e-6)
+    assert found.labels is not None
+    assert found.labels[~refused].tolist() == items["label"][rows[order]][~refused].tolist()
+    assert (found.ids[refused] == "").all()
+    assert np.isnan(found.similarities[refused]).all()
+    assert (found.labels[refused] == -1).all()
+    assert index.kept == kept.sum()
+    assert sorted(index.left_out()) == sorted(str(row) for row in np.flatnonzero(~kept))
+
+
+def test_a_refusal_says_why():
+    index = SafeIndex.build(np.eye(4), np.arange(4.0), quantile=0.5, labels=[0, 0, 1, 1])
+    found = index.search(np.eye(4)[:2], [0.5, 3.25], k=1)
+    assert found.reason(0) is None
+    assert found.reason(1) == "its uncertainty 3.25 is above 1, the 0.5 quantile of the items"
+    assert str(found).splitlines()[1:] == [
+        "0      0        1.000",
+        "1      -        -       its uncertainty 3.25 is above 1, the 0.5 quantile of the items",
+    ]
+    assert found.to_json()["queries"] == [
+        {"refused": False, "reason": None, "uncertainty": 0.5, "ids": ["0"], "similarities": [1.0], "labels": [0]},
+        {"refused": True, "reason": found.reason(1), "uncertainty": 3.25, "ids": [], "similarities": [], "labels": []},
+    ]
+    given = index.search(np.eye(4)[:2], [0.5, 3.25], k=1, refuse_above=0.25)
+    assert given.refused.all()
+    assert given.reason(0) == "its uncertainty 0.5 is above 0.25, the threshold that was given"
+    assert index.search(np.eye(4)[:2], [0.5, 3.25], k=1, refuse_above=[0.25, 4.0]).refused.tolist() == [True, False]
+
+
+def test_all_queries_may_be_refused(items):
+    index = SafeIndex.build(items["feature"], items["u"])
+    found = index.search(items["feature"][:3], [9.0, 9.0, 9.0], k=2, sets=True)
+    assert (found.refused.all(), found.ids.shape, found.sets) == (True, (3, 2), (None, None, None))
+
+
+def test_items_need_not_find_themselves(items):
+    doubled = np.concatenate([items["feature"], items["feature"][:1]])  # row 0 and the last are the same
+    index = SafeIndex.build(doubled, np.zeros(N + 1))
+    own = [str(row) for row in range(N + 1)]
+    found = index.search(doubled, np.zeros(N + 1), k=1, exclude=own)
+    expected = dubito.metrics.nearest(doubled)
+    assert found.ids[:, 0].tolist() == [str(int(row)) for row in expected]
+    assert found.ids[0, 0] == str(N)
+
+
+def test_a_table_brings_everything(monkeypatch):
+    index = SafeIndex.build(table(0), MaxProbability())
+    found = index.search(table(1, 30), k=3)
+    by_hand = SafeIndex.build(
+        table(0).feature, MaxProbability().score(table(0)), ids=table(0).id, labels=table(0).label
+    ).search(table(1, 30).feature, MaxProbability().score(table(1, 30)), k=3)
+    assert found.ids.tolist() == by_hand.ids.tolist()
+    assert found.ids[~found.refused][0, 0].startswith("0/")
+    assert index.score == MaxProbability()
+    assert found.uncertainty is not None
+    assert found.uncertainty.tolist() == MaxProbability().score(table(1, 30)).tolist()
+
+
+def test_adding_and_removing_is_as_building_anew(items, queries):
+    index = SafeIndex(D, quantile=0.8, per_class=True)
+    names = [f"i{row}" for row in range(N)]
+    for rows in (slice(0, 50), slice(50, 51), slice(51, N)):  # the thresholds move each time
+        index.add(items["feature"][rows], items["u"][rows], ids=names[rows], labels=items["label"][rows])
+        assert index.search(queries["feature"], queries["u"], k=1, labels=queries["label"]).refused.any()
+    gone = [3, 50, 51, 120, 198, 199, 0]
+    index.remove([names[row] for row in gone])
+    left = np.setdiff1d(np.arange(N), gone)
+    anew = SafeIndex.build(
+        items["feature"][left],
+        items["u"][left],
+        ids=[names[row] for row in left],
+        labels=items["label"][left],
+        quantile=0.8,
+        per_class=True,
+    )
+    assert (len(index), index.kept, index.thresholds) == (len(anew), anew.kept, anew.thresholds)
+    assert sorted(index.left_out()) == sorted(anew.left_out())
+    ask = (queries["feature"], queries["u"])
+    found, expected = (one.search(*ask, k=4, labels=queries["label"], sets=True) for one in (index, anew))
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert (found.labels == expected.labels).all()
+    assert found.sets == expected.sets
+    assert ("i3" in index, "i4" in index) == (False, True)
+
+
+def test_removing_everything_leaves_an_empty_index(items):
+    index = SafeIndex.build(table(0, 5, source="a"), MaxProbability())
+    index.remove(table(0, 5).id)
+    assert (len(index), index.kept) == (0, 0)
+    index.add(table(1, 7, source="b"))  # another model, and a score that is still there
+    assert (len(index), index.backend.state().source) == (7, "b")
+
+
+def test_a_failed_addition_leaves_everything_as_it_was(items, queries):
+    index = SafeIndex.build(items["feature"], items["u"])
+    before = index.search(queries["feature"], queries["u"], k=3)
+    broken = data(5, 20)
+    broken["feature"][13] = np.nan
+    with pytest.raises(ValueRangeError, match="row 13 of the array has the norm nan"):
+        index.add(broken["feature"], broken["u"])
+    assert len(index) == N
+    assert index.search(queries["feature"], queries["u"], k=3).ids.tolist() == before.ids.tolist()
+    index.add(data(5, 20)["feature"], data(5, 20)["u"])
+    assert len(index) == N + 20
+
+
+def test_an_approximation_tells_its_recall(items, queries):
+    index = SafeIndex.build(items["feature"], items["u"])
+    exact = index.search(queries["feature"], queries["u"], k=3)
+    everything = index.approximate("IVF4,Flat", effort=4)  # all lists: exact after all
+    assert (everything.kind, everything.recall, everything.queries) == ("IVF4,Flat", 1.0, 180)
+    found = index.search(queries["feature"], queries["u"], k=3)
+    assert (found.exact, exact.exact) == (False, True)
+    assert found.ids.tolist() == exact.ids.tolist()
+    np.testing.assert_allclose(found.similarities, exact.similarities, atol=1e-6)
+    some = index.approximate("IVF8,Flat", effort=1)
+    assert 0.3 < some.recall < 1
+    assert index.approximate("HNSW16").recall > 0.95
+    assert index.approximate().kind == "IVF2,SQ8"  # 180 items: 64 for each centre
+    index.add(items["feature"][:1], [0.5])
+    assert index.search(queries["feature"], queries["u"], k=3).exact
+    with pytest.raises(ValueRangeError, match="faiss cannot build 'nonsense' of 181 vectors of 8 numbers"):
+        index.approximate("nonsense")
+
+
+def test_an_approximation_that_finds_too_few_compares_all(items, queries):
+    index = SafeIndex.build(items["feature"], items["u"])
+    exact = index.search(queries["feature"], queries["u"], k=60)
+    index.approximate("IVF8,Flat", effort=1)  # a list has about 22 items
+    found = index.search(queries["feature"], queries["u"], k=60)
+    assert found.ids.tolist() == exact.ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "text"),
+    [
+        (
+            {"k": 0},
+            ValueRangeError,
+            r"k must be between 1 and 180, the items that are searched \(200 in all, 20 left out",
+        ),
+        ({"k": 181}, ValueRangeError, r"as too uncertain\); 181 came. Choose a smaller k or add items."),
+        ({"k": 180, "exclude": ["x"] * 40}, ValueRangeError, "between 1 and 179, the items that are searched less the"),
+        ({"exclude": ["x"]}, TableError, "exclude must have one id a query, 40; 1 came"),
+        (
+            {"queries": np.ones((40, 9))},
+            TableError,
+            r"features must have the axes \(n, 8\), as wide as the index; \(40, 9",
+        ),
+        ({"queries": np.ones(8)}, TableError, r"Give one row an image, such as feature\[None\] of shape \(1, 8\)."),
+        ({"queries": np.zeros((40, 8))}, ValueRangeError, "row 0 of the array is all zeros. Look at that image"),
+        ({"queries": np.ones((40, 8), int)}, TableError, "features must be floating-point numbers; torch.int64 came"),
+        (
+            {"uncertainty": None},
+            TableError,
+            "needs the uncertainty of every query; none came, and the index has no score",
+        ),
+        ({"uncertainty": np.ones(39)}, TableError, r"uncertainty must have one number a row, \(40,\); \(39,\) came"),
+        ({"uncertainty": np.full(40, np.nan)}, ValueRangeError, "uncertainty: 40 of 40 values are NaN or infinite"),
+        (
+            {"uncertainty": Entropy()},
+            TableError,
+            "the score entropy reads columns of a table; an array of features came",
+        ),
+        (
+            {"refuse_above": [1.0, 2.0]},
+            TableError,
+            r"refuse_above must be one number, or one a query, \(40,\); \(2,\) ca",
+        ),
+        ({"sets": True, "at_most": -1}, ValueRangeError, "at_most must be at least 1; -1 came"),
+    ],
+)
+def test_wrong_questions(items, queries, ask, error, text):
+    index = SafeIndex.build(items["feature"], items["u"])
+    asked = {"queries": queries["feature"], "uncertainty": queries["u"], "k": 3} | ask
+    with pytest.raises(error, match=text):
+        index.search(**asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"ids": ["a", "a"]}, TableError, "every id once; 'a' came twice. Nothing was added"),
+        (
+            {"ids": ["a", "7"]},
+            TableError,
+            "ids must be new; 1 of 2 are in the index, such as '7'. Nothing was added: remo",
+        ),
+        ({"ids": ["a"]}, TableError, "ids must have one name a row, 2; 1 came"),
+        ({"ids": ["a", ""]}, TableError, "ids must be texts with a letter in them; '' came for row 1"),
+        (
+            {"uncertainty": None},
+            TableError,
+            "needs the uncertainty of every item; none came, and the index has no score",
+        ),
+        ({"labels": [1, 2]}, TableError, "those of the index have none, the array has some. Leave the labels out."),
+        (
+            {"labels": [1.0, 2.0]},
+            TableError,
+            r"labels must be one integer a row, \(2,\); torch.float64 of shape \(2,\)",
+        ),
+    ],
+)
+def test_wrong_items(items, given, error, text):
+    index = SafeIndex.build(items["feature"], items["u"])
+    with pytest.raises(error, match=text):
+        index.add(**({"items": np.ones((2, 8)), "uncertainty": [0.1, 0.2]} | given))
+    assert len(index) == N
+
+
+def test_further_errors(items):
+    empty = SafeIndex(D)
+    with pytest.raises(TableError, match=r"the index is empty, so there is nothing to find. Add items first."):
+        empty.search(np.ones((1, D)), [0.0])
+    with pytest.raises(TableError, match="the index is empty"):
+        empty.approximate()
+    empty.add(np.empty((0, D)), [])
+    assert len(empty) == 0
+    index = SafeIndex.build(items["feature"], items["u"])
+    with pytest.raises(TableError, match=r"1 of 2 are not, such as 'x'. Nothing was removed"):
+        index.remove(["1", "x"])
+    with pytest.raises(TableError, match="every id once; '1' came twice"):
+        index.remove(["1", "1"])
+    assert "1" in index
+    index.remove(["0"])
+    with pytest.raises(TableError, match=r"such as '199'. Nothing was added: give ids=..."):
+        index.add(np.ones((1, D)), [0.5])
+    with pytest.raises(TableError, match=r"SafeIndex.build: features must have the axes \(n, d\); \(8,\) came"):
+        SafeIndex.build(np.ones(8), [0.1])
+    with pytest.raises(MissingColumnError, match=r"SafeIndex.build needs column 'feature'"):
+        SafeIndex.build(Table(logit=[[1.0, 2.0]]), MaxProbability())
+    with pytest.raises(ValueRangeError, match="width must be at least 1"):
+        SafeIndex(0)
+
+
+def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
+    with pytest.raises(TableError, match="per_class=True needs the class of every item"):
+        SafeIndex.build(items["feature"], items["u"], per_class=True)
+    index = SafeIndex.build(items["feature"], items["u"], labels=items["label"], per_class=True)
+    with pytest.raises(TableError, match="needs the class of every query, true or predicted; no labels came"):
+        index.search(queries["feature"], queries["u"])
+    found = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.everywhere)
+    assert found.refused.tolist() == (queries["u"] > index.thresholds.everywhere).tolist()
+
+
+def test_another_model_and_another_score_are_refused():
+    index = SafeIndex.build(table(0, source="model a"), MaxProbability())
+    with pytest.raises(TableError, match=r"cache/1 was made by another model \(model b\) than the items of the index"):
+        index.search(table(1, source="model b"))
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
+        index.add(table(1, source="model a"), Entropy())
+    with pytest.raises(TableError, match="needs the uncertainty of every query; none came with an array of features"):
+        index.search(table(1).feature)
+    assert SafeIndex.build(table(0), MaxProbability(), clean="items").search(table(1).feature).uncertainty is None
+
+
+def test_half_precision_and_mapped_arrays_are_read_in_blocks(tmp_path, monkeypatch, queries):
+    monkeypatch.setattr("dubito.apps.search._given.AT_ONCE", 7)
+    made = data(0)
+    np.save(tmp_path / "items.npy", made["feature"].astype(np.float16))
+    mapped = np.load(tmp_path / "items.npy", mmap_mode="r")
+    index = SafeIndex.build(mapped, made["u"])
+    found = index.search(torch.from_numpy(queries["feature"]), queries["u"], k=2, exclude=["1"] * 40)
+    whole = SafeIndex.build(made["feature"].astype(np.float16).astype(np.float32), made["u"])
+    monkeypatch.setattr("dubito.apps.search._given.AT_ONCE", 8192)
+    expected = whole.search(queries["feature"], queries["u"], k=2, exclude=["1"] * 40)
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert "1" not in found.ids
+
+
+def test_a_score_that_learns_serves_as_well():
+    score = Neighbours(k=2).fit(table(3))
+    index = SafeIndex.build(table(0), score, quantile=0.5)
+    assert index.search(table(1), k=1).refused.mean() == pytest.approx(0.5, abs=0.15)
+    assert index.thresholds == Thresholds(float(np.quantile(score.score(table(0)), 0.5, method="inverted_cdf")))

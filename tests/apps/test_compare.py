@@ -1,0 +1,187 @@
+"""Which score for my model? Rankings, verdicts and words, on images whose truth is known."""
+
+import json
+
+import pytest
+import torch
+
+import dubito
+from dubito import Table, compare
+from dubito.apps._possible import possible_scores
+from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.metrics import aurc, auroc, correct, interval
+
+
+def images(n: int, seed: int = 0, *, shift: float = 0.0, **more) -> Table:
+    """Four classes in eight features; logits are noisy, and foreign features lie elsewhere."""
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.randint(4, (n,), generator=draw)
+    z = 2 * torch.eye(4, 8)[label] + torch.randn(n, 8, generator=draw) + shift
+    logit = 2 * z[:, :4]
+    return Table(feature=z, logit=logit, label=label, name=f"set {seed}", **more)
+
+
+class Planted(dubito.Entropy):
+    """Knows the truth up to noise; a score as any other."""
+
+    name = "planted"
+    needs = ("truth",)
+
+    def rows(self, batch):
+        return batch.whole("truth")
+
+
+def with_truth(table: Table, noise: float) -> Table:
+    wrong = (~correct(table.logit, table.label)).double()
+    draw = torch.Generator().manual_seed(9)
+    return table.extended(truth=wrong + noise * torch.randn(len(table), generator=draw, dtype=torch.float64))
+
+
+def test_values_are_those_of_the_metrics():
+    table = images(200)
+    found = compare(table, scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=200, seed=4)
+    wrong = ~correct(table.logit, table.label)
+    u = dubito.Entropy().score(table)
+    assert found["error_auroc"].scores["entropy"].value.value == auroc(u, wrong)
+    assert found["aurc"].scores["entropy"].value.value == aurc(u, wrong)
+    assert found["aurc"].positives == int(wrong.sum())
+    alone = interval(auroc, u, wrong, resamples=200, seed=4)
+    assert found["error_auroc"].scores["entropy"].value == pytest.approx(alone, abs=0.01)
+
+
+def test_the_one_that_knows_is_told_to_be_better_and_the_rest_is_noise():
+    table = with_truth(images(300), 0.3)
+    scores = {"entropy": dubito.Entropy(), "planted": Planted(), "margin": dubito.Margin()}
+    found = compare(table, scores=scores, resamples=300)
+    question = found["error AUROC"]
+    assert question.leading == ["planted"]
+    assert [one.rank for one in question.scores.values()] == [1, 2, 3]
+    assert question.scores["planted"].behind == (0, 0, 0)
+    assert found.ranking[0] == "planted"
+    assert found.choice == "planted"
+    assert found.findings()[0].startswith("error AUROC: planted is better than every other score on these 300 images (")
+
+
+def test_noise_is_called_noise_and_the_cheapest_of_equals_is_chosen():
+    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=300)
+    first = found.findings()[0]
+    assert "cannot be told apart on these 300 images (" in first
+    assert "Differences below about 0." in first
+    found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6)
+    assert found.choice == "margin"
+    assert found.findings()[-1] == (
+        "margin is the cheapest (0.0 µs an image) of those that could be the best on all questions."
+    )
+
+
+def test_aurc_is_better_when_lower():
+    table = with_truth(images(300), 0.3)
+    found = compare(table, scores={"entropy": dubito.Entropy(), "planted": Planted()}, resamples=100)["aurc"]
+    assert found.scores["planted"].value.value < found.scores["entropy"].value.value
+    assert found.scores["entropy"].behind.value == pytest.approx(
+        found.scores["entropy"].value.value - found.scores["planted"].value.value
+    )
+
+
+def test_foreign_sets_are_questions_of_their_own():
+    table, train = images(150), images(150, 1)
+    foreign = {"near": images(100, 2), "far": images(100, 3, shift=4.0)}
+    found = compare(table, foreign, train=train, resamples=100)
+    assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC near", "OOD AUROC far"]
+    far = found["far"]
+    assert far.scores["mahalanobis"].value.value > 0.99
+    assert "mahalanobis" in far.leading
+    assert "entropy" not in far.leading
+    assert (far.images, far.positives) == (250, 100)
+    u = torch.cat([dubito.Entropy().score(table), dubito.Entropy().score(foreign["far"])])
+    assert far.scores["entropy"].value.value == auroc(u, torch.arange(250) >= 150)
+    assert "(100 of them foreign)" in " ".join(found.findings())
+
+
+def test_only_foreign_images_are_needed():
+    table = images(60).select("feature", "logit")
+    found = compare(table, images(40, 3, shift=4.0), resamples=50)
+    assert [one.title for one in found.questions] == ["OOD AUROC set 3"]
+    assert any("nothing is known of errors" in sentence for sentence in found.findings())
+
+
+def test_all_possible_scores_are_taken_and_the_others_have_reasons():
+    table = images(80)
+    found = possible_scores(table, None)
+    assert {"max_probability", "entropy", "energy", "grad_norm"} <= set(found.scores)
+    assert found.left_out["neighbours"] == "it learns first: give train, with feature"
+    assert found.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
+    assert found.left_out["head"].startswith("no head here was trained for the model")
+    learned = possible_scores(table, images(80, 1))
+    assert {"neighbours", "density", "mahalanobis", "temperature", "mental"} <= set(learned.scores)
+    assert set(learned.fit_seconds) == {"neighbours", "density", "mahalanobis", "temperature", "mental"}
+
+
+def test_members_come_once_for_each_ensemble():
+    table = images(40)
+    members = table.logit[:, None] + torch.randn(40, 3, 4, generator=torch.Generator().manual_seed(0))
+    both = table.extended(members_logit=members, dropout_logit=members + 0.1)
+    assert "mutual_information:dropout" in possible_scores(both, None).scores
+    one = possible_scores(table.extended(members_logit=members), None).scores
+    assert "mutual_information" in one
+    assert not any(":" in name for name in one)
+    found = compare(both, images(30, 2), resamples=20)
+    assert "mutual_information:members" not in found.costs
+    assert found.left_out["mutual_information:members"] == "set 2 lacks column 'members'"
+
+
+def test_sentences_name_what_was_left_out_once():
+    text = str(compare(images(60), resamples=20))
+    assert "Left out: temperature (it learns first: give train, with logit, label)." in text
+    assert text.count("there is no column 'members'") == 1
+
+
+def test_json_is_plain():
+    found = compare(images(60), scores={"entropy": dubito.Entropy()}, resamples=20)
+    plain = json.loads(json.dumps(found.to_json()))
+    assert plain["choice"] == "entropy"
+    assert plain["questions"][0]["scores"]["entropy"]["rank"] == 1
+    assert "there was nothing to compare it with" in plain["findings"][0]
+
+
+def test_few_errors_are_mentioned():
+    logit = torch.tensor([[3.0, 0.0]]).repeat(40, 1) + torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    table = Table(logit=logit, label=[1] * 3 + [0] * 37)
+    said = compare(table, scores={"entropy": dubito.Entropy(), "energy": dubito.Energy()}, resamples=200).findings()[0]
+    assert "Only 3 images of the rarer kind are there. Differences below about 0." in said
+
+
+@pytest.mark.parametrize(("label", "word"), [(0, "right"), (1, "wrong")])
+def test_without_both_kinds_errors_cannot_be_ranked(label, word):
+    table = Table(logit=[[2.0, 0.0]] * 5, label=[label] * 5)
+    with pytest.raises(TableError, match=f"All 5 answers are {word}, so errors cannot be ranked. Extract it with"):
+        compare(table)
+
+
+def test_what_cannot_be_compared_is_refused():
+    table = images(20)
+    with pytest.raises(TableError, match="compare needs at least one row"):
+        compare(table.rows([]))
+    with pytest.raises(TableError, match="foreign 'set 2' must have at least one row"):
+        compare(table, images(5, 2).rows([]))
+    with pytest.raises(TableError, match="foreign tables need names of their own; 2 came with 1"):
+        compare(table, [images(5, 2), images(5, 2)])
+    with pytest.raises(TableError, match="'u' must be a fitted score, so that every table can be scored; list came"):
+        compare(table, scores={"u": [0.0] * 20})
+    with pytest.raises(ValueRangeError, match=r"resamples=1, confidence=0.95 came. 1000 and 0.95 are usual"):
+        compare(table, resamples=1)
+    with pytest.raises(TableError, match="no score can be computed from table in memory"):
+        compare(Table(label=[0, 1]))
+    with pytest.raises(ValueRangeError, match=r"there is no question 'x'. Asked were error AUROC, AURC"):
+        compare(table, scores={"entropy": dubito.Entropy()}, resamples=20)["x"]
+
+
+def test_another_model_is_refused_and_shared_images_are_told():
+    table, other = images(20, source="a"), images(20, 1, source="b")
+    with pytest.raises(TableError, match=r"train \(set 1\) and set 0 must come from one model with one transform"):
+        compare(table, train=other)
+    ids = [str(i) for i in range(20)]
+    with pytest.warns(DubitoWarning, match="20 images of set 0 are also in train, by their ids and columns"):
+        compare(images(20, id=ids), train=images(20, id=ids), scores={"entropy": dubito.Entropy()}, resamples=20)
+    # Other images of the same names, as two arrays have them, are no reason to warn.
+    compare(images(20, id=ids), train=images(20, 1, id=ids), scores={"entropy": dubito.Entropy()}, resamples=20)

@@ -1,0 +1,126 @@
+"""Maps: sizes and opacities follow u, layouts repeat themselves, and edges have clear answers."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+
+from dubito import Entropy, Map, Table
+from dubito.apps._layout import laid_out, principal_components
+from dubito.errors import MissingColumnError, MissingPackageError, TableError, ValueRangeError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def images(n: int = 60, seed: int = 0, **more) -> Table:
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % 3
+    feature = 6 * torch.eye(3, 8)[label] + torch.randn(n, 8, generator=draw)
+    return Table(feature=feature, logit=feature[:, :3], label=label, **more)
+
+
+def without(monkeypatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+
+
+def test_uncertain_images_are_larger_and_more_transparent():
+    u = np.random.default_rng(0).gamma(1.0, size=60)
+    found = Map.of(images(), u)
+    order = np.argsort(u)
+    assert (np.diff(found.radius[order]) >= 0).all()
+    assert (np.diff(found.opacity[order]) <= 0).all()
+    assert (found.radius.min(), found.radius.max()) == (1, 4)
+    assert found.opacity.min() == pytest.approx(0.2)
+    # Between the ends it is linear: (u - low) / (high - low), 2 % and 98 % quantiles.
+    low, high = np.quantile(u, (0.02, 0.98))
+    middle = order[30]
+    assert found.radius[middle] == pytest.approx(1 + 3 * (u[middle] - low) / (high - low))
+
+
+def test_equal_uncertainties_are_all_small_and_a_single_high_one_stands_out():
+    assert set(Map.of(images(), [0.5] * 60).radius.tolist()) == {1.0}
+    one = Map.of(images(), [0.0] * 59 + [1.0])
+    assert one.radius.tolist() == [1.0] * 59 + [4.0]
+
+
+@pytest.mark.parametrize("package", ["openTSNE", "sklearn"])
+def test_tsne_repeats_itself_and_keeps_classes_together(monkeypatch, package):
+    if package == "sklearn":
+        without(monkeypatch, "openTSNE")
+    else:
+        pytest.importorskip("openTSNE")
+    table = images()
+    first, second = (Map.of(table, Entropy()).points for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert np.isfinite(first).all()
+    pairs = np.linalg.norm(first[:, None] - first[None], axis=-1)
+    np.fill_diagonal(pairs, np.inf)
+    label = table.label.numpy()
+    assert (label[pairs.argmin(1)] == label).mean() > 0.9
+
+
+def test_umap_needs_its_package(monkeypatch):
+    without(monkeypatch, "umap")
+    with pytest.raises(MissingPackageError, match=r"method='umap' is umap-learn's. pip install 'dubito\[maps\]'"):
+        Map.of(images(), Entropy(), method="umap")
+
+
+def test_principal_components_are_scikit_learns():
+    table = images(50)
+    found = principal_components(table, 4)
+    theirs = PCA(4, svd_solver="full").fit_transform(table.feature.double().numpy())
+    np.testing.assert_allclose(abs(found), abs(theirs), atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 7, 20])
+def test_few_points_have_a_place(n):
+    found = Map.of(images(n), [0.1] * n, perplexity=30.0)
+    assert found.points.shape == (n, 2)
+    assert np.isfinite(found.points).all()
+
+
+def test_features_that_are_all_alike_or_one_wide():
+    same = Table(feature=torch.ones(12, 3))
+    assert laid_out(same, "tsne").tolist() == [[0, 0]] * 12
+    narrow = Map.of(Table(feature=torch.arange(12.0)[:, None]), [0.0] * 12)
+    assert np.isfinite(narrow.points).all()
+    assert narrow.labels is None
+    assert narrow.predictions is None
+    assert narrow.ids[3] == "3"
+
+
+def test_a_large_table_is_drawn_from():
+    table = images(90, id=[f"i{i}" for i in range(90)])
+    u = np.arange(90.0)
+    found = Map.of(table, u, most=30)
+    assert (len(found), found.images) == (30, 90)
+    assert (np.diff(found.rows) > 0).all()
+    assert found.u.tolist() == u[found.rows].tolist()
+    assert found.ids == [f"i{row}" for row in found.rows]
+    assert found.labels == [str(row % 3) for row in found.rows]
+
+
+def test_names_of_classes_are_shown():
+    found = Map.of(images(9, classes=["ant", "bee", "cat"]), [0.0] * 9)
+    assert found.labels == ["ant", "bee", "cat"] * 3
+    assert found.predictions == found.labels
+    own = Map.of(images(9, classes=["ant", "bee", "cat"], label_space="own"), [0.0] * 9)
+    assert own.labels == ["0", "1", "2"] * 3
+
+
+def test_what_cannot_be_drawn_is_refused():
+    table = images(12)
+    with pytest.raises(TableError, match="map needs at least one row"):
+        Map.of(table.rows([]), Entropy())
+    with pytest.raises(MissingColumnError, match="map needs column 'feature'"):
+        Map.of(table.select("logit"), Entropy())
+    with pytest.raises(ValueRangeError, match="map: score 'u': 1 of 12 values are NaN"):
+        Map.of(table, [float("nan")] + [0.0] * 11)
+    with pytest.raises(ValueRangeError, match=r"map: perplexity must be above 0, .* perplexity=-1.0"):
+        Map.of(table, Entropy(), perplexity=-1.0)
+    with pytest.raises(ValueRangeError, match=r"most at least 1; method='tsne', most=0 came"):
+        Map.of(table, Entropy(), most=0)
+    with pytest.raises(ValueRangeError, match="map: features of table in memory: 1 of 6 values are NaN"):
+        Map.of(Table(feature=[[0.0, 1.0], [float("nan"), 1.0], [1.0, 1.0]]), [0.0] * 3)

@@ -1,0 +1,51 @@
+"""`dubito acquire` and `dubito suspects`: picks and doubtful labels as text, JSON and CSV."""
+
+import csv
+from pathlib import Path
+
+import dubito
+
+from .conftest import Run
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_picks_are_those_of_the_library_and_are_not_chosen_again(run: Run, cache: Path, tmp_path: Path) -> None:
+    first = run("acquire", cache, "--count", 4, "--to", tmp_path / "a.csv", "--json").json
+    table = dubito.open(cache)
+    assert first["rows"] == dubito.Acquire().pick(table, 4).rows.tolist()
+    assert [row["id"] for row in read(tmp_path / "a.csv")] == first["ids"]
+    options = ("--labelled", tmp_path / "a.csv", "--round", 1, "--strategy", "core_set", "--json")
+    second = run("acquire", cache, "--count", 4, *options).json
+    assert not set(second["rows"]) & set(first["rows"])
+    assert second["round"] == 1
+
+
+def test_a_score_and_a_strategy_are_shown(run: Run, cache: Path) -> None:
+    answer = run("acquire", cache, "-n", 3, "-s", "energy", "--strategy", "softrank")
+    assert answer.code == 0, answer.err
+    assert "3 images to label, by softrank" in answer.out
+    assert "rank" in answer.out
+
+
+def test_errors_are_told(run: Run, cache: Path, tmp_path: Path) -> None:
+    answer = run("acquire", cache, "--strategy", "bald")
+    assert answer.code == 1
+    assert "needs column 'members'" in answer.err
+    (tmp_path / "x.csv").write_text("name\n1\n")
+    answer = run("acquire", cache, "--labelled", tmp_path / "x.csv")
+    assert "must have a column id; it has name." in answer.err
+    assert run("acquire", cache, "--strategy", "best").code == 2
+
+
+def test_suspects(run: Run, labelled: Path, tmp_path: Path) -> None:
+    options = ("-k", 3, "--share", 1, "--least", 0.1)
+    found = run("suspects", labelled, *options, "--to", tmp_path / "s.csv", "--json").json
+    table = dubito.open(labelled)
+    expected = dubito.suspect_labels(table, k=3, share=1.0, least=0.1)
+    assert [row["id"] for row in found["suspects"]] == expected.ids
+    assert [row["id"] for row in read(tmp_path / "s.csv")] == expected.ids
+    assert "likely wrong, among the 12 clearest of 12 images" in run("suspects", labelled, *options).out

@@ -1,0 +1,92 @@
+"""`dubito guard`: fit, run and export do what the library does; errors are told in one sentence."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+import dubito
+
+from .conftest import COUNT, MODEL, Run
+
+COVER = ("--coverage", 0.5, "--confidence", 0.6, "-s", "max_probability", "--sets", 0)
+
+
+@pytest.fixture(scope="module")
+def guard(run: Run, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guards") / "guard"
+    answer = run("guard", "fit", labelled, "--to", folder, *COVER, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["promise"] == {"kind": "coverage", "level": 0.5, "confidence": 0.6}
+    assert answer.json["weights"] == {"max_probability": 1.0}
+    assert answer.json["guard"] == str(folder)
+    return folder
+
+
+def test_fit_is_that_of_the_library(guard: Path, labelled: Path) -> None:
+    table = dubito.open(labelled)
+    same = dubito.Guard.fit(None, table, confidence=0.6, coverage=0.5, scores=["max_probability"], sets=False)
+    assert dubito.Guard.load(guard).threshold == same.threshold
+
+
+def test_fit_shows_the_promise(run: Run, labelled: Path, tmp_path: Path) -> None:
+    answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", *COVER)
+    assert answer.code == 0, answer.err
+    assert "at least 50 % of the images are accepted, with confidence 60 %" in answer.out
+    assert f"guard: {tmp_path / 'guard'}" in answer.out
+
+
+def test_few_images_are_told_and_nothing_is_written(run: Run, labelled: Path, tmp_path: Path) -> None:
+    answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", "-s", "entropy")
+    assert answer.code == 1
+    assert "needs at least 59 calibration images" in answer.err
+    assert f"Of the table's {COUNT} rows, 10 are there to calibrate" in answer.err
+    assert not (tmp_path / "guard").exists()
+
+
+def test_run_decides_and_writes(run: Run, guard: Path, images: Path, weights: Path, tmp_path: Path) -> None:
+    options = ("--model", MODEL, "--weights", weights)
+    answer = run("guard", "run", guard, images, *options, "--csv", tmp_path / "verdicts.csv", "--json")
+    assert answer.code == 0, answer.err
+    found = answer.json
+    loaded = dubito.Guard.load(guard, dubito.load(MODEL, weights=weights))
+    assert found["verdicts"] == [verdict.to_json() for verdict in loaded(images)]
+    assert found["images"] == COUNT
+    assert found["accepted"] == sum(verdict["accept"] for verdict in found["verdicts"])
+    with (tmp_path / "verdicts.csv").open(newline="") as file:
+        assert [row["reason"] for row in csv.DictReader(file)] == [one["reason"] for one in found["verdicts"]]
+
+
+def test_run_shows_reasons(run: Run, guard: Path, images: Path, weights: Path) -> None:
+    answer = run("guard", "run", guard, images, "--weights", weights, "--top", 3)  # the guard names its model
+    assert answer.code == 0, answer.err
+    assert f"of {COUNT} images accepted; promised: at least 50 %" in answer.out
+    assert answer.out.count(".png") == 3
+    assert "of the known images" in answer.out or "ambiguous between" in answer.out
+
+
+def test_another_model_is_refused(run: Run, guard: Path, images: Path) -> None:
+    answer = run("guard", "run", guard, images, "--weights", "none")
+    assert answer.code == 1
+    assert "was fitted for another model" in answer.err
+
+
+def test_export_tells_the_size(
+    run: Run, guard: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(_: object, to: Path, example: object = None) -> Path:
+        assert example is None
+        to.write_bytes(b"0" * 2_000_000)
+        return to
+
+    monkeypatch.setattr("dubito.apps.guard.onnx_file.export_onnx", written)
+    answer = run("guard", "export", guard, "--to", tmp_path / "guard.onnx", "--weights", weights)
+    assert answer.code == 0, answer.err
+    assert f"{tmp_path / 'guard.onnx'}: 2.0 MB" in answer.out
+
+
+def test_a_folder_that_is_no_guard(run: Run, images: Path) -> None:
+    answer = run("guard", "run", images, images)
+    assert answer.code == 1
+    assert "no guard in" in answer.err
+    assert "guard.json is not there" in answer.err

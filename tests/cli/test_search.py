@@ -1,0 +1,103 @@
+"""`dubito search`: what is built is what the library builds; caches and images as queries; clear answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dubito
+from dubito.apps.search import SafeIndex
+
+from .conftest import COUNT, MODEL, Run
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("search") / "index"
+    answer = run("search", "build", cache, "--to", folder, "--score", "entropy", "--quantile", 0.75, "--json")
+    assert answer.code == 0, answer.err
+    found = answer.json
+    assert (found["items"], found["searched"], found["score"], found["clean"]) == (COUNT, 9, "entropy", "both")
+    return folder
+
+
+def test_it_is_the_library_s_own_index(index: Path, cache: Path) -> None:
+    table = dubito.open(cache)
+    expected = SafeIndex.build(table, dubito.Entropy(), quantile=0.75)
+    loaded = SafeIndex.load(index)
+    assert (loaded.thresholds, loaded.left_out()) == (expected.thresholds, expected.left_out())
+    assert loaded.score == dubito.Entropy()
+
+
+def test_a_cache_is_asked(run: Run, index: Path, cache: Path) -> None:
+    answer = run("search", "query", index, cache, "--k", 2, "--others", "--sets", "--json")
+    table = dubito.open(cache)
+    expected = SafeIndex.load(index).search(table, k=2, exclude=table.id, sets=True)
+    found = answer.json
+    assert (answer.code, found["refused"], found["exact"], len(found["queries"])) == (0, 3, True, COUNT)
+    assert [one["id"] for one in found["queries"]] == table.id.tolist()
+    assert [{key: one[key] for key in one if key != "id"} for one in found["queries"]] == json.loads(
+        json.dumps(expected.to_json()["queries"])
+    )
+    assert all(one["id"] not in one["ids"] for one in found["queries"])
+
+
+def test_people_see_neighbours_and_reasons(run: Run, index: Path, cache: Path) -> None:
+    answer = run("search", "query", index, cache, "-k", 1, "--sets")
+    assert answer.code == 0, answer.err
+    assert f"{COUNT} queries, 3 refused" in answer.out
+    assert answer.out.count("refused: its uncertainty") == 3
+    assert "(1.000)" in answer.out  # an image is its own nearest item
+    assert "in its set" in answer.out
+
+
+def test_images_are_asked_through_the_model_of_the_index(
+    run: Run, index: Path, cache: Path, images: Path, weights: Path
+) -> None:
+    answer = run("search", "query", index, images, "--weights", weights, "--k", 1, "--json")
+    assert answer.code == 0, answer.err
+    same = run("search", "query", index, cache, "--k", 1, "--json").json
+    assert [one["ids"] for one in answer.json["queries"]] == [one["ids"] for one in same["queries"]]
+
+
+def test_another_model_is_refused(run: Run, index: Path, images: Path) -> None:
+    answer = run("search", "query", index, images, "--model", MODEL, "--weights", "none", "--json")
+    assert (answer.code, answer.json["kind"]) == (1, "TableError")
+    assert "was made by another model" in answer.json["error"]
+
+
+def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: Path) -> None:
+    answer = run("search", "build", cache, "--to", tmp_path / "index", "--approximate", "HNSW8")
+    assert answer.code == 0, answer.err
+    assert "uncertainty by max_probability: there is no head for this model" in answer.err
+    assert "12, of which 11 are searched" in answer.out
+    assert "HNSW8, recall 1.000 of ten neighbours" in answer.out
+    asked = run("search", "query", tmp_path / "index", cache, "-k", 1)
+    assert "(an approximate search)" in asked.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("--quantile", 0), 1, "quantile must be in (0, 1], the share of items that is kept"),
+        (("--per-class",), 1, "per_class=True needs the class of every item"),
+        (("--score", "entropy", "--head", "auto"), 2, "--score and --head are two ways to name the one score"),
+        (("--score", "neighbours"), 1, "Give it images that the model knows: --fit CACHE"),
+        (("--clean", "neither"), 2, "Invalid value for '--clean'"),
+        (("--approximate", "nonsense"), 1, "faiss cannot build 'nonsense'"),
+    ],
+)
+def test_building_wrongly(
+    run: Run, cache: Path, tmp_path: Path, arguments: tuple[object, ...], code: int, text: str
+) -> None:
+    answer = run("search", "build", cache, "--to", tmp_path / "index", *arguments)
+    assert (answer.code, text in answer.err) == (code, True), answer.err
+    assert not (tmp_path / "index").exists()
+
+
+def test_asking_wrongly(run: Run, index: Path, cache: Path, tmp_path: Path) -> None:
+    answer = run("search", "query", tmp_path, cache, "--json")
+    assert (answer.code, answer.json["kind"]) == (1, "ArtefactError")
+    assert "no index in" in answer.json["error"]
+    answer = run("search", "query", index, cache, "--k", 10)
+    assert "k must be between 1 and 9, the items that are searched (12 in all, 3 left out" in answer.err
