@@ -123,8 +123,12 @@ class Tiling(Protocol):
 class Probe(Protocol):
     """Asks the model about a batch of images and writes columns, one row an image."""
 
-    name: str
     price: str
+
+    @property
+    def name(self) -> str:
+        """What its columns and its part of a cache are called; an attribute will do."""
+        ...
 
     def run(
         self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None

@@ -18,9 +18,11 @@ With copies r of an image, p_y is that of the image itself, and log p_y is diffe
 """
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64, Int
 from scipy.stats import chi2
 from torch import Tensor
+
+from dubito.errors import ModelError, ValueRangeError
 
 LEVEL = 0.95
 """How sure a bound on the rest is, for each image and layer."""
@@ -81,3 +83,19 @@ def normals(draws: int, classes: int, seed: int) -> Float64[Tensor, "s c"]:
 def bound_factor(draws: int, level: float = LEVEL) -> float:
     """What the sum over draws is multiplied by to be a bound: 1 / quantile of a chi-square."""
     return 1 / float(chi2.ppf(1 - level, draws))
+
+
+def check_said(logits: Float[Tensor, "rows c"], model: str, *, copies: int = 1, start: int = 0) -> None:
+    """Raise where there is nothing to choose from, or no number to differentiate."""
+    if logits.shape[1] < 2:
+        raise ModelError(
+            f"gradient: {model} has one class, which is always certain: its gradients are zero. "
+            f"Give a yes-or-no model a second logit of zero."
+        )
+    bad = ~logits.isfinite().all(1)
+    if bad.any():
+        row = start + int(bad.nonzero()[0, 0]) // copies
+        raise ValueRangeError(
+            f"gradient: {model} gives NaN or infinite logits for image {row} of the batch, which have no gradient. "
+            f"Look at its weights, at the transform and at that image."
+        )

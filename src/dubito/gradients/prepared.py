@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.gradients.borrowed import Borrowed
-from dubito.gradients.plan import make_plan
+from dubito.gradients.plan import make_plan, tell_slow, tell_unused
 from dubito.gradients.sweep import Sweep
 from dubito.models.wrap import eager
 from dubito.types import Classifier, Json
@@ -35,11 +35,13 @@ class Prepared:
         self.borrowed = Borrowed(model)
         self.plan = make_plan(self.borrowed, x)
         self.all = self.plan.layers
+        tell_unused(self.borrowed, self.plan)
         wanted = set(choose(self.all))
         if wanted != set(self.all):
             self.borrowed = Borrowed(model, wanted)
             self.plan = make_plan(self.borrowed, x)
         self.layers = self.plan.layers
+        tell_slow(self.borrowed, self.plan)
 
     def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:
         """Whether it is about this model, with these parameters, and about inputs of this shape."""
@@ -47,6 +49,7 @@ class Prepared:
 
     def sweep(self, x: Float[Tensor, "rows ..."], images: int) -> Sweep:
         """A forward pass whose gradients can be asked for."""
+        self.borrowed.refresh()
         return Sweep(self.borrowed, self.plan, x, images)
 
     def notes(self) -> Json:
@@ -56,6 +59,8 @@ class Prepared:
 
 
 def _identity(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[object, ...]:
-    """What must stay: the parameters' memory, in order, and what inputs look like."""
-    memory = tuple((name, p.data_ptr(), p.dtype) for name, p in eager(model.module).named_parameters())
+    """What must stay: the memory of parameters and buffers, in order, and what inputs look like."""
+    module = eager(model.module)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    memory = tuple((name, tensor.data_ptr(), tensor.dtype, tensor.shape) for name, tensor in tensors)
     return (id(model.module), memory, tuple(x.shape[1:]), x.dtype)

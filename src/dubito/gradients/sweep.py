@@ -148,7 +148,7 @@ class Sweep:
             return
         for some, gradients in one_by_one(self._borrowed, list(self._plan.slow), self._x, cotangent, self._images):
             for name, made in gradients.items():
-                flat = made.flatten(1).double()
+                flat = made.reshape(len(made), -1).double()
                 told = {
                     "squares": lambda flat=flat: flat.square().sum(1),
                     "totals": lambda flat=flat: flat.abs().sum(1),

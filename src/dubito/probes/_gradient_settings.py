@@ -1,6 +1,7 @@
 """What the gradient probe may be asked, and how a request can be wrong."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import get_args
 
@@ -49,3 +50,9 @@ def check_copies(copies: int, sigma: float) -> None:
         raise ValueRangeError(
             f"gradient: copies must be 0 or more, and sigma positive; copies={copies} and sigma={sigma} came."
         )
+
+
+def check_name(name: str) -> None:
+    """Raise ValueRangeError for what is no name of a column."""
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise ValueRangeError(f"gradient: a name has small letters, digits and underscores; '{name}' came.")
