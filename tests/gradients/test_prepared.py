@@ -70,10 +70,12 @@ def test_it_fits_the_model_it_was_made_of():
     assert prepared.fits(model, x[:2])
     assert not prepared.fits(model, x.double())
     assert not prepared.fits(classifier(made("linear")), x)
+    module.train()(torch.randn(5, 48))
+    assert prepared.fits(model, x)  # statistics are taken over
     with torch.no_grad():
         module[1].weight.mul_(2)
-    module[2](torch.randn(5, 6))
-    assert prepared.fits(model, x)  # its stand-ins are the same memory
+    assert not prepared.fits(model, x)  # the same memory, but what is proved of it may not hold any more
+    prepared = Prepared(model, x, lambda layers: layers)
     module[3] = nn.Linear(6, C)
     assert not prepared.fits(model, x)
 

@@ -59,8 +59,12 @@ class Prepared:
 
 
 def _identity(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[object, ...]:
-    """What must stay: the memory of parameters and buffers, in order, and what inputs look like."""
+    """What must stay: the memory of parameters and buffers, in order, parameters as they are, and the look of inputs.
+
+    A plan is proved with the parameters of its time: where a gradient was zero then, there was nothing to prove.
+    """
     module = eager(model.module)
     tensors = (*module.named_parameters(), *module.named_buffers())
     memory = tuple((name, tensor.data_ptr(), tensor.dtype, tensor.shape) for name, tensor in tensors)
-    return (id(model.module), memory, tuple(x.shape[1:]), x.dtype)
+    written = tuple(0 if tensor.is_inference() else tensor._version for tensor in module.parameters())
+    return (id(model.module), memory, written, tuple(x.shape[1:]), x.dtype)
