@@ -12,7 +12,7 @@ from dubito.gradients import rules
 from dubito.gradients.borrowed import Borrowed
 from dubito.gradients.plan import make_plan, tell_slow, tell_unused
 from tests.gradients.reference import classifier, inputs
-from tests.gradients.zoo import made, rows
+from tests.gradients.zoo import C, made, rows
 
 
 class Doubling(torch.autograd.Function):
@@ -180,3 +180,19 @@ def test_a_use_that_a_rule_gets_wrong_falls_back(monkeypatch):
     borrowed = Borrowed(classifier(made("layer_norm")))
     plan = make_plan(borrowed, inputs(3, 3, 4, 4))
     assert plan.slow == {"2.weight": "it is used in an unknown way", "2.bias": "it is used in an unknown way"}
+
+
+def test_images_that_say_nothing_of_a_layer_prove_nothing():
+    """Tokens come before images here, which black ones do not show: no gradient gets past ReLUs of zero."""
+
+    class TokensFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 6, bias=False), nn.Linear(6, C)
+
+        def forward(self, x):
+            return self.head(torch.relu(self.first(x.flatten(1, 2).transpose(0, 1).contiguous()))[0])
+
+    black = torch.zeros(3, 3, 4, 4)
+    assert planned(TokensFirst(), black)[1].slow == {"first.weight": "images cannot be told apart in what Mm gives"}
+    assert planned(TokensFirst(), inputs(3, 3, 4, 4))[1].slow == {}

@@ -94,7 +94,36 @@ def test_a_model_that_computes_otherwise_for_this_batch():
 
     borrowed = Borrowed(classifier(Odd()))
     plan = make_plan(borrowed, inputs(5, 3, 4, 4))
-    with pytest.raises(ModelError, match=r"net computes otherwise for 5 images than for three .* another batch_size"):
+    with pytest.raises(
+        ModelError, match=r"net computes otherwise for these 5 images than for the first .* another batch_size"
+    ):
         Sweep(borrowed, plan, inputs(5, 3, 4, 4), 5)
     with Sweep(borrowed, plan, inputs(4, 3, 4, 4), 4) as sweep:
         assert sweep.norms(torch.ones(4, 4).double())["squares"].shape == (4, 1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_model_that_chooses_its_layers_by_image(known):
+    """The same operations with other weights: their norms must not go under the first ones' names."""
+
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kind = nn.Linear if known else SlowLinear
+            self.warm, self.cold = kind(48, 4), kind(48, 4)
+
+        def forward(self, x):
+            return (self.warm if bool(x.mean() > 0) else self.cold)(x.flatten(1))
+
+    borrowed, x = Borrowed(classifier(Choosing())), inputs(4, 3, 4, 4).abs()
+    plan = make_plan(borrowed, x)
+    assert bool(plan.parameters) == known
+    with Sweep(borrowed, plan, x, 4), pytest.raises(ModelError, match=r"a model that chooses its layers by image"):
+        Sweep(borrowed, plan, -x, 4)
+
+
+class SlowLinear(nn.Linear):
+    """By an operation without a rule."""
+
+    def forward(self, x):
+        return torch.einsum("...i,oi->...o", x[:, None].expand(-1, 2, -1), self.weight).sum(1)

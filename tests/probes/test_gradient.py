@@ -407,10 +407,15 @@ def test_refused_models(x):
         ({"last": 0}, "give either last, at least 1, or beta; last=0 and beta=None came"),
         ({"last": 2, "beta": 1.0}, "give either last, at least 1, or beta; last=2 and beta=1.0 came"),
         ({"beta": float("nan")}, "beta must be finite"),
+        ({"beta": -1.0}, "beta must be finite and not negative, .* beta=-1.0 and tolerance=0.001 came"),
         ({"beta": 1.0, "tolerance": 0.0}, "tolerance above 0 and at most 1"),
         ({"copies": -1}, "copies must be 0 or more"),
         ({"copies": 1, "sigma": 0.0}, "sigma positive; copies=1 and sigma=0.0 came"),
-        ({"name": "My gradient"}, "a name has small letters, digits and underscores; 'My gradient' came"),
+        ({"name": "My gradient"}, "a name has small letters and underscores; 'My gradient' came"),
+        ({"name": "low2"}, "a name has small letters and underscores; 'low2' came"),
+        ({"name": "forward"}, "'forward' is what another probe or column is called. Choose another name"),
+        ({"name": "noise"}, "'noise' is what another probe or column is called"),
+        ({"name": "loss"}, "'loss' is what another probe or column is called"),
     ],
 )
 def test_settings_without_meaning(settings, text):

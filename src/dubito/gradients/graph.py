@@ -12,6 +12,9 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.autograd.graph import Node
 
+Signature = tuple[tuple[str, ...], ...]
+"""The kind of each operation, and where its arguments come from: names of parameters, places of operations."""
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -27,9 +30,12 @@ class Graph:
     order: Mapping[Node, int]
     leaves: Mapping[Node, str]
 
-    def signature(self) -> tuple[str, ...]:
-        """The kinds of operations: a model that does the same has the same."""
-        return tuple(node.name() for node in self.nodes)
+    def signature(self) -> Signature:
+        """Of a model that does the same with the same weights, the same."""
+        return tuple((node.name(), *(self._named(source) for source, _ in node.next_functions)) for node in self.nodes)
+
+    def _named(self, node: Node | None) -> str:
+        return "" if node is None else self.leaves.get(node) or str(self.order.get(node, ""))
 
 
 def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
@@ -99,12 +105,15 @@ def layout_of(two: Shaped[Tensor, "..."], three: Shaped[Tensor, "..."]) -> Layou
         three: The tensor for three images, of which only the last has.
 
     Returns:
-        None where not just one axis grows with the images, or images lie along it in another way.
+        None where not just one axis grows with the images, or images lie along it in another way; also where an image
+        has several rows and no numbers at all, which fits every order.
     """
     grown = [axis for axis, (a, b) in enumerate(zip(two.shape, three.shape, strict=True)) if a != b]
     if len(grown) != 1 or two.shape[grown[0]] * 3 != three.shape[grown[0]] * 2:
         return None
     axis, each = grown[0], two.shape[grown[0]] // 2
+    if each > 1 and not (two.any() and three.any()):
+        return None
     for layout in [Layout(axis, each)] if each == 1 else [Layout(axis, each), Layout(axis, each, last=True)]:
         if not layout.rows(two, 2)[1:].any() and not layout.rows(three, 3)[:2].any():
             return layout

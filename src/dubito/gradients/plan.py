@@ -20,7 +20,7 @@ from torch.autograd.graph import Node
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
 from dubito.gradients.borrowed import Borrowed, layer_of
 from dubito.gradients.cotangents import check_said
-from dubito.gradients.graph import Graph, Layout, graph_of, layout_of
+from dubito.gradients.graph import Graph, Layout, Signature, graph_of, layout_of
 from dubito.gradients.parts import Part
 from dubito.gradients.rules import Meeting, part_of
 from dubito.gradients.weights import Weight, squares_of, weight_at
@@ -53,7 +53,7 @@ class Plan:
         last: Operations behind which nothing is needed any more.
     """
 
-    signature: tuple[str, ...]
+    signature: Signature
     layers: tuple[str, ...]
     parameters: dict[str, tuple[Use, ...]]
     slow: dict[str, str]
@@ -138,7 +138,9 @@ def _uses(two: Seen, three: Seen) -> tuple[dict[str, tuple[Use, ...]], dict[str,
             layout = layout_of(g, three.gradients[place, 0])
             part = layout and part_of(Meeting(node, slot, layout, weight.shape, two.images), g)
             for name in weight.parameters:
-                if layout is None or part is None:
+                if layout is None:
+                    slow[name] = f"images cannot be told apart in what {node.name().removesuffix('Backward0')} gives"
+                elif part is None:
                     slow[name] = f"there is no rule for {node.name().removesuffix('Backward0')}"
                 else:
                     uses[name].append(Use(place, slot, layout, weight))
