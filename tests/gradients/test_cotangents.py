@@ -43,6 +43,24 @@ def test_signs_are_unbiased_over_all_of_them(said, beyond):
     torch.testing.assert_close(total, torch.stack([fisher(p) for p in said.p]))
 
 
+@pytest.mark.parametrize("entering", [False, True])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_known_error_is_none_on_average(entering, copies):
+    """Over all 2^c signs, of cotangents that are averaged over copies; and as written out for one of them."""
+    head = inputs(C, 7, seed=3).double()
+    said = Said(2 * inputs(3, copies, C).double(), head)
+    mixtures = [said.mixture(torch.tensor(v).double(), 2) for v in itertools.product([-1.0, 1.0], repeat=C)]
+    torch.testing.assert_close(said.known_error(mixtures, 2, entering=entering), torch.zeros(3, 1).double())
+    w = head if entering else torch.eye(C).double()
+
+    def length(c):
+        return (c.view(3, copies, C).mean(1) @ w).square().sum(1, keepdim=True)
+
+    weighed = [said.probability(y) * length(said.towards(y)) for y in said.order.T]
+    expected = (length(mixtures[5]) - sum(weighed[2:])) / sum(weighed[:2])
+    torch.testing.assert_close(said.known_error(mixtures[5:6], 2, entering=entering), expected)
+
+
 def test_by_hand():
     said = Said(torch.tensor([[[3.0, 1.0]]]).double().log())  # p = 3/4, 1/4
     assert said.order.tolist() == [[0, 1]]

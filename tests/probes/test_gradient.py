@@ -12,6 +12,8 @@ from torch import nn
 
 import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
+from dubito.gradients.cotangents import Said, signs
+from dubito.gradients.prepared import Prepared
 from dubito.probes._gradient_settings import check_classes
 from dubito.probes.gradient import Gradient
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
@@ -104,8 +106,8 @@ def test_random_signs_are_unbiased(model, x, settings):
     exact = Gradient("exact").run(model, x, None)["gradient"].double()
     drawn = torch.stack([found["gradient"].double() for found in by_seed(model, x, 49, **settings)])
     spread = drawn.std(0) / 7  # of the mean of 49
-    assert float((spread / exact).min()) > 1e-4
-    assert float(((drawn.mean(0) - exact) / spread).abs().max()) < 4
+    assert float((spread / exact)[:, 0].min()) > 1e-4  # the last layer has none where its error is known
+    assert ((drawn.mean(0) - exact).abs() < 4 * spread + 1e-5 * exact).all()
 
 
 def test_signs_over_all_signs_are_the_exact_value(model, x, monkeypatch):
@@ -467,3 +469,22 @@ def test_price():
     assert Gradient("exact", uniform=True).price == "1 forward pass, one backward pass a class and one more"
     assert Gradient(copies=3).price == "1 forward pass, 4 backward passes, for the image and 3 copies"
     assert Gradient("signs", draws=5).price == "1 forward pass, 5 backward passes"
+
+
+def test_what_is_known_of_the_error_is_taken_off():
+    """At the same price, the combined estimate is closer than the likeliest classes and plain signs over the others."""
+    torch.manual_seed(0)
+    model = dubito.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 30), nn.Tanh(), nn.Linear(30, 60)))
+    x = inputs(20, 3, 2, 2)
+    exact = Gradient("exact").run(model, x, None)["gradient"]
+    top = Gradient("top", 2, 0).run(model, x, None)["gradient"]
+    combined, plain = torch.zeros(2), torch.zeros(2)
+    for seed in range(20):
+        found = Gradient("combined", 2, 2, seed=seed).run(model, x, None)["gradient"]
+        combined += (found - exact).abs().mean(0)
+        with Prepared(model, x, lambda layers: layers).sweep(x, len(x)) as sweep:
+            said = Said(sweep.logits.double()[:, None])
+            rest = sum(sweep.norms(said.mixture(v, 2))["squares"] for v in signs(2, 60, seed)) / 2
+        plain += (top + rest - exact).abs().mean(0)
+    assert combined[0] < 0.5 * plain[0]
+    assert combined[1] < 1e-4 * plain[1]  # the last layer goes with the length of the cotangent: exactly

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dubito.gradients.borrowed import Borrowed
+from dubito.errors import ModelError
+from dubito.gradients.borrowed import Borrowed, layer_of
 from dubito.gradients.plan import make_plan, tell_slow, tell_unused
 from dubito.gradients.sweep import Sweep
 from dubito.models.wrap import eager
@@ -28,6 +30,8 @@ class Prepared:
     Attributes:
         all: The names of all layers.
         layers: Those that are wanted.
+        head: The last layer's weight, where it is known.
+        last: Its place among the wanted layers, where it is a linear layer of its own.
     """
 
     def __init__(self, model: Classifier, x: Float[Tensor, "n ..."], choose: Chooser) -> None:
@@ -41,6 +45,8 @@ class Prepared:
             self.borrowed = Borrowed(model, wanted)
             self.plan = make_plan(self.borrowed, x)
         self.layers = self.plan.layers
+        self.head = _head(model, x)
+        self.last = self._last()
         tell_slow(self.borrowed, self.plan)
 
     def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:
@@ -52,10 +58,26 @@ class Prepared:
         self.borrowed.refresh()
         return Sweep(self.borrowed, self.plan, x, images)
 
+    def _last(self) -> int | None:
+        for name, leaf in self.borrowed.leaves.items():
+            same = self.head is not None and leaf.shape == self.head.shape and torch.equal(leaf, self.head.to(leaf))
+            if same and layer_of(name) in self.layers:
+                return self.layers.index(layer_of(name))
+        return None
+
     def notes(self) -> Json:
         """Names of layers, their places among all, and how many there are."""
         depth = {name: place for place, name in enumerate(self.all)}
         return {"layers": list(self.layers), "depth": [depth[name] for name in self.layers], "of": len(self.all)}
+
+
+def _head(model: Classifier, x: Float[Tensor, "n ..."]) -> Float[Tensor, "c d"] | None:
+    try:
+        classes = model.logits(model.features(x[:1])).shape[1]
+        weight = model.head()[0]
+    except ModelError:
+        return None
+    return weight if len(weight) == classes else None
 
 
 def _identity(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[object, ...]:
