@@ -2,7 +2,7 @@
 
     python experiments/gradients/exact.py --data DIR --cache DIR [--photos 40] [--write]
 
-DIR holds imagenet_val_dev2000/ (images256.zip). One backward pass a class on EfficientNet-Lite0, about one core-minute
+DIR holds imagenet_val_dev2000/ (images256.zip). One backward pass a class on EfficientNet-Lite0, about 70 core-seconds
 a photograph; a kill costs at most eight of them. `--write` keeps expected/gradients_exact.json: one row a photograph,
 one number a layer, which benchmarks/gradient.py reads. The last line is one JSON object.
 """

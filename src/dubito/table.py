@@ -55,8 +55,8 @@ _ASKED = {
 
 _LONG = 80
 """Settings that are longer, such as hashes of members, are named and not shown."""
-_NO_MATTER = ("weightings", "uniform", "seed")
-"""Settings of a gradient probe that add columns, or change numbers by chance alone."""
+_NO_MATTER = ("weightings", "uniform")
+"""Settings of a gradient probe that add columns, and change no numbers."""
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
 
 Rows = slice | Tensor | Shaped[np.ndarray, "..."] | Sequence[int]
@@ -283,7 +283,11 @@ def _asked(table: "Table", name: str) -> Mapping[str, Any] | None:
     if told is None:
         asked: Mapping[str, Any] | None = maker.get("ensembles", {}).get(name.rstrip("_0123456789"))
         return asked
-    return {key: value for key, value in told["settings"].items() if key not in _NO_MATTER}
+    settings = told["settings"]
+    # All images share the signs and the noise of a seed, and so their errors: another seed shifts a whole table.
+    by_chance = settings.get("method") != "exact" or settings.get("copies")
+    left_out = _NO_MATTER if by_chance else (*_NO_MATTER, "seed")
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def to_tensor(values: Any, what: str) -> Tensor:

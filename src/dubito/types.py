@@ -4,6 +4,7 @@ Axes have fixed letters everywhere: n images, c classes, d features, t tiles, m 
 Higher is always more uncertain. A probe needs model and images and writes named columns; a score needs columns only.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,8 +124,12 @@ class Tiling(Protocol):
 class Probe(Protocol):
     """Asks the model about a batch of images and writes columns, one row an image."""
 
-    name: str
     price: str
+
+    @property
+    def name(self) -> str:
+        """What its columns and its part of a cache are called; an attribute will do."""
+        ...
 
     def run(
         self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
@@ -229,6 +234,14 @@ class Score(ABC):
 
 
 TaskLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def depth_weight(place: int, of: int, beta: float) -> float:
+    """exp(beta ((place + 1) / of - 1)): the weight of a layer by its depth, 1 for the last one; place counts from 0.
+
+    A probe leaves layers out by it and a score weighs them by it, so that it is here and once.
+    """
+    return math.exp(beta * ((place + 1) / of - 1))
 
 
 def finite(values: Float[Tensor, "..."], what: str) -> Float[Tensor, "..."]:

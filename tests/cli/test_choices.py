@@ -15,6 +15,7 @@ from .conftest import Run
         (("extract", "timm:test_resnet", "photos", "--to", "c", "--task-loss"), choices.KnownLoss),
         (("extract", "timm:test_resnet", "photos", "--to", "c", "--strong"), choices.Strong),
         (("extract", "timm:test_resnet", "photos", "--to", "c", "--label-space"), choices.LabelSpace),
+        (("extract", "timm:test_resnet", "photos", "--to", "c", "--gradient-method"), choices.GradientMethod),
         (("train", "cache", "--to", "mine", "--loss"), choices.LossName),
         (("train", "cache", "--to", "mine", "--target"), choices.Target),
         (("train", "cache", "--to", "mine", "--init"), choices.Init),

@@ -199,11 +199,21 @@ def test_dropout(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
 def test_options_of_ensembles_that_are_not_there(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     for options, told in (
-        (("--keep-logits",), "--keep-logits needs an ensemble: --tiles, --dropout N or --views."),
+        (("--keep-logits",), "--keep-logits needs an ensemble: --tiles, --dropout N, --noise N or --views."),
         (("--dropout-rate", 0.1), "--dropout-rate needs --dropout N, the number of passes."),
+        (("--noise-sigma", 0.1), "--noise-sigma needs --noise N, the number of copies."),
         (("--grids", "2;3"), "--grids takes numbers with commas, such as 2,3,7; '2;3' came."),
     ):
         answer = run(*command, *options)
         assert answer.code == 2
         assert told in " ".join(answer.err.replace("│", " ").split())
     assert not (tmp_path / "cache").exists()
+
+
+def test_noise(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
+    found = run(*command, "--noise", 3, "--noise-sigma", 0.2).json["columns"]
+    assert {"noise", "noise_variance"} < set(found)
+    asked = dubito.open(tmp_path / "cache").maker["ensembles"]["noise"]
+    assert (asked["copies"], asked["sigma"]) == (3, 0.2)
+    assert run(*command, "--noise", 3, "--json").json["kind"] == "StaleCacheError"  # another sigma

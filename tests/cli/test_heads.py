@@ -15,7 +15,7 @@ from dubito.heads.module import HeadModule
 
 from .conftest import COUNT, MODEL, Run
 
-PLAIN = ["max_probability", "entropy", "cool", "margin", "max_logit", "energy"]
+PLAIN = ["max_probability", "entropy", "cool", "margin", "max_logit", "energy", "last_layer_gradient", "grad_norm"]
 
 
 def head_of(cache: Path, *, seed: int = 0, **changes: object) -> PretrainedHead:

@@ -31,6 +31,10 @@ def test_probes_and_metrics(run: Run) -> None:
         >= {
             "forward": ("1 forward pass", "Features and logits."),
             "before": ("1 forward pass", "Features before the last non-linearity, in the column `before`."),
+            "gradient": (
+                "1 forward pass, and 4 backward passes or as many as are asked for",
+                "Gradient norms of every layer.",
+            ),
             "members": (
                 "1 forward pass a member",
                 "What several members say of each image: models, checkpoints, dropout, views or noisy copies.",

@@ -211,11 +211,15 @@ class Run:
                 columns["label"] = self.labels[kept]
             if isinstance(self.images, Augmented):
                 columns["epoch"], columns["photo"] = self.images.place(kept)
-        elif skipped:
-            raise ImagesError(
-                f"image '{skipped[0][0]}' was readable before and is not now: {skipped[0][1]} "
-                f"Put it back, or extract into another folder."
-            )
+        else:
+            known = {image for image, _ in self.have[Forward.name, block].notes()["skipped"]}
+            for image, why in skipped:
+                if image not in known:
+                    raise ImagesError(
+                        f"image '{image}' was readable before and is not now: {why} "
+                        f"Put it back, or extract into another folder."
+                    )
+            skipped = []  # the forward probe has told of them
         probe = self.probes[name]
         told = {"told": probe.notes()} if isinstance(probe, NotingProbe) and kept else {}
         self.have[name, block] = write_shard(self.folder, name, block, columns, {"skipped": skipped, **told})

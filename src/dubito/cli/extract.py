@@ -10,6 +10,7 @@ import typer
 
 import dubito
 from dubito.choices import Keep, KnownLoss, Strong
+from dubito.cli import _gradient
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
@@ -80,9 +81,28 @@ def extract(  # noqa: PLR0913 (a command's options)
     views: Annotated[
         bool, typer.Option("--views", help="Also eight views of every image: mirrored, enlarged, cut; eight passes.")
     ] = False,
+    noise: Annotated[
+        int | None, typer.Option("--noise", min=2, metavar="N", help="Also N copies of every image with noise.")
+    ] = None,
+    noise_sigma: Annotated[
+        float | None, typer.Option("--noise-sigma", metavar="S", help="Of the noise.", show_default="0.05")
+    ] = None,
     keep_logits: Annotated[
-        bool, typer.Option("--keep-logits", help="Of tiles, dropout and views: for temperatures and pooled weights.")
+        bool,
+        typer.Option("--keep-logits", help="Of tiles, dropout, views, noise: for temperatures and pooled weights."),
     ] = False,
+    gradient: _gradient.Asked = False,
+    gradient_method: _gradient.Method = None,
+    gradient_classes: _gradient.Classes = None,
+    gradient_draws: _gradient.Draws = None,
+    gradient_weightings: _gradient.Weightings = None,
+    gradient_uniform: _gradient.Uniform = False,
+    gradient_last: _gradient.Last = None,
+    gradient_beta: _gradient.Beta = None,
+    gradient_tolerance: _gradient.Tolerance = None,
+    gradient_copies: _gradient.Copies = None,
+    gradient_sigma: _gradient.Sigma = None,
+    gradient_seed: _gradient.Seed = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -94,7 +114,25 @@ def extract(  # noqa: PLR0913 (a command's options)
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
     keep: Keep = "logits" if keep_logits else "summary"
-    ensembles = _ensembles(keep, _grids(tiles, grids), dropout, dropout_rate, views)
+    ensembles = _ensembles(
+        keep, _grids(tiles, grids), dropout=(dropout, dropout_rate), noise=(noise, noise_sigma), views=views
+    )
+    gradients = _gradient.gradients(
+        gradient,
+        {
+            "method": gradient_method,
+            "classes": gradient_classes,
+            "draws": gradient_draws,
+            "weightings": gradient_weightings or None,
+            "uniform": gradient_uniform,
+            "last": gradient_last,
+            "beta": gradient_beta,
+            "tolerance": gradient_tolerance,
+            "copies": gradient_copies,
+            "sigma": gradient_sigma,
+            "seed": gradient_seed,
+        },
+    )
     with screen.waiting(f"loading {model}"):
         classifier = dubito.load(model, weights=options.parse_weights(weights), device=device)
     there, start = _files(to), time.perf_counter()
@@ -111,6 +149,7 @@ def extract(  # noqa: PLR0913 (a command's options)
             dubito.Forward(store_logit=not no_logit, task_loss=task_loss),
             *([dubito.Before()] if before else []),
             *ensembles,
+            *gradients,
         ],
         batch_size=batch_size,
         workers=workers,
@@ -135,19 +174,28 @@ def _grids(tiles: bool, text: str | None) -> list[int] | Literal["all"] | None:
 
 
 def _ensembles(
-    keep: Keep, grids: list[int] | Literal["all"] | None, dropout: int | None, rate: float | None, views: bool
+    keep: Keep,
+    grids: list[int] | Literal["all"] | None,
+    *,
+    dropout: tuple[int | None, float | None],
+    noise: tuple[int | None, float | None],
+    views: bool,
 ) -> list["Probe"]:
     """The probes of the ensembles that were asked for; what was said about none of them is a mistake."""
     from dubito.probes import Members
     from dubito.probes.tiles import Tiles
 
-    if rate is not None and dropout is None:
+    (passes, rate), (copies, sigma) = dropout, noise
+    if rate is not None and passes is None:
         raise typer.BadParameter("--dropout-rate needs --dropout N, the number of passes.")
+    if sigma is not None and copies is None:
+        raise typer.BadParameter("--noise-sigma needs --noise N, the number of copies.")
     found: list[Probe] = [] if grids is None else [Tiles(None if grids == "all" else grids, keep=keep)]
-    found += [] if dropout is None else [Members.dropout(dropout, rate, keep=keep)]
+    found += [] if passes is None else [Members.dropout(passes, rate, keep=keep)]
     found += [Members.views(keep=keep)] if views else []
+    found += [] if copies is None else [Members.noise(copies, 0.05 if sigma is None else sigma, keep=keep)]
     if keep == "logits" and not found:
-        raise typer.BadParameter("--keep-logits needs an ensemble: --tiles, --dropout N or --views.")
+        raise typer.BadParameter("--keep-logits needs an ensemble: --tiles, --dropout N, --noise N or --views.")
     return found
 
 

@@ -51,7 +51,16 @@ class Borrowed:
                 f"Use a score of logits or features instead."
             )
         self.module, self._copied = _copied(own, memo)
+        self._own = own
         self._output = getattr(model, "output", "logits")
+
+    def refresh(self) -> None:
+        """Take over what may have changed since: parameters share their memory, buffers of a copy do not."""
+        theirs = dict(self._own.named_buffers())
+        with torch.no_grad():
+            for name, buffer in self.module.named_buffers() if self._copied else ():
+                if name in theirs:  # a forward pass may have made further ones
+                    buffer.copy_(theirs[name])
 
     def inputs(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """Where the module is, in its precision, and not the user's own: a module may write into it."""

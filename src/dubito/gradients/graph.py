@@ -8,10 +8,12 @@ them, which a frozen model repeats.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Shaped
 from torch import Tensor
 from torch.autograd.graph import Node
+
+Signature = tuple[tuple[str, ...], ...]
+"""The kind of each operation, and where its arguments come from: names of parameters, places of operations."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,12 @@ class Graph:
     order: Mapping[Node, int]
     leaves: Mapping[Node, str]
 
-    def signature(self) -> tuple[str, ...]:
-        """The kinds of operations: a model that does the same has the same."""
-        return tuple(node.name() for node in self.nodes)
+    def signature(self) -> Signature:
+        """Of a model that does the same with the same weights, the same."""
+        return tuple((node.name(), *(self._named(source) for source, _ in node.next_functions)) for node in self.nodes)
+
+    def _named(self, node: Node | None) -> str:
+        return "" if node is None else self.leaves.get(node) or str(self.order.get(node, ""))
 
 
 def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
@@ -45,12 +50,17 @@ def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
             continue
         variable = getattr(node, "variable", None)
         if variable is not None:
-            known[node] = names[id(variable)]
+            if id(variable) in names:
+                known[node] = names[id(variable)]
             continue
         found.add(node)
         todo += [following for following, _ in node.next_functions]
-    nodes = tuple(sorted(found, key=lambda node: node._sequence_nr()))
-    return Graph(nodes, {node: place for place, node in enumerate(nodes)}, known)
+    order: dict[Node, int] = {}
+    for node in sorted(found, key=lambda node: node._sequence_nr()):
+        # What leads to no parameter is about other tensors that require gradients: a module may hold some.
+        if any(source in known or source in order for source, _ in node.next_functions):
+            order[node] = len(order)
+    return Graph(tuple(order), order, known)
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Layout:
     def rows(self, values: Shaped[Tensor, "..."], images: int) -> Shaped[Tensor, "n t ..."]:
         """The tensor by image; what an image has several of, also copies of itself, lies along the second axis.
 
+        >>> import torch
         >>> tokens_first = torch.arange(6).view(6, 1)  # two tokens of three images
         >>> Layout(0, each=2, last=True).rows(tokens_first, 3).flatten(1).tolist()
         [[0, 3], [1, 4], [2, 5]]
@@ -83,19 +94,27 @@ class Layout:
         return by_token.transpose(0, 1).reshape(images, self.each * copies, *rest)
 
 
-def layout_of(first: Tensor, three: torch.Size) -> Layout | None:
+def layout_of(two: Shaped[Tensor, "..."], three: Shaped[Tensor, "..."]) -> Layout | None:
     """How images lie in a tensor.
 
+    One image's numbers would not do: those of a single token, such as a class token, fit both orders. The first of two
+    images and the last of three together do not, whichever tokens have numbers.
+
     Args:
-        first: The tensor for two images, of which the second's numbers are all zero.
-        three: Its shape for three images.
+        two: The tensor for two images, of which only the first has numbers that are not zero.
+        three: The tensor for three images, of which only the last has.
 
     Returns:
-        None where not just one axis grows with the images, or images lie along it in another way.
+        None where not just one axis grows with the images, or images lie along it in another way; also where an image
+        has several rows and no numbers at all, which fits every order.
     """
-    grown = [axis for axis, (a, b) in enumerate(zip(first.shape, three, strict=True)) if a != b]
-    if len(grown) != 1 or first.shape[grown[0]] * 3 != three[grown[0]] * 2:
+    grown = [axis for axis, (a, b) in enumerate(zip(two.shape, three.shape, strict=True)) if a != b]
+    if len(grown) != 1 or two.shape[grown[0]] * 3 != three.shape[grown[0]] * 2:
         return None
-    axis, each = grown[0], first.shape[grown[0]] // 2
-    layouts = [Layout(axis, each)] if each == 1 else [Layout(axis, each), Layout(axis, each, last=True)]
-    return next((layout for layout in layouts if not layout.rows(first, 2)[1].any()), None)
+    axis, each = grown[0], two.shape[grown[0]] // 2
+    if each > 1 and not (two.any() and three.any()):
+        return None
+    for layout in [Layout(axis, each)] if each == 1 else [Layout(axis, each), Layout(axis, each, last=True)]:
+        if not layout.rows(two, 2)[1:].any() and not layout.rows(three, 3)[:2].any():
+            return layout
+    return None

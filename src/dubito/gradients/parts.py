@@ -38,7 +38,7 @@ class Dense:
 
     def squares(self) -> Float[Tensor, "n"]:
         """Squared L2 norms."""
-        return self.values.flatten(1).square().sum(1)
+        return self.values.reshape(len(self), -1).square().sum(1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,11 @@ class Picked:
         return self.g.new_zeros(len(self.g), self.count, self.g.shape[2]).scatter_add_(1, where, self.g)
 
     def squares(self) -> Float[Tensor, "n"]:
-        """Squared L2 norms: products of all positions that picked the same row."""
+        """Squared L2 norms, from the rows or from products of all positions, whichever are fewer."""
+        pairs, rows = self.index.shape[1] ** 2, self.count * self.g.shape[2]
+        return in_parts(self, 2 * pairs, by=Picked._squares_by_pairs) if pairs < rows else in_parts(self, rows)
+
+    def _squares_by_pairs(self) -> Float[Tensor, "n"]:
         same = self.index[:, :, None] == self.index[:, None, :]
         return ((self.g @ self.g.transpose(1, 2)) * same).flatten(1).sum(1)
 
@@ -105,7 +109,7 @@ def squares(parts: Sequence[Part]) -> Float[Tensor, "n"]:
     together = _together(parts)
     if len(together) == 1:
         return together[0].squares()
-    return torch.cat([made.flatten(1).square().sum(1) for _, made in made_of(together)])
+    return torch.cat([made.reshape(len(made), -1).square().sum(1) for _, made in made_of(together)])
 
 
 def totals(parts: Sequence[Part]) -> Float[Tensor, "n"]:
@@ -114,7 +118,7 @@ def totals(parts: Sequence[Part]) -> Float[Tensor, "n"]:
     only = together[0]
     if len(together) == 1 and isinstance(only, Outer) and only.a.shape[1] == 1:
         return only.a.flatten(1).abs().sum(1) * only.g.flatten(1).abs().sum(1)
-    return torch.cat([made.flatten(1).abs().sum(1) for _, made in made_of(together)])
+    return torch.cat([made.reshape(len(made), -1).abs().sum(1) for _, made in made_of(together)])
 
 
 def made_of(parts: Sequence[Part], *, each: int | None = None) -> Iterator[tuple[slice, Float[Tensor, "n ..."]]]:

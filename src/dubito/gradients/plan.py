@@ -1,9 +1,10 @@
-"""Which operations of a model read which weights, learned once from five images and proved on one of them.
+"""Which operations of a model read which weights, learned once from five images and proved on two of them.
 
 Two passes, of two and of three images, tell which tensors grow with the batch: those are about images, all others are
-made of weights alone. A weight is read wherever an operation on images meets a tensor of weights. In the first pass
-only the first image has a gradient, so what autograd itself gives is that image's own: the rules are held against it,
-parameter by parameter, and a parameter for which they are wrong, or for which there are none, is left to `fallback`.
+made of weights alone. A weight is read wherever an operation on images meets a tensor of weights. Only one image of
+each pass has a gradient, the first of two and the last of three, so what autograd itself gives is that image's own: the
+rules are held against it, parameter by parameter, and a parameter for which they are wrong, or for which there are
+none, is left to `fallback`.
 """
 
 import warnings
@@ -18,7 +19,8 @@ from torch.autograd.graph import Node
 
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
 from dubito.gradients.borrowed import Borrowed, layer_of
-from dubito.gradients.graph import Graph, Layout, graph_of, layout_of
+from dubito.gradients.cotangents import check_said
+from dubito.gradients.graph import Graph, Layout, Signature, graph_of, layout_of
 from dubito.gradients.parts import Part
 from dubito.gradients.rules import Meeting, part_of
 from dubito.gradients.weights import Weight, squares_of, weight_at
@@ -51,7 +53,7 @@ class Plan:
         last: Operations behind which nothing is needed any more.
     """
 
-    signature: tuple[str, ...]
+    signature: Signature
     layers: tuple[str, ...]
     parameters: dict[str, tuple[Use, ...]]
     slow: dict[str, str]
@@ -61,8 +63,8 @@ class Plan:
 def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> Plan:
     """The plan of a model for inputs like these."""
     some = x[torch.arange(3) % len(x)]
-    _check_apart(borrowed, some[:2])
-    two, three = Seen(borrowed, some[:2]), Seen(borrowed, some)
+    _check_answers(borrowed, some)
+    two, three = Seen(borrowed, some[:2], only=0), Seen(borrowed, some, only=2)
     if not two.true:
         raise ModelError(
             f"gradient: what {borrowed.name} says does not depend on its parameters in a way that can be "
@@ -71,13 +73,12 @@ def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> Plan:
     uses: dict[str, tuple[Use, ...]] = {}
     if two.graph.signature() == three.graph.signature():
         uses, slow = _uses(two, three)
-        slow = _wrong(two, uses, {name: borrowed.leaves[name] for name in uses}) | slow
+        for seen in (two, three):
+            slow = _wrong(seen, uses, borrowed.leaves) | slow
         uses = {name: found for name, found in uses.items() if name not in slow}
     else:
         slow = dict.fromkeys(two.true, "its operations change with the number of images")
     layers = _in_depth(two)
-    _tell_slow(borrowed, layers, slow)
-    _tell_unused(borrowed, layers)
     places = {use.node for found in uses.values() for use in found}
     return Plan(two.graph.signature(), layers, uses, slow, _last(two.graph, places))
 
@@ -85,16 +86,16 @@ def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> Plan:
 class Seen:
     """One small pass forward and back: its graph, every gradient in it, and those of parameters.
 
-    Only the first image has a gradient, so that those of parameters are its own.
+    Only one image has a gradient, so that those of parameters are its own.
     """
 
-    def __init__(self, borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> None:
+    def __init__(self, borrowed: Borrowed, x: Float[Tensor, "n ..."], only: int) -> None:
         logits = borrowed.logits(borrowed.inputs(x))
-        self.images = len(x)
+        self.images, self.only = len(x), only
         self.graph = graph_of(logits, borrowed.leaves)
         self.gradients: dict[tuple[int, int], Tensor] = {}
         cotangent = torch.zeros(logits.shape)
-        cotangent[0] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0))
+        cotangent[only] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0))
         handles = [node.register_prehook(self._keeper(place)) for place, node in enumerate(self.graph.nodes)]
         names = list(self.graph.leaves.values())
         leaves = [borrowed.leaves[name] for name in names]
@@ -104,6 +105,10 @@ class Seen:
             for handle in handles:
                 handle.remove()
         self.true = dict(zip(names, found, strict=True))
+
+    def knows(self, node: Node) -> bool:
+        """Whether a node has to do with parameters."""
+        return node in self.graph.order or node in self.graph.leaves
 
     def about_images(self, node: Node, output: int, other: "Seen") -> bool:
         """Whether what a node gives grows with the batch, which another pass with more images shows."""
@@ -126,14 +131,16 @@ def _uses(two: Seen, three: Seen) -> tuple[dict[str, tuple[Use, ...]], dict[str,
         if not two.about_images(node, 0, three):
             continue
         for slot, (source, output) in enumerate(node.next_functions):
-            if source is None or two.about_images(source, output, three):
+            if source is None or not two.knows(source) or two.about_images(source, output, three):
                 continue
             g = two.gradients[place, 0]
             weight = weight_at(two.graph, source, output, _shape(two, source, output))
-            layout = layout_of(g, three.gradients[place, 0].shape)
-            known = layout and part_of(Meeting(node, slot, layout, weight.shape, two.images), g)
+            layout = layout_of(g, three.gradients[place, 0])
+            part = layout and part_of(Meeting(node, slot, layout, weight.shape, two.images), g)
             for name in weight.parameters:
-                if layout is None or known is None:
+                if layout is None:
+                    slow[name] = f"images cannot be told apart in what {node.name().removesuffix('Backward0')} gives"
+                elif part is None:
                     slow[name] = f"there is no rule for {node.name().removesuffix('Backward0')}"
                 else:
                     uses[name].append(Use(place, slot, layout, weight))
@@ -147,20 +154,22 @@ def _shape(seen: Seen, node: Node, output: int) -> torch.Size:
 
 
 @torch.no_grad()
-def _wrong(two: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, Tensor]) -> dict[str, str]:
-    """The parameters for which the rules do not give what autograd gives for the first image, and 0 for the second."""
-    truth = {name: float(g.double().square().sum()) for name, g in two.true.items()}
+def _wrong(seen: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, Tensor]) -> dict[str, str]:
+    """The parameters for which the rules do not give what autograd gives for one image, and 0 for the others."""
+    truth = {name: float(g.double().square().sum()) for name, g in seen.true.items()}
     least = 1e-12 * sum(truth.values())
     wrong = {name: "no use of it was found" for name in truth if name not in uses}
     for name, found in uses.items():
         close = _CLOSE_HALF if leaves[name].dtype in (torch.float16, torch.bfloat16) else _CLOSE
-        parts = [(use.weight, part) for use in found if (part := _part(two, use)) is not None]
+        parts = [(use.weight, part) for use in found if (part := _part(seen, use)) is not None]
         try:
-            ours = squares_of(parts, two.graph, leaves[name]) if parts else torch.zeros(2)
+            ours = squares_of(parts, seen.graph, leaves[name]).double()
         except RuntimeError as error:  # an operation on weights that cannot be done for several gradients at once
             wrong[name] = str(error).partition("\n")[0]
             continue
-        if abs(float(ours[0]) - truth[name]) > close * truth[name] + least or float(ours[1]) > least:
+        expected = torch.zeros_like(ours)
+        expected[seen.only] = truth[name]
+        if not torch.allclose(ours, expected, rtol=close, atol=least):
             wrong[name] = "it is used in an unknown way"
     return wrong
 
@@ -171,10 +180,12 @@ def _part(seen: Seen, use: Use) -> Part | None:
     return part_of(Meeting(node, use.slot, use.layout, use.weight.shape, seen.images), g)
 
 
-def _check_apart(borrowed: Borrowed, pair: Float[Tensor, "2 ..."]) -> None:
-    """What is said of an image must not depend on the others of its batch."""
-    before = borrowed.logits(borrowed.inputs(pair))[0].detach()
-    after = borrowed.logits(borrowed.inputs(torch.stack([pair[0], torch.zeros_like(pair[1])])))[0].detach()
+def _check_answers(borrowed: Borrowed, some: Float[Tensor, "n ..."]) -> None:
+    """What is said of an image must have a gradient, and must not depend on the others of its batch."""
+    said = borrowed.logits(borrowed.inputs(some)).detach()
+    check_said(said, borrowed.name)
+    changed = torch.cat([some[:1], torch.zeros_like(some[1:])])
+    before, after = said[0], borrowed.logits(borrowed.inputs(changed))[0].detach()
     if not torch.allclose(before, after, rtol=1e-2, atol=1e-2 * float(before.abs().max())):
         raise ModelError(
             f"gradient: what {borrowed.name} says of an image depends on the other images of the batch, so that an "
@@ -202,24 +213,25 @@ def _last(graph: Graph, places: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(set(places) - behind))
 
 
-def _tell_slow(borrowed: Borrowed, layers: Sequence[str], slow: Mapping[str, str]) -> None:
-    """Name what falls back."""
+def tell_slow(borrowed: Borrowed, plan: Plan) -> None:
+    """Warn of what falls back."""
     by_reason: dict[str, dict[str, None]] = defaultdict(dict)
-    for name, why in slow.items():
+    for name, why in plan.slow.items():
         by_reason[why][layer_of(name)] = None
     for why, names in by_reason.items():
         warnings.warn(
-            f"gradient: {_some(list(names))} of {borrowed.name} (of {len(layers)} layers) cannot be differentiated for "
-            f"a whole batch at once: {why}. torch.func does it image by image, which is right but slow.",
+            f"gradient: {_some(list(names))} of {borrowed.name} (of {len(plan.layers)} layers) cannot be "
+            f"differentiated for a whole batch at once: {why}. torch.func does it image by image, which is "
+            f"right but slow.",
             GradientFallbackWarning,
             stacklevel=2,
         )
 
 
-def _tell_unused(borrowed: Borrowed, layers: Sequence[str]) -> None:
-    """Name layers that are never asked: they have no gradient, and no column."""
+def tell_unused(borrowed: Borrowed, plan: Plan) -> None:
+    """Warn of layers that are never asked: they have no gradient, and no column."""
     wanted = dict.fromkeys(layer_of(name) for name, leaf in borrowed.leaves.items() if leaf.requires_grad)
-    unused = [layer for layer in wanted if layer not in layers]
+    unused = [layer for layer in wanted if layer not in plan.layers]
     if unused:
         warnings.warn(
             f"gradient: what {borrowed.name} says of these images does not depend on {_some(unused)}, which get no "

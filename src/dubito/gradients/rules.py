@@ -87,7 +87,7 @@ def _convolution(at: Meeting, g: Tensor) -> Part | None:
 
 def _batch_norm(at: Meeting, g: Tensor) -> Part | None:
     node = at.node
-    if node._saved_training or node._saved_running_mean is None:
+    if node._saved_training or node._saved_running_mean is None or at.layout.axis != 0:
         return None
     if at.slot == 2:
         return Dense(_by_channel(at, g))
@@ -105,6 +105,8 @@ def _layer_norm(at: Meeting, g: Tensor) -> Part | None:
 
 def _group_norm(at: Meeting, g: Tensor) -> Part | None:
     node = at.node
+    if at.layout.axis != 0:
+        return None
     if at.slot == 1:
         x = _full(node._saved_input)
         grouped = x.reshape(len(x), node._saved_group, -1)

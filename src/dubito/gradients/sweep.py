@@ -49,10 +49,12 @@ class Sweep:
         self._x = borrowed.inputs(x)
         said = borrowed.logits(self._x)
         self._graph = graph_of(said, borrowed.leaves)
-        if plan.parameters and self._graph.signature() != plan.signature:
+        strange = set(self._graph.leaves.values()) - {*plan.parameters, *plan.slow}
+        if strange or (plan.parameters and self._graph.signature() != plan.signature):
             raise ModelError(
-                f"gradient: {borrowed.name} computes otherwise for {len(x)} images than for three of them, so that its "
-                f"gradients cannot be told apart by image. Extract with another batch_size."
+                f"gradient: {borrowed.name} computes otherwise for these {len(x)} images than for the first three that "
+                f"it was given, so that its gradients cannot be told apart by image and layer. If that hangs on their "
+                f"number, extract with another batch_size; a model that chooses its layers by image has no columns."
             )
         self._said = said
         self.logits = said.detach()
@@ -148,7 +150,7 @@ class Sweep:
             return
         for some, gradients in one_by_one(self._borrowed, list(self._plan.slow), self._x, cotangent, self._images):
             for name, made in gradients.items():
-                flat = made.flatten(1).double()
+                flat = made.reshape(len(made), -1).double()
                 told = {
                     "squares": lambda flat=flat: flat.square().sum(1),
                     "totals": lambda flat=flat: flat.abs().sum(1),

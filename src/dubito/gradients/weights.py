@@ -64,14 +64,14 @@ def squares_of(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor)
     """||G||_2^2 of one parameter, from every use of it."""
     if alike([weight for weight, _ in parts]):
         return squares([part for _, part in parts])
-    return torch.cat([made.flatten(1).square().sum(1) for _, made in brought_home(parts, graph, leaf)])
+    return torch.cat([made.reshape(len(made), -1).square().sum(1) for _, made in brought_home(parts, graph, leaf)])
 
 
 def totals_of(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor) -> Float[Tensor, "n"]:
     """||G||_1 of one parameter, from every use of it."""
     if alike([weight for weight, _ in parts]):
         return totals([part for _, part in parts])
-    return torch.cat([made.flatten(1).abs().sum(1) for _, made in brought_home(parts, graph, leaf)])
+    return torch.cat([made.reshape(len(made), -1).abs().sum(1) for _, made in brought_home(parts, graph, leaf)])
 
 
 def brought_home(

@@ -31,7 +31,7 @@ class KeptBuffers:
 
     def __init__(self, module: nn.Module) -> None:
         self._kept: list[tuple[nn.Module, str, Tensor, int, Tensor]] = [
-            (part, name, buffer, buffer._version, buffer.clone())
+            (part, name, buffer, _version(buffer), buffer.clone())
             for part in module.modules()
             for name, buffer in part._buffers.items()
             if buffer is not None
@@ -41,9 +41,14 @@ class KeptBuffers:
         """Put back what has changed; says whether anything had."""
         changed = False
         for part, name, buffer, version, before in self._kept:
-            if part._buffers[name] is not buffer or buffer._version != version:
+            if part._buffers[name] is not buffer or _version(buffer) != version:
                 changed = True
                 part._buffers[name] = buffer
                 with torch.no_grad():
                     buffer.copy_(before)
         return changed
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; one made under inference_mode does not count, and cannot be written to."""
+    return 0 if tensor.is_inference() else tensor._version

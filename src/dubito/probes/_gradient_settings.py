@@ -1,11 +1,13 @@
 """What the gradient probe may be asked, and how a request can be wrong."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import get_args
 
 from dubito.choices import ClassWeighting, GradientMethod
 from dubito.errors import ValueRangeError
+from dubito.table import ENSEMBLES, WRITERS, ensembles_in
 
 
 def check_classes(method: str, classes: int, draws: int, weightings: Sequence[str]) -> None:
@@ -36,9 +38,9 @@ def check_layers(last: int | None, beta: float | None, tolerance: float) -> None
     """Raise ValueRangeError where it is not clear which layers count."""
     if last is not None and (last < 1 or beta is not None):
         raise ValueRangeError(f"gradient: give either last, at least 1, or beta; last={last} and beta={beta} came.")
-    if beta is not None and not (math.isfinite(beta) and 0 < tolerance <= 1):
+    if beta is not None and not (0 <= beta < math.inf and 0 < tolerance <= 1):
         raise ValueRangeError(
-            f"gradient: beta must be finite, and tolerance above 0 and at most 1; beta={beta} and "
+            f"gradient: beta must be finite and not negative, and tolerance above 0 and at most 1; beta={beta} and "
             f"tolerance={tolerance} came."
         )
 
@@ -48,4 +50,15 @@ def check_copies(copies: int, sigma: float) -> None:
     if copies < 0 or (copies and not 0 < sigma < math.inf):
         raise ValueRangeError(
             f"gradient: copies must be 0 or more, and sigma positive; copies={copies} and sigma={sigma} came."
+        )
+
+
+def check_name(name: str) -> None:
+    """Raise ValueRangeError for what is no name of a probe, or one that others have."""
+    if not re.fullmatch("[a-z][a-z_]*", name):
+        raise ValueRangeError(f"gradient: a name has small letters and underscores; '{name}' came.")
+    taken = {"forward", *WRITERS, *ENSEMBLES, *ensembles_in([name])} - {"gradient"}
+    if name in taken:
+        raise ValueRangeError(
+            f"gradient: '{name}' is what another probe or column is called. Choose another name, such as gradient_late."
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 from dubito.choices import LayerWeighting
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
-from dubito.types import Score
+from dubito.types import Score, depth_weight
 
 BETA = 4.0
 """Of exponential weights, where nothing was chosen by `tune_regrad`: the first of many layers weighs about exp(-4)."""
@@ -132,7 +132,7 @@ def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> 
         _check_truncated(layers, beta, kept, where)
     if layers != "exponential":
         return torch.ones(len(kept.depth), dtype=torch.float64)
-    return torch.tensor([_exponential(place, beta, kept.of) for place in kept.depth], dtype=torch.float64)
+    return torch.tensor([depth_weight(place, kept.of, beta) for place in kept.depth], dtype=torch.float64)
 
 
 def check_layers(layers: str | Sequence[float], by: str, names: Sequence[str] = get_args(LayerWeighting)) -> Layers:
@@ -162,10 +162,6 @@ def check_beta(beta: float, by: str) -> float:
     return beta
 
 
-def _exponential(place: int, beta: float, of: int) -> float:
-    return math.exp(beta * ((place + 1) / of - 1))
-
-
 def _check_truncated(layers: str, beta: float, kept: LayersKept, where: str) -> None:
     """Raise TableError unless what was left out weighs as little here as the probe was told."""
     repair = (
@@ -174,7 +170,7 @@ def _check_truncated(layers: str, beta: float, kept: LayersKept, where: str) -> 
     by_weight = not _given(kept, "last") and _given(kept, "beta") and _given(kept, "tolerance")
     if layers != "exponential" or not by_weight:
         raise TableError(f"{where} has {kept}; layers='{layers}' weighs all {kept.of}. {repair}")
-    largest = _exponential(max(kept.missing), beta, kept.of)
+    largest = depth_weight(max(kept.missing), kept.of, beta)
     if beta < kept.settings["beta"] and largest >= kept.settings["tolerance"]:
         raise TableError(
             f"{where} has {kept}; with beta={beta:g} a layer that was left out has weight {largest:.2g}. "

@@ -1,0 +1,81 @@
+"""The graph behind a result, and where in a tensor the images lie."""
+
+import pytest
+import torch
+from torch import nn
+
+from dubito.gradients.graph import Layout, graph_of, layout_of
+
+
+def test_nodes_are_in_the_order_of_the_forward_pass():
+    a, b = nn.Linear(3, 4), nn.Linear(4, 2)
+    x = torch.randn(5, 3)
+    leaves = {f"{name}.{part}": p for name, m in (("a", a), ("b", b)) for part, p in m.named_parameters()}
+    graph = graph_of(b(torch.tanh(a(x))), leaves)
+    assert [name.removesuffix("Backward0") for name, *_ in graph.signature()] == ["T", "Addmm", "Tanh", "T", "Addmm"]
+    assert set(graph.leaves.values()) == set(leaves)
+    assert [graph.order[node] for node in graph.nodes] == [0, 1, 2, 3, 4]
+    assert graph_of(b(torch.tanh(a(x))), leaves).signature() == graph.signature()
+    assert graph_of(b(a(x)), leaves).signature() != graph.signature()
+
+
+def test_the_same_operations_with_other_weights_are_another_graph():
+    a, b, x = nn.Linear(3, 4), nn.Linear(3, 4), torch.randn(5, 3)
+    leaves = {"a.weight": a.weight, "a.bias": a.bias, "b.weight": b.weight, "b.bias": b.bias}
+    one, other = (graph_of(layer(x), leaves).signature() for layer in (a, b))
+    assert one == (("TBackward0", "a.weight"), ("AddmmBackward0", "a.bias", "", "0"))
+    assert other == (("TBackward0", "b.weight"), ("AddmmBackward0", "b.bias", "", "0"))
+
+
+def test_a_tensor_that_is_no_parameter_is_left_out():
+    layer, stranger = nn.Linear(3, 2), torch.randn(3, requires_grad=True)
+    graph = graph_of(layer(torch.randn(4, 3) * stranger), {"weight": layer.weight, "bias": layer.bias})
+    assert set(graph.leaves.values()) == {"weight", "bias"}
+    assert [name for name, *_ in graph.signature()] == ["TBackward0", "AddmmBackward0"]  # no product with the stranger
+
+
+def test_rows_with_copies_of_images():
+    images, copies, tokens = 3, 2, 4
+    values = torch.arange(images * copies * tokens).view(images, copies, tokens)
+    by_image = values.flatten(1)
+    first = values.reshape(-1, 1)  # image, copy, token
+    assert torch.equal(Layout(0, each=tokens).rows(first, images).flatten(1), by_image)
+    tokens_first = values.flatten(0, 1).t().reshape(-1, 1)  # token, image, copy
+    found = Layout(0, each=tokens, last=True).rows(tokens_first, images).flatten(1)
+    assert torch.equal(found.sort(1).values, by_image)
+    apart = values.flatten(0, 1).t()[..., None]  # (token, image and copy, 1)
+    assert Layout(1).rows(apart, images).shape == (3, 2, 4, 1)
+    assert torch.equal(Layout(1).rows(apart, images).flatten(1), by_image)
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+@pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
+def test_a_layout_is_found_whichever_token_has_numbers(tokens, tokens_first):
+    def seen(images: int, only: int, token: int):
+        values = torch.zeros(images, tokens, 2)
+        values[only, token] = 1.0
+        return (values.transpose(0, 1) if tokens_first else values).reshape(-1, 2)
+
+    for token in range(tokens):
+        found = layout_of(seen(2, 0, token), seen(3, 2, token))
+        assert found == Layout(0, tokens, last=tokens_first), token
+
+
+def test_no_layout_where_there_is_none():
+    assert layout_of(torch.zeros(2, 2), torch.zeros(3, 3)) is None  # two axes grow
+    assert layout_of(torch.zeros(2, 5), torch.zeros(2, 5)) is None  # none grows
+    assert layout_of(torch.zeros(3, 5), torch.zeros(4, 5)) is None  # one grows otherwise: a token that all share
+    two, three = torch.zeros(2, 5), torch.zeros(3, 5)
+    two[0], three[2] = 1.0, 1.0
+    assert layout_of(two, three) == Layout(0)
+    two[1] = 1.0
+    assert layout_of(two, three) is None  # the second image's row has numbers of the first
+
+
+@pytest.mark.parametrize("numbers", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
+def test_several_rows_without_numbers_fit_every_order(numbers):
+    """An image that says nothing of a layer proves nothing of it."""
+    two, three = torch.zeros(2, 4, 5), torch.zeros(3, 4, 5)
+    two[0, 0], three[2, 0] = numbers
+    assert layout_of(two.flatten(0, 1), three.flatten(0, 1)) is None
+    assert layout_of(two, three) == Layout(0)  # one row an image lies in one way only

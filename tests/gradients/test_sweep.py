@@ -1,0 +1,129 @@
+"""One forward pass, several backward passes: what it leaves behind, and what it refuses."""
+
+import contextlib
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from dubito.errors import ModelError
+from dubito.gradients.borrowed import Borrowed
+from dubito.gradients.plan import make_plan
+from dubito.gradients.sweep import Sweep
+from tests.gradients.reference import classifier, inputs
+from tests.gradients.zoo import C, made
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def small():
+    borrowed = Borrowed(classifier(made("shared")))
+    x = inputs(4, 3, 4, 4)
+    return borrowed, make_plan(borrowed, x), x
+
+
+def test_passes_do_not_know_of_each_other(small):
+    borrowed, plan, x = small
+    c = inputs(4, C).double()
+    with Sweep(borrowed, plan, x, 4) as sweep:
+        first = sweep.norms(c)["squares"]
+        sweep.norms(10 * c.flip(0), ("totals",))
+        assert torch.equal(sweep.norms(c)["squares"], first)
+        assert set(sweep.norms(c, ("totals",))) == {"totals"}
+
+
+def test_norms_scale_with_the_cotangent_and_none_is_zero(small):
+    borrowed, plan, x = small
+    c = inputs(4, C).double()
+    with Sweep(borrowed, plan, x, 4) as sweep:
+        whole = sweep.norms(c, ("squares", "totals"))
+        tiny = sweep.norms(1e-30 * c, ("squares", "totals"))
+        nothing = c.clone()
+        nothing[2] = 0.0
+        some = sweep.norms(nothing)["squares"]
+    torch.testing.assert_close(tiny["squares"], 1e-60 * whole["squares"], rtol=1e-6, atol=0)
+    torch.testing.assert_close(tiny["totals"], 1e-30 * whole["totals"], rtol=1e-6, atol=0)
+    assert not some[2].any()
+    torch.testing.assert_close(some[[0, 1, 3]], whole["squares"][[0, 1, 3]], rtol=1e-5, atol=0)
+
+
+def test_equal_copies_are_the_image_itself(small):
+    borrowed, plan, x = small
+    c = inputs(4, C).double()
+    with Sweep(borrowed, plan, x, 4) as sweep:
+        alone = sweep.norms(c, ("squares", "totals"))
+    with Sweep(borrowed, plan, x.repeat_interleave(3, 0), 4) as sweep:
+        copies = sweep.norms(c.repeat_interleave(3, 0), ("squares", "totals"))
+        opposite = sweep.norms((c[:, None] * torch.tensor([1.0, -1.0, 0.0])[:, None]).flatten(0, 1))
+    for measure in alone:
+        torch.testing.assert_close(copies[measure], alone[measure], rtol=1e-5, atol=0)
+    assert float(opposite["squares"].max()) < 1e-10 * float(alone["squares"].max())  # they cancel before the norm
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_left_behind(small, fails):
+    """The graph dies with the block, without the garbage collector; no hook and no .grad stays."""
+    borrowed, plan, x = small
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(ZeroDivisionError), Sweep(borrowed, plan, x, 4) as sweep:
+            sweep.norms(inputs(4, C).double())
+            graph, said = weakref.ref(sweep._graph), weakref.ref(sweep._said)
+            1 / (not fails)
+        assert graph() is None
+        assert said() is None
+    finally:
+        gc.enable()
+    assert all(leaf.grad is None for leaf in borrowed.leaves.values())
+    assert all(not leaf._backward_hooks for leaf in borrowed.leaves.values())
+
+
+def test_a_model_that_computes_otherwise_for_this_batch():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(48, 4)
+
+        def forward(self, x):
+            said = self.head(x.flatten(1))
+            return said.tanh() if len(x) == 5 else said
+
+    borrowed = Borrowed(classifier(Odd()))
+    plan = make_plan(borrowed, inputs(5, 3, 4, 4))
+    with pytest.raises(
+        ModelError, match=r"net computes otherwise for these 5 images than for the first .* another batch_size"
+    ):
+        Sweep(borrowed, plan, inputs(5, 3, 4, 4), 5)
+    with Sweep(borrowed, plan, inputs(4, 3, 4, 4), 4) as sweep:
+        assert sweep.norms(torch.ones(4, 4).double())["squares"].shape == (4, 1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_model_that_chooses_its_layers_by_image(known):
+    """The same operations with other weights: their norms must not go under the first ones' names."""
+
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kind = nn.Linear if known else SlowLinear
+            self.warm, self.cold = kind(48, 4), kind(48, 4)
+
+        def forward(self, x):
+            return (self.warm if bool(x.mean() > 0) else self.cold)(x.flatten(1))
+
+    borrowed, x = Borrowed(classifier(Choosing())), inputs(4, 3, 4, 4).abs()
+    plan = make_plan(borrowed, x)
+    assert bool(plan.parameters) == known
+    with Sweep(borrowed, plan, x, 4), pytest.raises(ModelError, match=r"a model that chooses its layers by image"):
+        Sweep(borrowed, plan, -x, 4)
+
+
+class SlowLinear(nn.Linear):
+    """By an operation without a rule."""
+
+    def forward(self, x):
+        return torch.einsum("...i,oi->...o", x[:, None].expand(-1, 2, -1), self.weight).sum(1)
