@@ -44,6 +44,12 @@ def test_few_images_are_told_and_nothing_is_written(run: Run, labelled: Path, tm
     assert not (tmp_path / "guard").exists()
 
 
+def test_coverage_of_images_without_labels(run: Run, cache: Path, tmp_path: Path) -> None:
+    answer = run("guard", "fit", cache, "--to", tmp_path / "guard", *COVER[:-2], "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["sets"] is None
+
+
 def test_run_decides_and_writes(run: Run, guard: Path, images: Path, weights: Path, tmp_path: Path) -> None:
     options = ("--model", MODEL, "--weights", weights)
     answer = run("guard", "run", guard, images, *options, "--csv", tmp_path / "verdicts.csv", "--json")

@@ -47,7 +47,10 @@ def fit(  # noqa: PLR0913 (a command's options)
         Path | None,
         typer.Option("--train", metavar="CACHE", help="What scores learn from; by default a part of CACHE."),
     ] = None,
-    sets: Annotated[float, typer.Option("--sets", help="Coverage of prediction sets; 0 for none.")] = 0.9,
+    sets: Annotated[
+        float | None,
+        typer.Option("--sets", help="Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow"),
+    ] = None,
     class_wise: Annotated[bool, typer.Option("--class-wise", help="Of prediction sets: for every class.")] = False,
     novel: Annotated[float, typer.Option("--novel", help="Refuse this share of the known images as novel.")] = 0.005,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split.")] = 0,
@@ -138,8 +141,12 @@ def export(
     screen.result(result, Text(f"{path}: {size / 1e6:.1f} MB"))
 
 
-def _sets(coverage: float, class_wise: bool) -> "PredictionSets | bool":
-    return dubito.PredictionSets(coverage, class_wise=class_wise) if coverage else False
+def _sets(coverage: float | None, class_wise: bool) -> "PredictionSets | bool":
+    if coverage == 0:
+        return False
+    if coverage is None:
+        return dubito.PredictionSets(class_wise=True) if class_wise else True
+    return dubito.PredictionSets(coverage, class_wise=class_wise)
 
 
 def _loaded(folder: Path, name: str | None, weights: str, device: str | None) -> "Guard":

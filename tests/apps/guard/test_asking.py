@@ -8,7 +8,7 @@ from PIL import Image
 
 import dubito
 from dubito.apps.guard.asking import as_images, as_kept, ask, probes_for
-from dubito.errors import BrokenImageError, GuardError, SkippedImagesWarning
+from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes import Before, Gradient, Members, Tiles
 
@@ -115,3 +115,24 @@ def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Pat
     found = guard(x[:8])
     assert found.uncertainty.tolist() == pytest.approx(guard.decide(table).uncertainty[:8].tolist(), abs=1e-6)
     assert guard.roles.epistemic == "tiles"
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((3, 8, 8), r"shape \(3, 8, 8\) may be one picture with channels first, or three grey ones"),
+        ((8, 8, 4), r"\(1, 8, 8, 4\) came. Give images\[..., :3\]"),
+        ((8, 8, 1), r"\(1, 8, 8, 1\) came. Give images\[..., 0\]"),
+    ],
+)
+def test_a_picture_with_other_channels_is_no_stack_of_grey_ones(shape: tuple[int, ...], message: str) -> None:
+    for array in (np.zeros(shape, np.uint8), torch.zeros(shape, dtype=torch.uint8)):
+        with pytest.raises(ImagesError, match=message):
+            as_images(array)
+
+
+def test_inputs_that_the_model_cannot_take_are_told(model: WrappedClassifier) -> None:
+    images, single = as_images(np.zeros((96, 96, 3), np.float32))
+    assert single
+    with pytest.raises(ModelError, match=r"tiny cannot take inputs of shape \(1, 96, 96, 3\) .* as uint8 \(h, w, 3\)"):
+        ask(model, images, [])

@@ -89,3 +89,16 @@ def test_weights_are_never_negative_and_those_of_a_logistic_regression() -> None
 def test_a_single_score_stays_as_it_is() -> None:
     u = torch.tensor([5.0, -3.0]).double()
     assert torch.equal(Combination({"a": 1.0}, {}).of({"a": u}, {}), u)
+
+
+def test_noise_does_not_join() -> None:
+    """Five scores of nothing beside one that tells all that there is: rarely does one of them join."""
+    joined = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        good = rng.random(300)
+        values = {"good": good} | {f"noise {k}": rng.random(300) for k in range(5)}
+        found = choose(values, rng.random(300) < 0.7 * good**4)
+        assert next(iter(found.weights)) == "good"
+        joined += len(found.weights) > 1
+    assert joined <= 1

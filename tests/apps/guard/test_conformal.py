@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dubito.apps.guard.conformal import PredictionSets, conformal_quantile, needed_for_sets, set_scores
+from dubito.apps.guard.conformal import PredictionSets, conformal_quantile, fitted_sets, needed_for_sets, set_scores
 from dubito.errors import ArtefactError, DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.table import Table
 
@@ -89,7 +89,7 @@ def test_what_else_can_be_wrong() -> None:
     table = data(30)
     with pytest.raises(NotFittedError, match=r"sets: fit\(table\) comes first"):
         PredictionSets().sets(table)
-    with pytest.raises(ValueRangeError, match="coverage must be between 0 and 1"):
+    with pytest.raises(ValueRangeError, match="coverage must be a number between 0 and 1"):
         PredictionSets(1.0)
     with pytest.raises(TableError, match="labels of the model's own classes"):
         PredictionSets().fit(Table(logit=table.logit, label=table.label, label_space="own"))
@@ -116,3 +116,33 @@ def test_aps_is_never_empty_and_lac_may_be() -> None:
     unsure = Table(logit=torch.zeros(1, 3))
     sure = Table(logit=torch.tensor([[3.0, 0.0, 0.0]]).expand(30, 3), label=torch.zeros(30).long())
     assert PredictionSets(0.9, "lac").fit(sure).sets(unsure).tolist() == [[False, False, False]]
+
+
+def test_a_guard_fits_a_copy_so_that_two_guards_do_not_share_one() -> None:
+    mine = PredictionSets(0.8, "lac")
+    one, other = (fitted_sets(mine, data(50, seed=seed), labelled=True) for seed in (0, 1))
+    assert one is not None and other is not None  # noqa: PT018 (for mypy)
+    assert mine.thresholds_ is None
+    assert (one.coverage, one.method) == (0.8, "lac")
+    assert not torch.equal(one.thresholds_, other.thresholds_)
+
+
+def test_the_default_is_left_out_where_it_cannot_be() -> None:
+    assert fitted_sets(True, data(9), labelled=True) is not None
+    assert fitted_sets(True, data(8), labelled=True) is None
+    assert fitted_sets(True, data(9), labelled=False) is None
+    assert fitted_sets(False, data(9), labelled=True) is None
+    with pytest.raises(ValueRangeError, match=r"sets must be PredictionSets\(...\), True or False; 0.9 came"):
+        fitted_sets(0.9, data(9), labelled=True)
+
+
+def test_class_wise_holds_with_few_images_of_a_class() -> None:
+    """Twelve images of class 1, over 200 calibration sets: its coverage is 12/13 on average, as ceil(13 0.9) = 12."""
+    share = []
+    for seed in range(200):
+        draw = torch.Generator().manual_seed(seed)
+        label = (torch.arange(72) >= 60).long()
+        table = Table(logit=torch.eye(2)[label] + torch.randn(72, 2, generator=draw), label=label)
+        new = Table(logit=torch.tensor([0.0, 1.0]) + torch.randn(100, 2, generator=draw))
+        share.append(float(PredictionSets(0.9, "lac", class_wise=True).fit(table).sets(new)[:, 1].double().mean()))
+    assert sum(share) / 200 == pytest.approx(12 / 13, abs=0.02)

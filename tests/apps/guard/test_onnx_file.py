@@ -11,7 +11,7 @@ import dubito
 from dubito.apps.guard import Guard
 from dubito.apps.guard.combine import Combination, quantiles
 from dubito.apps.guard.onnx_file import GuardModule
-from dubito.errors import GuardError
+from dubito.errors import ArtefactError, GuardError
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import Cool, Density, Energy, Entropy, Margin, MaxLogit, MaxProbability, Neighbours, Temperature
 from dubito.table import Table
@@ -96,7 +96,10 @@ def test_the_model_is_left_as_it_was(model: WrappedClassifier, table: Table) -> 
 
 def test_scores_that_cannot_be_written_are_named(model: WrappedClassifier, table: Table) -> None:
     guard = Guard.fit(model, table, coverage=0.7, scores={"far": Neighbours(k=3)})
-    with pytest.raises(GuardError, match=r"score 'far' \(neighbours\) cannot be written as an ONNX graph"):
+    with pytest.raises(
+        GuardError,
+        match=r"score 'far' \(neighbours\) cannot be written as an ONNX graph. .*max_probability, .*, head\.",
+    ):
         GuardModule(guard, inputs(2))
 
 
@@ -119,3 +122,38 @@ def test_a_head_that_is_no_linear_layer_gives_logits_only(tmp_path: Path) -> Non
     assert GuardModule(guard, x)(x)[1].detach().numpy() == pytest.approx(guard(x).uncertainty.numpy(), abs=1e-5)
     with pytest.raises(GuardError, match=r"not one plain nn.Linear"):
         GuardModule(Guard.fit(model, table, coverage=0.7, scores=["density"]), x)
+
+
+def test_examples_that_are_none(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    guard = Guard.fit(model, table, coverage=0.7, scores=["entropy"])
+    with pytest.raises(GuardError, match=r"tiny cannot take example, of shape \(2, 5, 6, 6\)"):
+        guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(2, 5, 6, 6))
+    with pytest.raises(GuardError, match=r"example must be a tensor with a batch of finished inputs.*\(4,\) came"):
+        guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(4))
+    with pytest.raises(ArtefactError, match="it is a folder"):
+        guard.export_onnx(tmp_path, inputs(2))
+
+
+def test_a_model_that_chooses_its_way_is_told_and_nothing_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Chooser(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(108, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            z = x.flatten(1)
+            return self.last(2 * z if float(z.sum()) > 0 else z)
+
+    torch.manual_seed(0)
+    model = dubito.wrap(Chooser(), name="chooser")
+    table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
+    guard = Guard.fit(model, table, coverage=0.5, scores=["entropy"])
+    with pytest.raises(GuardError, match=r"chooser cannot be written as an ONNX graph .* look for `if`"):
+        guard.export_onnx(tmp_path / "guard.onnx", inputs(2))
+    assert not (tmp_path / "guard.onnx").exists()
+    assert capfd.readouterr() == ("", "")

@@ -1,4 +1,5 @@
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 
 import dubito
 from dubito.apps.guard import Guard, PredictionSets
+from dubito.apps.guard.saved import sealed
 from dubito.errors import ArtefactError, DubitoWarning, ModelError
 from dubito.models.wrap import WrappedClassifier
 
@@ -72,7 +74,11 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     ("change", "message"),
     [
         (changed(format=9), "must be of format 1; 9 came"),
-        (changed(state="0"), "state.safetensors is not the file that guard.json was written with"),
+        (
+            changed(files={"state.safetensors": "0"}),
+            "state.safetensors is not the file that guard.json was written with",
+        ),
+        (changed(files=None), "state.safetensors is not the file that guard.json was written with"),
         (changed(threshold={"value": float("inf"), "accepted": 1, "errors": 0, "of": 1}), "cannot be restored"),
         (changed(promise={"kind": "risk", "level": 2.0, "confidence": 0.95}), "cannot be restored"),
         (changed(weights={"other": 1.0}), "lacks the score 'other'"),
@@ -87,9 +93,55 @@ def test_a_damaged_description_is_told(
 ) -> None:
     path = saved[0].save(tmp_path / "guard")
     described = json.loads((path / "guard.json").read_text())
-    (path / "guard.json").write_text(json.dumps(change(described)))
+    after = change(described)
+    (path / "guard.json").write_text(json.dumps(sealed(after) if isinstance(after, dict) else after))
     with pytest.raises(ArtefactError, match=message):
         Guard.load(path)
+
+
+def test_a_changed_threshold_is_noticed(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    described = json.loads((path / "guard.json").read_text())
+    described["threshold"]["value"] *= 2
+    (path / "guard.json").write_text(json.dumps(described))
+    with pytest.raises(ArtefactError, match=r"guard.json was changed after it was written"):
+        Guard.load(path)
+
+
+def test_a_score_of_another_guard_is_noticed(tmp_path: Path) -> None:
+    """As after a save that was broken off between two files: each of them is whole, but they are of two guards."""
+    one, other = (
+        Guard.fit(None, blobs(300, seed=seed), coverage=0.7, scores=["neighbours"]).save(tmp_path / str(seed))
+        for seed in (0, 1)
+    )
+    file = next((one / "scores").glob("*_neighbours/state.safetensors"))
+    file.write_bytes(next((other / "scores").glob("*_neighbours/state.safetensors")).read_bytes())
+    with pytest.raises(
+        ArtefactError, match=r"neighbours/state.safetensors is not the file .* or saving was broken off"
+    ):
+        Guard.load(one)
+
+
+def test_nothing_is_unpickled(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    """A file that would leave a mark if it were ever unpickled, in place of each that is read."""
+
+    class Mark:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "executed",))
+
+    for name in ("guard.json", "state.safetensors"):
+        path = saved[0].save(tmp_path / "guard")
+        (path / name).write_bytes(pickle.dumps(Mark()))
+        with pytest.raises(ArtefactError, match="cannot be read"):
+            Guard.load(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_saving_again_replaces_all(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    (next((path / "scores").iterdir()) / "state.safetensors.part").write_bytes(b"left behind")
+    other = Guard.fit(None, blobs(300), coverage=0.7, scores=["margin"])
+    assert Guard.load(other.save(path)).threshold == other.threshold
 
 
 def test_missing_and_broken_files_are_told(saved: tuple[Guard, Path], tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from scipy.stats import binom
 from dubito.apps.guard.thresholds import (
     binomial_p,
     bonferroni,
+    check_levels,
     fallback,
     hoeffding_bentkus_p,
     needed,
@@ -189,7 +191,64 @@ def test_share_that_novel_images_make_impossible() -> None:
         share_threshold(u, share=0.9, confidence=0.95, what="images")
 
 
-@pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, float("nan")])
-def test_levels_are_shares(bad: float) -> None:
-    with pytest.raises(ValueRangeError, match="risk must be between 0 and 1"):
-        risk_threshold(draw(10, 0), draw(10, 1), risk=bad, confidence=0.95)
+@pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, float("nan"), "0.05", None])
+def test_levels_are_shares(bad: Any) -> None:
+    with pytest.raises(ValueRangeError, match="risk must be a number between 0 and 1"):
+        check_levels(risk=bad)
+
+
+def test_exactly_as_many_as_are_needed_suffice() -> None:
+    """59 images, accepted and right all of them, show 0.05 at 0.95: the level is not divided where that would fail."""
+    known, right = np.linspace(0, 1, 15), np.zeros(59, bool)
+    found = risk_threshold((known, right[:15]), (np.linspace(0, 1, 59), right), risk=0.05, confidence=0.95)
+    assert (found.accepted, found.errors) == (59, 0)
+
+
+def test_a_few_errors_too_many_may_be_bad_luck() -> None:
+    """4 of 100 at risk 0.03: P(Bin(100, 0.03) >= 4) = 0.35, so more images may well help; 20 tell enough."""
+    for wrongs, repair in ((4, "Give more labelled images"), (20, "More images of this kind will not help")):
+        u, wrong = np.zeros(100), np.arange(100) < wrongs
+        with pytest.raises(GuardError, match=rf"{wrongs} are wrong.*{repair}"):
+            risk_threshold((u, wrong), (u, wrong), risk=0.03, confidence=0.95)
+
+
+def test_a_refusal_never_tells_a_rate_that_would_do() -> None:
+    """The bound in the message is that of the test's own level, so that it lies above the risk that was refused."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        u, wrong = rng.random(300), rng.random(300) < 0.035
+        try:
+            risk_threshold((u[:60], wrong[:60]), (u[60:], wrong[60:]), risk=0.05, confidence=0.95)
+        except GuardError as error:
+            told = re.search(r"only shows a rate below ([\d.]+)\. Give more labelled", str(error))
+            assert told is None or float(told[1]) > 0.05
+
+
+@pytest.mark.parametrize(("share", "confidence", "n"), [(0.9, 0.19, 2), (0.9, 0.271, 3), (0.8, 0.36, 2)])
+def test_share_with_exactly_as_many_as_are_needed(share: float, confidence: float, n: int) -> None:
+    """share^n = 1 - confidence but for rounding, which must not ask for the image after the last."""
+    assert needed(1 - share, confidence) == n
+    found = share_threshold(np.arange(float(n)), share=share, confidence=confidence, what="images")
+    assert (found.value, found.accepted) == (n - 1, n)
+
+
+def test_shares_hold_with_ties() -> None:
+    """u is 0, 1 or 2 with chances 0.5, 0.3, 0.2: at least 0.7 are accepted only from 1 on."""
+    kept = 0
+    for seed in range(300):
+        u = np.random.default_rng(seed).choice(3, 40, p=[0.5, 0.3, 0.2]).astype(float)
+        kept += share_threshold(u, share=0.7, confidence=0.9, what="images").value >= 1
+    assert kept / 300 >= 0.9 - 2.6 * (0.9 * 0.1 / 300) ** 0.5
+
+
+def test_the_promise_is_kept_with_ties() -> None:
+    """u takes four values, wrong with 0, 2, 20 and 60 %: R is 0.01 up to 1, and 0.0733 up to 2, which is too much."""
+    broken = accepted = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        u = rng.integers(0, 4, 360).astype(float)
+        wrong = rng.random(360) < np.array([0.0, 0.02, 0.2, 0.6])[u.astype(int)]
+        t = threshold((u[:60], wrong[:60]), (u[60:], wrong[60:]), risk=0.06, confidence=0.95)
+        broken, accepted = broken + (t >= 2), accepted + (t >= 1)
+    assert broken / 400 <= 0.05 + 2.6 * (0.05 * 0.95 / 400) ** 0.5
+    assert accepted > 300

@@ -44,6 +44,8 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
         ({"rank": column(0.49)}, "clear: more certain than 51 % of the known images; close to the threshold"),
         (REFUSED, "more uncertain than 80 % of the known images"),
         (REFUSED | {"density_rank": column(0.003)}, "unlike the known images: density below all but 0.3 % of them"),
+        (REFUSED | {"density_rank": column(0.0)}, "unlike the known images: density below all of them"),
+        ({"rank": column(0.0002)}, "clear: more certain than 99.9 % of the known images"),
         (
             REFUSED | {"novel": torch.tensor([True]), "density_rank": column(0.1), "rank": column(0.51)},
             "unlike the known images: density below all but 10 % of them",
@@ -95,3 +97,11 @@ def test_the_two_most_likely_classes() -> None:
     p, label = top_two(torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0]]))
     assert label.tolist() == [[1, 2], [0, 1]]
     assert p[0].tolist() == pytest.approx(torch.tensor([3.0, 2.0]).sub(3.4076).exp().tolist(), abs=1e-4)
+
+
+def test_a_slice_is_a_list_of_verdicts() -> None:
+    found = decisions()
+    assert found[:5] == [found[0]]
+    assert found[1:] == []
+    assert found[::-1] == [found[0]]
+    assert found != decisions()  # columns are not compared

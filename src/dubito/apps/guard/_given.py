@@ -1,19 +1,25 @@
-"""What a guard is given, checked: labels that are the model's classes, finite logits, rows that are independent."""
+"""What a guard is given, checked: its model, labels that are the model's classes, rows that are independent."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from dubito.errors import GuardError, TableError, ValueRangeError
+from dubito.apps.guard.promise import Promise
+from dubito.cache.fingerprint import model_identity
+from dubito.errors import GuardError, ModelError, TableError, ValueRangeError
+from dubito.heads.config import same_backbone
 from dubito.metrics import correct
 from dubito.table import Table
-from dubito.types import finite
+from dubito.types import Classifier, Json, finite
 from dubito.views import chosen_rows
 
 _LEARN, _CHOOSE, _CHOOSE_ALONE = 0.15, 0.15, 0.2
 """Shares of a table: for scores to learn from, to choose on; and to choose on where nothing must be learned."""
+_SHARED = 0.01
+"""A few images may be the same by chance, in any large collection."""
 
 
 class Split(NamedTuple):
@@ -28,6 +34,16 @@ class Split(NamedTuple):
     learn: Table | None
     choose: Table
     calibrate: Table
+
+
+def check_tables(table: object, train: object) -> None:
+    """Raise TableError for what is no table, such as the path of one."""
+    for name, one in (("table", table), *([] if train is None else [("train", train)])):
+        if not isinstance(one, Table):
+            raise TableError(
+                f"guard.fit: {name} must be a table, from dubito.extract or dubito.open; {type(one).__name__} came. "
+                f"Open a cache with dubito.open(folder)."
+            )
 
 
 def errors_of(table: Table, *, by: str) -> Bool[Tensor, "n"]:
@@ -72,3 +88,64 @@ def check_independent(table: Table) -> None:
             f"{table.name} has several augmented rows of each photograph; they are not independent, and a guarantee "
             f"would count each photograph several times. Extract every image once, without epochs=... ."
         )
+
+
+def check_apart(table: Table, learn: Table) -> None:
+    """Raise GuardError where scores would learn from the images that the promise is tested on."""
+    if len(learn) == 0:
+        raise GuardError(f"guard.fit: train must have rows for scores to learn from; {learn.name} has none.")
+    column = next((name for name in ("logit", "feature") if name in table and name in learn), None)
+    if column is None or table.shape(column)[1] != learn.shape(column)[1]:
+        return
+    known = _hashes(learn, column)
+    shared = sum(one in known for one in _hashes(table, column))
+    if shared > _SHARED * len(table):
+        raise GuardError(
+            f"guard.fit: at least {shared} of the {len(table)} images of {table.name} are in train, {learn.name}, too. "
+            f"Scores that have learned from them know them by heart, and the promise would not hold for others. Give "
+            f"other images as train, or leave it out: a part of the table is set aside for it."
+        )
+
+
+def _hashes(table: Table, column: str) -> set[int]:
+    return {hash(row.tobytes()) for batch in table.batches(column) for row in batch.whole(column).float().numpy()}
+
+
+def checked_labels(table: Table, promise: Promise) -> bool:
+    """Whether labels tell which answers are wrong; a promise of coverage does without."""
+    table.require("logit", by="guard.fit")
+    if promise.kind == "coverage" and ("label" not in table or table.label_space != "model"):
+        return False
+    errors_of(table, by="guard.fit")
+    return True
+
+
+def check_model(model: object, *, by: str) -> None:
+    """Raise ModelError for what is no wrapped model."""
+    if not isinstance(model, Classifier):
+        raise ModelError(
+            f"{by}: model must come from dubito.load or dubito.wrap; {type(model).__name__} came. "
+            f"Wrap it: dubito.wrap(module, transform=...)."
+        )
+
+
+def checked_maker(model: Classifier | None, table: Table) -> Json | None:
+    """Which model the guard belongs to; ModelError where the table is another one's."""
+    if model is None:
+        return None if table.maker is None else dict(table.maker)
+    check_model(model, by="guard.fit")
+    own = model_identity(model)
+    if table.maker is None:
+        return {"model": model.name, **own}
+    reason = not_the_same(table.maker, own)
+    if reason:
+        raise ModelError(
+            f"guard.fit: {table.name} was made by another model than {model.name}: {reason}. "
+            f"Extract images with this model first."
+        )
+    return {**table.maker, **own}
+
+
+def not_the_same(there: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str | None:
+    """Why two models differ; None if they do not, or if one of them is not known."""
+    return None if there is None or here is None else same_backbone(there, here)

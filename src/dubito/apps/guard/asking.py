@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from PIL import Image
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from dubito.cache.loader import batches
 from dubito.data import open_images
 from dubito.data.files import FileImages
 from dubito.data.tree import is_image
-from dubito.errors import BrokenImageError, GuardError, SkippedImagesWarning
+from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.probes import Before, Forward, Gradient, Tiles
 from dubito.table import Table, writer_of
 from dubito.types import Classifier, Images, Json, NotingProbe, Probe
@@ -34,13 +34,24 @@ def as_images(source: Any) -> tuple[Images, bool]:
     if isinstance(source, Image.Image):
         return open_images([source]), True
     if isinstance(source, (np.ndarray, Tensor)):
-        floats = source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"
-        # Inputs have channels first, pictures last: (3, h, w) or (h, w, 3), or a grey (h, w).
-        single = source.ndim == 3 if floats else source.ndim == 2 or (source.ndim == 3 and source.shape[-1] == 3)
+        single = _is_single(source)
         return open_images(source[None] if single else source), single
     if isinstance(source, Sequence) and len(source) and all(isinstance(one, (str, Path)) for one in source):
         return FileImages(Path(), [str(one) for one in source], name="a list of files"), False
     return open_images(source), False
+
+
+def _is_single(array: Shaped[np.ndarray, "..."] | Tensor) -> bool:
+    """Inputs have channels first, pictures last: (3, h, w) or (h, w, 3), or a grey (h, w)."""
+    if array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f":
+        return array.ndim == 3
+    if array.ndim == 3 and array.shape[0] == 3 != array.shape[-1]:
+        raise ImagesError(
+            f"pixels of shape {tuple(array.shape)} may be one picture with channels first, or three grey ones. Give "
+            f"the one as (h, w, 3), channels last; the three as a list."
+        )
+    # One or four channels are no stack of narrow grey pictures; `open_images` says what to do with them.
+    return array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
 
 
 def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, maker: Json | None = None) -> Table:
@@ -58,7 +69,7 @@ def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, maker: Js
         if batch.inputs is None:
             continue
         x = model.transform.finish(batch.inputs.to(model.device))
-        for name, column in _columns(model, x, probes).items():
+        for name, column in _answered(model, x, probes).items():
             parts.setdefault(name, []).append(column.detach().cpu())
     if not kept:
         raise BrokenImageError(broken[0][1] if broken else f"{images.name} holds no images.")
@@ -98,6 +109,16 @@ def probes_for(columns: Iterable[str], given: Sequence[Probe], maker: Json | Non
         probe = probe or _made(column, maker or {}, missing)
         made.setdefault(probe.name, probe)
     return list(made.values())
+
+
+def _answered(model: Classifier, x: Tensor, probes: Sequence[Probe]) -> dict[str, Tensor]:
+    try:
+        return _columns(model, x, probes)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{model.name} cannot take inputs of shape {tuple(x.shape)} ({str(error).splitlines()[0]}). Floats are "
+            f"inputs as model.transform makes them, (n, 3, h, w); give pictures as files, or as uint8 (h, w, 3)."
+        ) from error
 
 
 def _columns(model: Classifier, x: Tensor, probes: Sequence[Probe]) -> dict[str, Tensor]:

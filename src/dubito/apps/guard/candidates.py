@@ -77,7 +77,6 @@ def fitted_scores(scores: Scores | None, table: Table, learn: Table | None) -> d
     Those that learn do so from `learn`; a temperature from the table itself, because images that a model was trained on
     tell nothing of its overconfidence. A head from the shelf is there to tell the aleatoric, see `competing`.
     """
-    learn = _few(learn)
     if scores is not None:
         found = by_name(scores)
         for name, score in found.items():
@@ -118,6 +117,14 @@ def roles_of(scores: dict[str, Score], table: Table) -> Roles:
     return Roles(aleatoric, epistemic, next((name for name, score in scores.items() if score.name == "density"), None))
 
 
+def few(learn: Table | None) -> Table | None:
+    """Not more rows to learn from than a guard keeps: `MOST_LEARNED` at random."""
+    if learn is None or len(learn) <= MOST_LEARNED:
+        return learn
+    rows = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))[:MOST_LEARNED].sort().values
+    return chosen_rows(learn, rows)
+
+
 def _fitted(name: str, score: Score, learn: Table | None) -> Score:
     """A fitted copy, so that the user's own stays as it is; of a density without settings, the one that suits."""
     if learn is None:
@@ -126,10 +133,3 @@ def _fitted(name: str, score: Score, learn: Table | None) -> Score:
         )
     suiting = default_density(learn, by="density.fit", most=_QUICK) if score == Density() else None
     return (suiting or copy.deepcopy(score)).fit(learn)
-
-
-def _few(learn: Table | None) -> Table | None:
-    if learn is None or len(learn) <= MOST_LEARNED:
-        return learn
-    rows = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))[:MOST_LEARNED].sort().values
-    return chosen_rows(learn, rows)

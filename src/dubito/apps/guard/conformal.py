@@ -135,6 +135,14 @@ class PredictionSets:
         parts = [self._inside(batch.logit, q) for batch in table.batches("logit")]
         return torch.cat(parts) if parts else torch.zeros(0, c, dtype=torch.bool)
 
+    def classes(self, table: Table) -> list[tuple[int, ...]]:
+        """Of every row, the classes of its set, most likely first."""
+        logit = table.logit
+        return [
+            tuple(inside[logit[row, inside].argsort(descending=True, stable=True)].tolist())
+            for row, inside in enumerate(one.nonzero()[:, 0] for one in self.sets(table))
+        ]
+
     def _inside(self, logit: Float[Tensor, "n c"], q: Float64[Tensor, "q"]) -> Bool[Tensor, "n c"]:
         inside = set_scores(logit, self.method) <= q
         return inside if self.method == "lac" else inside.scatter(1, logit.argmax(1, keepdim=True), True)
@@ -161,6 +169,19 @@ class PredictionSets:
             raise ArtefactError(f"prediction sets cannot be read ({error!r}). Save the guard again.") from error
         sets.thresholds_ = torch.tensor(q, dtype=torch.float64) if q else None
         return sets
+
+
+def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets | None:
+    """A fitted copy of those that were asked for; of the default, None where labels or images do not suffice."""
+    if isinstance(sets, PredictionSets):
+        return PredictionSets(sets.coverage, sets.method, sets.class_wise).fit(table)
+    if not isinstance(sets, bool):
+        raise ValueRangeError(
+            f"guard.fit: sets must be PredictionSets(...), True or False; {sets!r} came. "
+            f"Say sets=PredictionSets(coverage=...)."
+        )
+    default = PredictionSets()
+    return default.fit(table) if sets and labelled and len(table) >= needed_for_sets(default.coverage) else None
 
 
 def _last_of_ties(ordered: Float64[Tensor, "n c"]) -> Tensor:

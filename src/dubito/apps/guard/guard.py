@@ -9,27 +9,34 @@ The three parts are disjoint and drawn at random, so what is chosen on the first
 of the known ones are refused whatever their score: for them, no promise was tested.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
-from dubito.apps.guard._given import Split, errors_of, split_rows
+from dubito.apps.guard._given import (
+    check_apart,
+    check_model,
+    check_tables,
+    checked_labels,
+    checked_maker,
+    not_the_same,
+    split_rows,
+)
 from dubito.apps.guard.asking import as_images, ask, probes_for
-from dubito.apps.guard.candidates import Roles, Scores, competing, fitted_scores, learns, roles_of
-from dubito.apps.guard.combine import Combination, choose, quantiles, rank
-from dubito.apps.guard.conformal import PredictionSets, needed_for_sets
-from dubito.apps.guard.promise import Judged, Promise
+from dubito.apps.guard.candidates import Roles, Scores, competing, few, fitted_scores, learns
+from dubito.apps.guard.combine import Combination, rank
+from dubito.apps.guard.conformal import PredictionSets, fitted_sets
+from dubito.apps.guard.judge import Judge, novel_rows
+from dubito.apps.guard.promise import Promise
 from dubito.apps.guard.thresholds import Threshold
 from dubito.apps.guard.verdict import Decisions, Verdict, top_two
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import GuardError, ModelError, TableError, ValueRangeError
-from dubito.heads.config import same_backbone
 from dubito.table import Table
 from dubito.types import Classifier, Json, Probe, Score
 
@@ -37,7 +44,7 @@ NOVEL = 0.005
 
 
 @final
-@dataclass
+@dataclass(eq=False)
 class Guard:
     """A classifier's answers, accepted or refused under a promise. Made by `Guard.fit`, read back by `Guard.load`.
 
@@ -104,7 +111,7 @@ class Guard:
                 head: give it only if it was trained on other images than the table's.
             train: What scores learn from, such as the model's training images; by default a part of the table.
             sets: Prediction sets: how they are made, or False for none. By default of coverage 0.9, where the table
-                has labels.
+                has labels, and at least nine rows to calibrate.
             novel: Refuse images whose features are rarer than all but this share of the known ones; 0 for none.
             probes: Those that the table was extracted with, if they cannot be made anew from the names of columns
                 (tiles and gradients can).
@@ -116,13 +123,15 @@ class Guard:
         promise = Promise.of(risk, confidence, coverage, false_alarms)
         if not 0 <= novel < 1:
             raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; {novel} came.")
-        maker = _checked_maker(model, table)
-        labelled = "label" in table or promise.kind != "coverage"
-        if labelled:
-            errors_of(table, by="guard.fit")
+        check_tables(table, train)
+        maker, labelled = checked_maker(model, table), checked_labels(table, promise)
         split = split_rows(table, learn=train is None and learns(scores), seed=seed)
-        found = fitted_scores(scores, split.choose, split.learn if train is None else train)
-        judge = _Judge.choose(found, competing(found, scores is not None), split.choose, labelled, novel, seed)
+        learn = few(split.learn if train is None else train)
+        if train is not None and learn is not None:
+            check_apart(table, learn)
+        found = fitted_scores(scores, split.choose, learn)
+        candidates = competing(found, scores is not None)
+        judge = Judge.choose(found, candidates, split.choose, labelled=labelled, novel=novel, seed=seed)
         threshold = judge.threshold(promise, split, len(table))
         return cls(
             promise,
@@ -133,11 +142,11 @@ class Guard:
             judge.known,
             judge.roles,
             judge.gate,
-            _fitted_sets(sets, split.calibrate, labelled),
+            fitted_sets(sets, split.calibrate, labelled=labelled),
             table.classes if model is None else model.classes or table.classes,
             maker,
             {
-                "learn": len(train) if train is not None else 0 if split.learn is None else len(split.learn),
+                "learn": 0 if learn is None else len(learn),
                 "choose": len(split.choose),
                 "calibrate": len(split.calibrate),
             },
@@ -168,7 +177,12 @@ class Guard:
     def decide(self, table: Table) -> Decisions:
         """A verdict of every row of a table of the same model."""
         table.require("logit", by="guard")
-        reason = _not_the_same(self.maker, table.maker)
+        if self.classes is not None and table.shape("logit")[1] != len(self.classes):
+            raise TableError(
+                f"guard: logits must be of the {len(self.classes)} classes that the guard was fitted for; "
+                f"{table.name} has {table.shape('logit')[1]}. Give a table of the same model."
+            )
+        reason = not_the_same(self.maker, table.maker)
         if reason:
             raise TableError(
                 f"guard: {table.name} was made by another model than the guard was fitted for: {reason}. "
@@ -177,7 +191,7 @@ class Guard:
         scored = {name: score.score(table) for name, score in self.scores.items()}
         ranks = {name: rank(scored[name], self.grids[name]) for name in self.roles.names}
         u = self.combination.of(scored, self.grids)
-        novel = _novel(scored, self.roles.density, self.gate, len(table))
+        novel = novel_rows(scored, self.roles.density, self.gate, len(table))
         p, label = top_two(table.logit)
         density = ranks.get(self.roles.density or "")
         return Decisions(
@@ -192,7 +206,7 @@ class Guard:
             aleatoric=ranks.get(self.roles.aleatoric or ""),
             epistemic=ranks.get(self.roles.epistemic or ""),
             density_rank=None if density is None else 1 - density,
-            sets=None if self.sets is None else _in_order(self.sets.sets(table), table),
+            sets=None if self.sets is None else self.sets.classes(table),
             edge=float(rank(torch.tensor([self.threshold.value], dtype=torch.float64), self.known)),
             skipped=table.skipped,
         )
@@ -221,7 +235,8 @@ class Guard:
 
         guard = read_guard(path)
         if model is not None:
-            reason = _not_the_same(guard.maker, model_identity(model))
+            check_model(model, by="guard.load")
+            reason = not_the_same(guard.maker, model_identity(model))
             if reason:
                 raise ModelError(
                     f"guard in '{path}' was fitted for another model than {model.name}: {reason}. Its promise says "
@@ -265,90 +280,3 @@ class Guard:
 
     def _parts(self) -> list[tuple[str, float]]:
         return list(self.combination.weights.items())
-
-
-@dataclass
-class _Judge:
-    """What the selection images decide: scores, how they are combined, and what counts as novel."""
-
-    combination: Combination
-    scores: dict[str, Score]
-    grids: dict[str, Tensor]
-    known: Tensor
-    roles: Roles
-    gate: float | None
-    selection: Judged
-
-    @classmethod
-    def choose(
-        cls, scores: dict[str, Score], candidates: list[str], table: Table, labelled: bool, novel: float, seed: int
-    ) -> "_Judge":
-        roles = roles_of(scores, table)
-        scored = {name: score.score(table) for name, score in scores.items()}
-        wrong = errors_of(table, by="guard.fit").numpy() if labelled else None
-        if wrong is None:
-            combination = Combination({candidates[0]: 1.0}, {})
-        else:
-            combination = choose({name: scored[name].numpy() for name in candidates}, wrong, seed)
-        kept = dict.fromkeys([*combination.weights, *roles.names])
-        grids = {name: quantiles(scored[name]) for name in kept}
-        gate = None
-        if roles.density is not None and novel > 0:
-            gate = float(np.quantile(scored[roles.density].numpy(), 1 - novel, method="higher"))
-        u = combination.of(scored, grids)
-        known = quantiles(u)
-        far = _novel(scored, roles.density, gate, len(table))
-        selection = (torch.where(far, torch.inf, u).numpy(), wrong)
-        return cls(combination, {name: scores[name] for name in kept}, grids, known, roles, gate, selection)
-
-    def threshold(self, promise: Promise, split: Split, rows: int) -> Threshold:
-        names = dict.fromkeys([*self.combination.weights, *([self.roles.density] if self.roles.density else [])])
-        scored = {name: self.scores[name].score(split.calibrate) for name in names}
-        far = _novel(scored, self.roles.density, self.gate, len(split.calibrate))
-        u = torch.where(far, torch.inf, self.combination.of(scored, self.grids)).numpy()
-        wrong = None if self.selection[1] is None else errors_of(split.calibrate, by="guard.fit").numpy()
-        try:
-            return promise.threshold(self.selection, (u, wrong))
-        except GuardError as error:
-            raise GuardError(
-                f"guard.fit: {error} Of the table's {rows} rows, {len(split.calibrate)} are there to calibrate."
-            ) from error
-
-
-def _novel(scored: Mapping[str, Tensor], density: str | None, gate: float | None, n: int) -> Bool[Tensor, "n"]:
-    return torch.zeros(n, dtype=torch.bool) if density is None or gate is None else scored[density] > gate
-
-
-def _checked_maker(model: Classifier | None, table: Table) -> Json | None:
-    """Which model the guard belongs to; ModelError where the table is another one's."""
-    if model is None:
-        return None if table.maker is None else dict(table.maker)
-    own = model_identity(model)
-    if table.maker is None:
-        return {"model": model.name, **own}
-    reason = _not_the_same(table.maker, own)
-    if reason:
-        raise ModelError(
-            f"guard.fit: {table.name} was made by another model than {model.name}: {reason}. "
-            f"Extract images with this model first."
-        )
-    return {**table.maker, **own}
-
-
-def _not_the_same(there: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str | None:
-    return None if there is None or here is None else same_backbone(there, here)
-
-
-def _fitted_sets(sets: PredictionSets | bool, table: Table, labelled: bool) -> PredictionSets | None:
-    if sets is False or (sets is True and (not labelled or len(table) < needed_for_sets(PredictionSets().coverage))):
-        return None
-    return (PredictionSets() if sets is True else sets).fit(table)
-
-
-def _in_order(members: Bool[Tensor, "n c"], table: Table) -> list[tuple[int, ...]]:
-    """The classes of each set, most likely first."""
-    logit = table.logit
-    return [
-        tuple(classes[logit[row, classes].argsort(descending=True, stable=True)].tolist())
-        for row, classes in enumerate(one.nonzero()[:, 0] for one in members)
-    ]

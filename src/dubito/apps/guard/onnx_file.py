@@ -7,13 +7,18 @@ Written by torch's exporter, which needs the packages onnx and onnxscript.
 
 Scores of logits, of the uncertainty head, and densities can be written; those of members, gradients and neighbours
 cannot, and are named. Ranks, reasons and prediction sets stay in Python.
+
+Logits, and uncertainties made of them or of ranks, agree with PyTorch to 1e-4; a density, which is a sum over all
+features, to 1e-4 of its value: a runtime rounds the last digit of a feature otherwise, and features are then rounded as
+caches keep them. `accept` can differ only where the uncertainty is as close as that to the threshold.
 """
 
 import contextlib
 import copy
 import io
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +28,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.apps.guard.asking import as_kept
+from dubito.apps.guard.onnx_scores import as_graph
+from dubito.cache.shard import write_file
 from dubito.errors import ArtefactError, GuardError, MissingPackageError
 from dubito.models.wrap import WrappedClassifier, answer_of
-from dubito.scores import Cool, Density, Energy, Entropy, Margin, MaxLogit, MaxProbability, Temperature, UncertaintyHead
-from dubito.scores._gaussians import Mixture
-from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
-from dubito.types import Score
 
 if TYPE_CHECKING:
     from dubito.apps.guard.guard import Guard
 
 OUTPUTS = ("logits", "uncertainty", "accept")
 _SIDE = 256
-
-Written = Callable[[Tensor | None, Tensor], Tensor]
-"""A score as operations on features (n, d), where there are any, and logits (n, c)."""
 
 
 def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -> Path:
@@ -49,30 +49,62 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
         example: A batch of finished inputs, for their shape; by default what the model's transform makes of a picture.
 
     Raises:
-        GuardError: A score has no such form; the message names it.
+        GuardError: A score has no such form, or the model cannot be traced; the message names it.
+        ArtefactError: The file cannot be written, for instance because it would be larger than 2 GB.
     """
     _check_packages()
-    module = GuardModule(guard, example)
     path = Path(to)
+    if path.is_dir():
+        raise ArtefactError(f"'{path}' cannot be written (it is a folder). Give a file, such as guard.onnx.")
+    program = _exported(GuardModule(guard, example))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The exporter tells its steps on standard output, and warns of what it does by itself.
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        write_file(path, program.model_proto.SerializeToString())
+    except OSError as error:
+        raise ArtefactError(f"'{path}' cannot be written ({error.strerror}). Give another place.") from error
+    except ValueError as error:  # of protobuf, above 2 GB
+        raise ArtefactError(f"'{path}' cannot be written as one file ({error}). Guard a smaller model.") from error
+    return path
+
+
+def _exported(module: "GuardModule") -> Any:
+    """The graph by torch's exporter, which tells its steps on both outputs, and warns of what it does by itself."""
+    quiet = io.StringIO()
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(quiet),
+            contextlib.redirect_stderr(quiet),
+            _without_logs("torch"),
+        ):
             warnings.simplefilter("ignore")
-            torch.onnx.export(
+            return torch.onnx.export(
                 module,
                 (module.example,),
-                path,
                 dynamo=True,
                 input_names=["input"],
                 output_names=list(OUTPUTS),
                 dynamic_shapes=({0: torch.export.Dim("n")},),
-                external_data=False,
                 verbose=False,
             )
-    except OSError as error:
-        raise ArtefactError(f"'{path}' cannot be written ({error.strerror}). Give another place.") from error
-    return path
+    except (torch.onnx.OnnxExporterError, RuntimeError) as error:
+        cause = error.__cause__ or error
+        raise GuardError(
+            f"guard.export_onnx: {module.of} cannot be written as an ONNX graph for batches of any size "
+            f"({type(cause).__name__}: {str(cause).strip().splitlines()[0]}). Its code must not choose its way by the "
+            f"values or the number of inputs: look for `if`, `.item()` or a fixed batch in its forward."
+        ) from error
+
+
+@contextlib.contextmanager
+def _without_logs(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class GuardModule(nn.Module):
@@ -86,14 +118,14 @@ class GuardModule(nn.Module):
                 "guard.export_onnx needs the model. Load it with the guard: Guard.load(path, model), model from "
                 "dubito.load or dubito.wrap."
             )
-        self.example = _example(model) if example is None else example
-        model.features(self.example[:1])  # so that the last layer is known
+        self.of, self.example = model.name, _example(model) if example is None else example
+        _check_example(model, self.example)  # which also tells where the last layer is
         names = [*guard.combination.weights, *([guard.roles.density] if guard.gate is not None else [])]
         scores = {name: guard.scores[name] for name in dict.fromkeys(filter(None, names))}
-        self._written = {name: _written(name, score, self) for name, score in scores.items()}
+        self._written = {name: as_graph(name, score, self) for name, score in scores.items()}
         self._combination, self._grids = guard.combination, guard.grids
         self._threshold, self._density, self._gate = guard.threshold.value, guard.roles.density, guard.gate
-        self._name, self._features = model.name, any("feature" in score.needs for score in scores.values())
+        self._features = any("feature" in score.needs for score in scores.values())
         self.backbone = copy.deepcopy(model.module).eval().requires_grad_(False)
         self._layer = None if model.layer is None else _same_place(model.module, self.backbone, model.layer)
         if self._layer is None and (self._features or model.output != "logits"):
@@ -114,7 +146,7 @@ class GuardModule(nn.Module):
 
     def _said(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         if self._layer is None:
-            return None, answer_of(self.backbone(x), len(x), self._name)
+            return None, answer_of(self.backbone(x), len(x), self.of)
         seen: list[Tensor] = []
         hook = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -123,56 +155,6 @@ class GuardModule(nn.Module):
             hook.remove()
         z = seen[0].flatten(1)
         return as_kept(z), F.linear(z, self._layer.weight, self._layer.bias)
-
-
-def _written(name: str, score: Score, owner: nn.Module) -> Written:
-    """A score as tensor operations; its own networks become parts of the module that is exported."""
-    if isinstance(score, Temperature) and isinstance(score.score_of, tuple(_OF_LOGITS)):
-        inner, scale = _written(name, score.score_of, owner), score.temperature_
-        return lambda z, logits: inner(z, logits.double() / scale)
-    if isinstance(score, UncertaintyHead):
-        head = copy.deepcopy(score.module)
-        owner.add_module("head", head)
-        return lambda z, _: head(_there(z).float()).double()
-    if isinstance(score, Density) and score.nonlinearity == "after":
-        mixture, neurons = score.mixture, score.neurons_
-        return lambda z, _: -_log_density(mixture, _prepared(_there(z), score)[:, neurons])
-    for kind, make in _OF_LOGITS.items():
-        if isinstance(score, kind):
-            return make(score)
-    raise GuardError(
-        f"guard.export_onnx: score '{name}' ({score.name}) cannot be written as an ONNX graph. Fit the guard with "
-        f"others, such as scores=['max_probability', 'head'], and novel=0 to leave the density out."
-    )
-
-
-_OF_LOGITS: dict[type[Score], Callable[[Any], Written]] = {
-    MaxProbability: lambda _: lambda _z, logits: max_probability(logits),
-    Entropy: lambda _: lambda _z, logits: entropy(logits),
-    Margin: lambda _: lambda _z, logits: margin(logits),
-    MaxLogit: lambda _: lambda _z, logits: max_logit(logits),
-    Energy: lambda score: lambda _z, logits: energy(logits, score.temperature),
-    Cool: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
-}
-
-
-def _log_density(mixture: Mixture, z: Tensor) -> Tensor:
-    """As `Mixture.log_density`, whose short cuts for full covariances depend on the rows, which a graph cannot."""
-    if mixture.covariance != "full":
-        return mixture.log_density(z)
-    parts = torch.einsum("nd,kde->nke", z, mixture.factors) - torch.einsum("kd,kde->ke", mixture.means, mixture.factors)
-    constants = mixture._constants()
-    return (constants - 0.5 * parts.square().sum(-1)).logsumexp(1)
-
-
-def _prepared(z: Tensor, score: Density) -> Tensor:
-    """As the density sees features, without the checks that a graph cannot make."""
-    return z.double() if score.space == "z" else (z.double() + score.offset).log()
-
-
-def _there(z: Tensor | None) -> Tensor:
-    assert z is not None, "scores of features are refused where there are none"  # noqa: S101 (our own invariant)
-    return z
 
 
 def _example(model: WrappedClassifier) -> Tensor:
@@ -185,6 +167,22 @@ def _example(model: WrappedClassifier) -> Tensor:
             f"Give example=..., a batch of finished inputs."
         ) from error
     return torch.cat([one, one])
+
+
+def _check_example(model: WrappedClassifier, example: object) -> None:
+    if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
+        came = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+        raise GuardError(
+            f"guard.export_onnx: example must be a tensor with a batch of finished inputs, such as (2, 3, h, w); "
+            f"{came} came. Give model.transform's inputs, stacked."
+        )
+    try:
+        model.features(example[:1])
+    except RuntimeError as error:
+        raise GuardError(
+            f"guard.export_onnx: {model.name} cannot take example, of shape {tuple(example.shape)} "
+            f"({str(error).splitlines()[0]}). Give a batch of finished inputs, as model.transform makes them."
+        ) from error
 
 
 def _same_place(module: nn.Module, other: nn.Module, layer: nn.Module) -> nn.Linear | None:

@@ -1,8 +1,12 @@
 """A guard as a folder: JSON and safetensors. Nothing is pickled, and nothing in it is executed.
 
-guard.json            promise, threshold, weights, prediction sets, the model's fingerprint; and the hash of
-state.safetensors     quantiles of the selection images, so that the two belong together
+guard.json            promise, threshold, weights, prediction sets, the model's fingerprint; the hashes of all other
+                      files, so that they belong together, and its own
+state.safetensors     quantiles of the selection images
 scores/00_NAME/       each score, as `save_score` writes it
+
+Hashes tell what was damaged, exchanged or left half written; they are no signature: whoever changes a guard on purpose
+can compute them, too.
 """
 
 import hashlib
@@ -21,7 +25,7 @@ from dubito.apps.guard.combine import Combination
 from dubito.apps.guard.conformal import PredictionSets
 from dubito.apps.guard.promise import Promise
 from dubito.apps.guard.thresholds import Threshold
-from dubito.cache.shard import write_file
+from dubito.cache.shard import is_leftover, write_file
 from dubito.errors import ArtefactError, DubitoError
 from dubito.scores import load_score, save_score
 from dubito.types import Json
@@ -36,9 +40,8 @@ _DESCRIPTION, _STATE, _SCORES, _KNOWN = "guard.json", "state.safetensors", "scor
 def write_guard(guard: "Guard", to: str | Path) -> Path:
     """Write a guard into a folder; each file is replaced in one step, guard.json last."""
     folder = Path(to)
-    data = save({_KNOWN: guard.known, **{f"grid.{name}": grid for name, grid in guard.grids.items()}})
-    plain = [re.sub(r"[^\w.-]", "_", name) for name in guard.scores]
-    places = {name: f"{number:02d}_{plain[number]}" for number, name in enumerate(guard.scores)}
+    state = save({_KNOWN: guard.known, **{f"grid.{name}": grid for name, grid in guard.grids.items()}})
+    places = {name: f"{number:02d}_{re.sub(r'[^a-zA-Z0-9_.-]', '_', name)}" for number, name in enumerate(guard.scores)}
     described = {
         "format": FORMAT,
         **guard.to_json(),
@@ -50,14 +53,16 @@ def write_guard(guard: "Guard", to: str | Path) -> Path:
         "classes": None if guard.classes is None else list(guard.classes),
         "maker": guard.maker,
         "scores": places,
-        "state": _digest(data),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, place in places.items():
             save_score(guard.scores[name], folder / _SCORES / place)
-        write_file(folder / _STATE, data)
-        write_file(folder / _DESCRIPTION, (json.dumps(described, indent=1, allow_nan=False) + "\n").encode())
+        write_file(folder / _STATE, state)
+        described["files"] = {name: _digest((folder / name).read_bytes()) for name in _parts(folder, places)}
+        # As it will be read: tuples are lists there, and keys are texts.
+        plain = json.loads(json.dumps(described, allow_nan=False))
+        write_file(folder / _DESCRIPTION, (json.dumps(sealed(plain), indent=1) + "\n").encode())
     except OSError as error:
         raise ArtefactError(f"'{folder}' cannot be written ({error.strerror}). Give another place.") from error
     return folder
@@ -103,8 +108,7 @@ def _read(folder: Path) -> tuple[Json, dict[str, Tensor]]:
             raise ArtefactError(f"no guard in '{folder}': {file} is not there. Give a folder that Guard.save wrote.")
     try:
         described: Any = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
-        data = (folder / _STATE).read_bytes()
-        state = load(data)
+        state = load((folder / _STATE).read_bytes())
     except (ValueError, OSError, SafetensorError) as error:
         raise ArtefactError(f"guard in '{folder}' cannot be read ({error}). Copy it again.") from error
     if not isinstance(described, dict) or described.get("format") != FORMAT:
@@ -112,12 +116,36 @@ def _read(folder: Path) -> tuple[Json, dict[str, Tensor]]:
         raise ArtefactError(
             f"guard in '{folder}' must be of format {FORMAT}; {came} came. Update dubito, or fit the guard again."
         )
-    if described.get("state") != _digest(data):
-        raise ArtefactError(
-            f"guard in '{folder}': {_STATE} is not the file that {_DESCRIPTION} was written with; it was damaged or "
-            f"replaced. Copy the whole folder again."
-        )
+    _check_hashes(folder, described)
     return described, state
+
+
+def _check_hashes(folder: Path, described: Json) -> None:
+    if described.get("digest") != sealed(described)["digest"]:
+        raise ArtefactError(
+            f"guard in '{folder}': {_DESCRIPTION} was changed after it was written, so that nobody can tell what it "
+            f"promises. Copy the whole folder again, or fit the guard again."
+        )
+    files = described.get("files")
+    for name, digest in files.items() if isinstance(files, dict) else [(_STATE, None)]:
+        file = folder / name
+        if not file.is_file() or _digest(file.read_bytes()) != digest:
+            raise ArtefactError(
+                f"guard in '{folder}': {name} is not the file that {_DESCRIPTION} was written with; it was damaged or "
+                f"replaced, or saving was broken off. Copy the whole folder again, or save the guard again."
+            )
+
+
+def sealed(described: Json) -> Json:
+    """With the hash of everything that it says."""
+    said = {key: value for key, value in described.items() if key != "digest"}
+    return {**said, "digest": _digest(json.dumps(said, sort_keys=True).encode())}
+
+
+def _parts(folder: Path, places: dict[str, str]) -> list[str]:
+    """All files but the description, and but what killed writers left behind."""
+    of_scores = [file for place in places.values() for file in sorted((folder / _SCORES / place).iterdir())]
+    return [_STATE, *(file.relative_to(folder).as_posix() for file in of_scores if not is_leftover(file))]
 
 
 def _place(folder: Path, place: Any) -> Path:

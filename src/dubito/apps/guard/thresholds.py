@@ -18,14 +18,15 @@ together they are delta at most. Nothing is paid for the number of candidates.
 
 Where to begin is ours: at the very fewest, one unlucky image would end it. Four fifths of delta lie where the test is
 most likely to pass, as far as the selection split tells; one fifth lies where three fifths as many are accepted, in
-case that was too bold. No candidate lies above the selection split: images more uncertain than all of them are refused,
-also where everything known could be accepted.
+case that was too bold. Where a fifth could not pass even without an error, delta is not divided. All of this rests on
+the selection split and on n, never on calibration images. No candidate lies above the selection split: images more
+uncertain than all of them are refused, also where everything known could be accepted.
 
 Shares of images (coverage, refused right answers) are order statistics: P(F(u_(k)) >= c) = P(Bin(n, c) <= k - 1).
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
@@ -38,6 +39,7 @@ PValue = Literal["binomial", "hoeffding_bentkus"]
 Testing = Literal["fallback", "bonferroni"]
 """One after the other, levels handed on; or all at once, each at its share of the level."""
 CANDIDATES = 200
+_CHANCE = 0.05
 _BOLD, _SAFE = 0.8, 0.6
 """The share of the level at the likeliest candidate; and how many as many the one with the rest accepts."""
 
@@ -113,9 +115,12 @@ def risk_threshold(
     accepted, errors = _counts(u, wrong, thresholds)
     p = _P_VALUES[p_value](errors, accepted, risk)
     levels, start = _levels(*_counts(*selection, thresholds), len(selection[0]), len(u), risk, 1 - confidence)
+    if testing == "bonferroni":
+        levels = np.full(len(p), (1 - confidence) / len(p))
     passing = fallback(p, levels) if testing == "fallback" else bonferroni(p, 1 - confidence)
     if passing is None:
-        raise GuardError(_why_none(int(accepted[start]), int(errors[start]), risk, confidence))
+        seen = int(accepted[start]), int(errors[start])
+        raise GuardError(_why_none(*seen, risk=risk, confidence=confidence, level=float(levels[start])))
     return Threshold(float(thresholds[passing]), int(accepted[passing]), int(errors[passing]), len(u))
 
 
@@ -136,7 +141,8 @@ def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: fl
             f"accepting {share:g} of them with confidence {confidence:g} needs at least {enough} {what}; there are "
             f"{n}. Give more images, or ask for a smaller share."
         )
-    k = int(binom.ppf(confidence, n, share)) + 1
+    # With exactly as many as are needed, rounding may put k one above n.
+    k = min(int(binom.ppf(confidence, n, share)) + 1, n)
     value = float(np.sort(u)[k - 1])
     if not math.isfinite(value):
         raise GuardError(
@@ -191,11 +197,11 @@ def bonferroni(p: Float64[np.ndarray, "t"], delta: float) -> int | None:
     return int(passing[-1]) if len(passing) else None
 
 
-def check_levels(**levels: float) -> None:
+def check_levels(**levels: Any) -> None:
     """Raise ValueRangeError for a share that is not strictly between 0 and 1."""
     for name, value in levels.items():
-        if not 0 < value < 1:
-            raise ValueRangeError(f"{name} must be between 0 and 1, without the ends; {value} came.")
+        if not (isinstance(value, (int, float, np.floating)) and 0 < value < 1):
+            raise ValueRangeError(f"{name} must be a number between 0 and 1, without the ends; {value!r} came.")
 
 
 def _candidates(u: Float64[np.ndarray, "s"], most: int) -> Float64[np.ndarray, "t"]:
@@ -228,19 +234,22 @@ def _levels(
     c = binom.ppf(delta, k, risk)
     c = np.where(binom.cdf(c, k, risk) <= delta, c, c - 1)
     likeliest = int(np.argmax(binom.logcdf(c, k, (errors + 1) / (accepted + 1))))
+    safe = int(np.searchsorted(accepted, _SAFE * accepted[likeliest]))
+    bold = _BOLD if (1 - risk) ** k[safe] <= (1 - _BOLD) * delta else 1.0
     levels = np.zeros(len(k))
-    levels[likeliest] = _BOLD * delta
-    levels[np.searchsorted(accepted, _SAFE * accepted[likeliest])] += (1 - _BOLD) * delta
+    levels[likeliest] = bold * delta
+    levels[safe] += (1 - bold) * delta
     return levels, likeliest
 
 
-def _why_none(accepted: int, errors: int, risk: float, confidence: float) -> str:
+def _why_none(accepted: int, errors: int, *, risk: float, confidence: float, level: float) -> str:
     told = f"of the {accepted} most certain calibration images, {errors} are wrong" if accepted else "none is accepted"
-    if errors <= accepted * risk:
+    if binom.sf(errors - 1, accepted, risk) > _CHANCE:  # so many errors may be bad luck, were the rate at the risk
         repair = "Give more labelled images, or ask for a larger risk."
     else:
         repair = "More images of this kind will not help: ask for a larger risk, or give a score that finds errors."
-    bound = f", which only shows a rate below {risk_bound(errors, accepted, confidence):.3g}" if accepted else ""
+    shown = risk_bound(errors, accepted, 1 - level)  # at the level of that very test
+    bound = f", which only shows a rate below {shown:.3g}" if shown < 1 else ""
     return (
         f"no threshold keeps the error rate at or below {risk:g} with confidence {confidence:g}: where that was most "
         f"likely, {told}{bound}. {repair}"

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import final
+from typing import final, overload
 
 import torch
 from jaxtyping import Bool, Float64, Int
@@ -63,7 +63,7 @@ class Verdict:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decisions(Sequence[Verdict]):
     """Verdicts of many images: a sequence of them, and their parts as columns.
 
@@ -100,7 +100,13 @@ class Decisions(Sequence[Verdict]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, row: int) -> Verdict:  # type: ignore[override]
+    @overload
+    def __getitem__(self, row: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Verdict]: ...
+    def __getitem__(self, row: int | slice) -> Verdict | list[Verdict]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(len(self))[row]]
         row = range(len(self))[row]
         label = int(self.label[row, 0])
         return Verdict(
@@ -155,7 +161,8 @@ class Decisions(Sequence[Verdict]):
         """The first that explains a refusal: novelty, two likely classes, then what is high among known images."""
         density, epistemic, aleatoric = (_at(one, row) for one in (self.density_rank, self.epistemic, self.aleatoric))
         if density is not None and (bool(self.novel[row]) or density <= _RARE):
-            return f"unlike the known images: density below all but {_percent(density)} of them"
+            others = f"all but {_percent(density)} of them" if density > 0 else "all of them"
+            return f"unlike the known images: density below {others}"
         first, second = self.probability[row].tolist()
         if second >= _RIVAL * first:
             one, other = (self._named(int(label)) for label in self.label[row])
@@ -188,10 +195,12 @@ def _cell(value: object) -> object:
 
 
 def _percent(share: float) -> str:
-    """With a digit where it matters.
+    """With a digit where it matters; no share but all of it is rounded to 100 %, none but 0 to 0 %.
 
-    >>> _percent(0.003), _percent(0.5), _percent(1.0), _percent(0.0)
-    ('0.3 %', '50 %', '100 %', '0 %')
+    >>> _percent(0.003), _percent(0.5), _percent(1.0), _percent(0.0), _percent(0.9999)
+    ('0.3 %', '50 %', '100 %', '0 %', '99.9 %')
     """
     percent = 100 * share
-    return f"{percent:.0f} %" if percent in (0, 100) or 10 <= percent <= 90 else f"{percent:.1f} %"
+    if percent in (0, 100) or 10 <= percent <= 90:
+        return f"{percent:.0f} %"
+    return f"{min(max(percent, 0.1), 99.9):.1f} %"
