@@ -3,6 +3,8 @@
 import contextlib
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from dubito.apps.search import SafeIndex
 from dubito.apps.search import _connection as connection_module
+from dubito.apps.search import on_server as on_server_module
+from dubito.apps.search._items_table import ItemsTable
 from dubito.apps.search.backend import Backend, Block
 from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError
 from dubito.scores import MaxProbability
@@ -54,7 +58,7 @@ def test_it_answers_as_the_memory_does(server, name, settings):
     assert (two.refused == one.refused).all()
     assert [s and s.ids for s in two.sets or ()] == [s and s.ids for s in one.sets or ()]
     assert (remote.thresholds, remote.kept, len(remote)) == (memory.thresholds, memory.kept, len(memory))
-    assert remote.left_out() == sorted(memory.left_out())
+    assert remote.left_out() == memory.left_out()
     assert isinstance(remote.backend, Backend)
 
 
@@ -89,6 +93,38 @@ def test_hnsw_finds_what_the_exact_search_finds(server, name):
     assert not remote.search(asked["feature"], np.zeros(25), k=10).exact  # the server keeps it up to date
     with pytest.raises(ValueRangeError, match="a server has 'hnsw', of vectors of up to 2000 numbers; 'IVF4' came"):
         remote.approximate("IVF4")
+    with pytest.raises(ValueRangeError, match="effort must be at least 1; 0 came"):
+        remote.approximate(effort=0)
+    wide = SafeIndex.on_server(server.dsn, table=f"{name} wide", width=2001)
+    wide.add(np.eye(3, 2001), [0.1, 0.2, 0.3])
+    with pytest.raises(
+        ValueRangeError, match=r"up to 2000 numbers; 'hnsw' came for 2001. Leave the kind out, or search"
+    ):
+        wide.approximate()
+    assert wide.search(np.eye(1, 2001), [0.1], k=1).ids.tolist() == [["0"]]
+
+
+def test_a_query_that_hnsw_gives_up_on_is_compared_with_all(server, name, monkeypatch):
+    memory, remote = both(server, name, quantile=0.1)
+    remote.approximate(effort=1)
+    steer = ItemsTable.steer
+
+    def impatient(table: ItemsTable, cursor: Any, **how: Any) -> None:
+        steer(table, cursor, **how)
+        cursor.execute("SET LOCAL hnsw.max_scan_tuples = 1")
+
+    monkeypatch.setattr(ItemsTable, "steer", impatient)
+    asked = data(1, 25)["feature"]
+    one, two = (index.search(asked, np.zeros(25), k=20) for index in (memory, remote))  # all that is kept
+    assert two.ids.tolist() == one.ids.tolist()
+
+
+def test_an_old_pgvector_is_told(server, name, monkeypatch):
+    _, remote = both(server, name)
+    monkeypatch.setattr(on_server_module, "_OLDEST_HNSW", (99, 1))
+    with pytest.raises(ServerError, match=r"needs pgvector 99.1 or later; the server has 0\.\d.* Update it, or search"):
+        remote.approximate()
+    assert remote.search(data(1, 1)["feature"], [0.0], k=1).exact
 
 
 def test_a_score_judges_tables(server, name):
@@ -150,7 +186,6 @@ def test_a_server_that_goes_in_the_middle_of_a_search(server, name):
     psycopg = pytest.importorskip("psycopg")
     memory, remote = both(server, name)
     asked = data(1, 5)
-    table = remote.backend._items  # type: ignore[attr-defined]
     errors: list[BaseException] = []
 
     def search() -> None:
@@ -160,7 +195,7 @@ def test_a_server_that_goes_in_the_middle_of_a_search(server, name):
             errors.append(error)
 
     with contextlib.closing(psycopg.connect(server.dsn)) as blocker:
-        blocker.execute(psycopg.sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(table))
+        blocker.execute(psycopg.sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(psycopg.sql.Identifier(name)))
         thread = threading.Thread(target=search)
         thread.start()
         for _ in range(200):  # until the search waits for the lock
@@ -188,6 +223,94 @@ def test_a_server_that_goes_while_it_confirms(server, name):
         connection.write("SafeIndex.add", lambda cursor: server.crash())
 
 
+def test_writers_that_come_between_are_seen(server, name):
+    _, remote = both(server, name)
+    unit = np.eye(1, D, dtype=np.float32)
+    with pytest.raises(TableError, match=r"that another hand has added meanwhile have some. Nothing was added"):
+        remote.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, None)
+    first = SafeIndex.on_server(server.dsn, table=f"{name} 2", width=D)
+    first.add(Table(feature=np.eye(3, D), source="one"), [0.1, 0.2, 0.3])
+    with pytest.raises(TableError, match=r"by another model \(two\) than those that another hand has added meanwhile"):
+        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, "two")
+    assert ("x" in remote, "x" in first) == (False, False)
+
+
+def test_two_writers_wait_for_each_other(server, name):
+    _, remote = both(server, name)
+    made = data(4, 120)
+
+    def add(part: int) -> None:
+        other = SafeIndex.on_server(server.dsn, table=name)
+        for row in range(part, 120, 4):
+            here = slice(row, row + 1)
+            other.add(made["feature"][here], made["u"][here], ids=[f"w{row}"], labels=made["label"][here])
+        other.close()
+
+    together(add, 4)
+    anew = SafeIndex.build(
+        np.concatenate([data(0)["feature"], made["feature"]]), np.concatenate([data(0)["u"], made["u"]])
+    )
+    assert (len(remote), remote.kept, remote.thresholds) == (320, anew.kept, anew.thresholds)
+
+
+def test_threads_share_an_index(server, name):
+    memory, remote = both(server, name)
+    asked = data(1, 10)
+    expected = memory.search(asked["feature"], asked["u"], k=3).ids.tolist()
+
+    def search(_: int) -> None:
+        for _ in range(5):
+            assert remote.search(asked["feature"], asked["u"], k=3).ids.tolist() == expected
+
+    together(search, 4)
+
+
+def test_a_table_is_made_once(server, name):
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(server.dsn, autocommit=True) as other:
+        other.execute("CREATE DATABASE fresh")  # without pgvector, too
+    dsn = server.dsn.replace("dbname=postgres", "dbname=fresh")
+    together(lambda _: SafeIndex.on_server(dsn, table=name, width=D).close(), 4)
+    assert len(SafeIndex.on_server(dsn, table=name)) == 0
+
+
+def together(work: Callable[[int], None], threads: int) -> None:
+    """Run at once; what one of them raises is raised."""
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+
+
+def test_who_may_only_read_can_search(server, name):
+    psycopg = pytest.importorskip("psycopg")
+    memory, _ = both(server, name)
+    with psycopg.connect(server.dsn, autocommit=True) as other:
+        other.execute("CREATE ROLE reader LOGIN")
+        names = [psycopg.sql.Identifier(one) for one in (name, f"{name}_about")]
+        other.execute(psycopg.sql.SQL("GRANT SELECT ON {}, {} TO reader").format(*names))
+        other.execute("CREATE DATABASE bare")
+    dsn = server.dsn.replace("user=postgres", "user=reader")
+    reader = SafeIndex.on_server(dsn, table=name)
+    asked = data(1, 5)
+    expected = memory.search(asked["feature"], asked["u"], k=3, sets=True)
+    found = reader.search(asked["feature"], asked["u"], k=3, sets=True)
+    assert found.ids.tolist() == expected.ids.tolist()
+    with pytest.raises(ServerError, match=r"refused \(permission denied for table .*Nothing was changed"):
+        reader.add(asked["feature"], asked["u"], ids=list("abcde"), labels=asked["label"])
+    with pytest.raises(
+        ServerError, match=r"'bare' at .* has no pgvector, and it cannot be turned on .*CREATE EXTENSION"
+    ):
+        SafeIndex.on_server(dsn.replace("dbname=postgres", "dbname=bare"), table=name, width=D)
+
+
+def test_a_time_limit_is_a_refusal(server, name):
+    _, remote = both(server, name)
+    remote.close()
+    hurried = SafeIndex.on_server(f"{server.dsn} options='-c statement_timeout=200'", table=name)
+    with pytest.raises(ServerError, match=r"refused \(canceling statement due to statement timeout\)"):
+        hurried.backend._connection.read("SafeIndex", lambda cursor: cursor.execute("SELECT pg_sleep(5)"))  # type: ignore[attr-defined]
+    assert len(hurried) == 200
+
+
 def test_a_restart_between_calls_is_not_noticed(server, name):
     _, remote = both(server, name)
     for call in (lambda: len(remote), lambda: remote.remove(["0"])):
@@ -208,12 +331,15 @@ def test_what_a_table_must_be(server, name):
     psycopg = pytest.importorskip("psycopg")
     with pytest.raises(TableError, match=r"there is no table 'nowhere' yet, .* Give width=..."):
         SafeIndex.on_server(server.dsn, table="nowhere")
+    for width in (0, 16_001):
+        with pytest.raises(ValueRangeError, match=rf"width must be between 1 and 16000, .*; {width} came"):
+            SafeIndex.on_server(server.dsn, table="nowhere", width=width)
     _, remote = both(server, name)
     with pytest.raises(TableError, match=r"are 16 wide; width=8 came. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, width=8)
     with pytest.raises(TableError, match=r"was made with quantile=0.9; quantile=0.5 came. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, quantile=0.5)
-    for bad in ("x" * 58, "a.b.c", ""):
+    for bad in ("x" * 58, "a.b.c", "", ".x", "a\0"):
         with pytest.raises(ValueRangeError, match=r"table must be 'name' or 'schema.name', at most 57 bytes long"):
             SafeIndex.on_server(server.dsn, table=bad, width=D)
     with psycopg.connect(server.dsn, autocommit=True) as other:

@@ -13,10 +13,11 @@ def at(*degrees: float) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
-def test_a_radius_is_the_distance_at_the_same_rank():
+def test_a_radius_is_the_distance_at_the_same_rank(monkeypatch):
+    monkeypatch.setattr("dubito.apps.search.radius.REACH", 1)
     # Nearest neighbours of 0, 1, 3, 7 degrees: 1, 1, 2, 4 degrees away; uncertainties 10, 20, 30, 40.
     index = SafeIndex.build(at(0, 1, 3, 7), [10.0, 20.0, 30.0, 40.0], clean="none")
-    radii = measure(index.backend, reach=1)
+    radii = measure(index.backend)
     near = 1 - np.cos(np.deg2rad([1.0, 1.0, 2.0, 4.0]))
     u = np.array([0.0, 10.0, 20.0, 30.0, 40.0, 99.0])
     # The shares 0, 1/3, 2/3 and 1 are those of the four items; levels at hundredths lie within 1/300 of a third.
@@ -25,7 +26,7 @@ def test_a_radius_is_the_distance_at_the_same_rank():
 
 
 def test_a_set_is_all_that_lies_within(monkeypatch):
-    monkeypatch.setattr("dubito.apps.search.safe_index.REACH", 1)
+    monkeypatch.setattr("dubito.apps.search.radius.REACH", 1)
     index = SafeIndex.build(at(0, 1, 3, 7), [10.0, 20.0, 30.0, 40.0], clean="none")
     found = index.search(at(0.5, 0.5, 0.5, 40), [10.0, 30.0, 40.0, 40.0], k=1, sets=True)
     assert found.sets is not None

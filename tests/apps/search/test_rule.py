@@ -65,7 +65,8 @@ def test_errors():
     with pytest.raises(TableError, match=r"per_class=True needs the class of every item; no labels came. Give labels"):
         Rule(per_class=True).thresholds(np.array([1.0]), None)
     with pytest.raises(
-        ValueRangeError, match=r"there are none of class 5. Add some, or build the index with per_class"
+        ValueRangeError,
+        match=r"none of class 5. Add some, give refuse_above=..., or build the index with per_class=False.",
     ):
         Thresholds(1.0, {2: 1.0}).of(2, np.array([2, 5]))
     with pytest.raises(ArtefactError, match="is no rule of an index"):

@@ -101,6 +101,24 @@ def test_all_queries_may_be_refused(items):
     index = SafeIndex.build(items["feature"], items["u"])
     found = index.search(items["feature"][:3], [9.0, 9.0, 9.0], k=2, sets=True)
     assert (found.refused.all(), found.ids.shape, found.sets) == (True, (3, 2), (None, None, None))
+    assert found.labels is None
+    assert not index.search(items["feature"][:3], [9.0] * 3, k=2, refuse_above=np.inf).refused.any()
+    labelled = SafeIndex.build(items["feature"], items["u"], labels=items["label"])
+    refused = labelled.search(items["feature"][:3], [9.0, 9.0, 9.0], k=2, exclude=["0", "1", "2"])
+    assert refused.labels is not None
+    assert refused.labels.tolist() == [[-1, -1]] * 3
+
+
+def test_no_query_at_all_is_no_answer(items):
+    found = SafeIndex.build(items["feature"], items["u"]).search(np.empty((0, D)), [], k=3, sets=True)
+    assert (found.ids.shape, found.sets, found.to_json()["queries"]) == ((0, 3), (), [])
+
+
+def test_cosines_are_never_above_one():
+    x = np.random.default_rng(0).normal(size=(300, 37))
+    found = SafeIndex.build(x, np.zeros(300)).search(x, np.zeros(300), k=1)
+    assert found.similarities.max() <= 1
+    assert found.similarities.min() > 1 - 1e-6
 
 
 def test_items_need_not_find_themselves(items):
@@ -174,6 +192,16 @@ def test_a_failed_addition_leaves_everything_as_it_was(items, queries):
     assert len(index) == N + 20
 
 
+def test_growing_moves_nothing_that_somebody_looks_at(items):
+    index = SafeIndex.build(items["feature"], items["u"])
+    assert index.kept == 180  # rows are in their places
+    seen = index.backend.vectors[:3]  # as a search in another thread does
+    before = seen.copy()
+    index.add(np.random.default_rng(0).normal(size=(20_000, D)), np.zeros(20_000))
+    assert (seen == before).all()
+    assert not np.shares_memory(seen, index.backend.vectors)
+
+
 def test_an_approximation_tells_its_recall(items, queries):
     index = SafeIndex.build(items["feature"], items["u"])
     exact = index.search(queries["feature"], queries["u"], k=3)
@@ -237,7 +265,13 @@ def test_an_approximation_that_finds_too_few_compares_all(items, queries):
             TableError,
             r"refuse_above must be one number, or one a query, \(40,\); \(2,\) ca",
         ),
-        ({"sets": True, "at_most": -1}, ValueRangeError, "at_most must be at least 1; -1 came"),
+        ({"queries": np.ones((1, 40, 8))}, TableError, r"\(1, 40, 8\) came in the array. Give one row an image"),
+        (
+            {"refuse_above": np.nan},
+            ValueRangeError,
+            "refuse_above must be numbers; NaN came. Infinity refuses no query",
+        ),
+        ({"sets": True, "at_most": 0}, ValueRangeError, "at_most must be at least 1; 0 came"),
     ],
 )
 def test_wrong_questions(items, queries, ask, error, text):
@@ -257,7 +291,12 @@ def test_wrong_questions(items, queries, ask, error, text):
             "ids must be new; 1 of 2 are in the index, such as '7'. Nothing was added: remo",
         ),
         ({"ids": ["a"]}, TableError, "ids must have one name a row, 2; 1 came"),
-        ({"ids": ["a", ""]}, TableError, "ids must be texts with a letter in them; '' came for row 1"),
+        (
+            {"ids": ["a", ""]},
+            TableError,
+            "ids must be texts of at least one letter that UTF-8 can write, without NUL; ''",
+        ),
+        ({"ids": ["a", "\udcff.png"]}, TableError, r"'\\udcff.png' came for row 1. Name it otherwise."),
         (
             {"uncertainty": None},
             TableError,
@@ -321,6 +360,15 @@ def test_another_model_and_another_score_are_refused():
         index.add(table(1, source="model a"), Entropy())
     with pytest.raises(TableError, match="needs the uncertainty of every query; none came with an array of features"):
         index.search(table(1).feature)
+    with pytest.raises(TableError, match="needs the uncertainty of every item; none came with an array of features"):
+        index.add(table(1).feature)
+    learned = SafeIndex.build(table(0), Neighbours(k=2).fit(table(3)))
+    for other in (Neighbours(k=3).fit(table(3)), Neighbours(k=2).fit(table(4))):
+        with pytest.raises(
+            TableError, match=r"of the score that the items have, Neighbours\(k=2.* or another fit came"
+        ):
+            learned.search(table(1), other)
+    assert len(learned.search(table(1), Neighbours(k=2).fit(table(3)))) == N
     assert SafeIndex.build(table(0), MaxProbability(), clean="items").search(table(1).feature).uncertainty is None
 
 

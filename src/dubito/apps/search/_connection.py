@@ -2,8 +2,11 @@
 
 Reading is tried again on a new connection once: nothing can be done twice by it. Writing is one transaction, which the
 server keeps whole or not at all; only a connection lost while it commits leaves open which, and the error says so.
+Threads that share an index wait for each other.
 """
 
+import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, final
@@ -14,6 +17,8 @@ from dubito.errors import MissingPackageError, ServerError
 
 Result = TypeVar("Result")
 _SECONDS = 10
+_LOST = ("08", "57P")
+"""How the states of a connection that is no more begin: connection exceptions, and a server that shuts down."""
 
 
 @final
@@ -25,6 +30,7 @@ class Connection:
         self._dsn = dsn
         self._open: Any = None
         self._let_go: Any = None
+        self._alone = threading.RLock()
         try:
             parts = self._psycopg.conninfo.conninfo_to_dict(dsn)
         except self._psycopg.ProgrammingError as error:
@@ -36,64 +42,71 @@ class Connection:
 
     def read(self, doing: str, work: Callable[[Any], Result]) -> Result:
         """What `work` makes of a cursor in a transaction that changes nothing and sees one state of the database."""
-        for last in (False, True):
-            connection = self._connected(doing)
-            connection.isolation_level, connection.read_only = self._psycopg.IsolationLevel.REPEATABLE_READ, True
-            try:
-                with connection.transaction(), connection.cursor(binary=True) as cursor:
-                    return work(cursor)
-            except self._lost() as error:
-                self.close()
-                if last:
-                    raise self._gone(doing, error, "Nothing was changed") from error
-            except self._psycopg.Error as error:
-                raise self._refused(doing, error) from error
+        with self._alone:
+            for last in (False, True):
+                connection = self._connected(doing)
+                try:
+                    connection.isolation_level = self._psycopg.IsolationLevel.REPEATABLE_READ
+                    connection.read_only = True
+                    with connection.transaction(), connection.cursor(binary=True) as cursor:
+                        return work(cursor)
+                except self._psycopg.Error as error:
+                    if not self._is_lost(error):
+                        raise self._refused(doing, error) from error
+                    self.close()
+                    if last:
+                        raise self._gone(doing, error, "Nothing was changed") from error
         raise AssertionError("one of the two returns or raises")
 
     def write(self, doing: str, work: Callable[[Any], Result]) -> Result:
         """What `work` makes of a cursor in one transaction: all of it, or nothing."""
-        self.read(doing, lambda cursor: cursor.execute("SELECT 1"))  # a connection that died meanwhile is replaced here
-        connection, done = self._connected(doing), False
-        connection.isolation_level, connection.read_only = None, False
-        try:
-            with connection.transaction(), connection.cursor(binary=True) as cursor:
-                result = work(cursor)
-                done = True
-            return result
-        except self._lost() as error:
-            self.close()
-            kept = (
-                "It went while it was confirming, so either all of it or nothing is there: ask `id in index`"
-                if done
-                else "It was one transaction, so nothing of it is there, and what was there before is safe"
-            )
-            raise self._gone(doing, error, kept) from error
-        except self._psycopg.errors.UniqueViolation as error:
-            raise ServerError(
-                f"{doing}: somebody else has added an item of the same id meanwhile ({error.diag.message_detail}). "
-                f"Nothing of this call is there. Name it otherwise, or remove it first."
-            ) from error
-        except self._psycopg.Error as error:
-            raise self._refused(doing, error) from error
+        with self._alone:
+            self.read(doing, lambda cursor: cursor.execute("SELECT 1"))  # one that died meanwhile is replaced here
+            connection, done = self._connected(doing), False
+            try:
+                # Writers lock the row of NAME_about; then each statement must see what the writer before has left.
+                connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
+                connection.read_only = False
+                with connection.transaction(), connection.cursor(binary=True) as cursor:
+                    result = work(cursor)
+                    done = True
+                return result
+            except self._psycopg.errors.UniqueViolation as error:
+                raise ServerError(
+                    f"{doing}: somebody else has added an item of the same id meanwhile ({error.diag.message_detail}). "
+                    f"Nothing of this call is there. Name it otherwise, or remove it first."
+                ) from error
+            except self._psycopg.Error as error:
+                if not self._is_lost(error):
+                    raise self._refused(doing, error) from error
+                self.close()
+                kept = (
+                    "It went while it was confirming, so either all of it or nothing is there: ask `id in index`"
+                    if done
+                    else "It was one transaction, so nothing of it is there, and what was there before is safe"
+                )
+                raise self._gone(doing, error, kept) from error
 
     def close(self) -> None:
         """Let go of the connection; the next call opens another."""
-        if self._let_go is not None:
-            self._let_go()
-        self._open = self._let_go = None
+        with self._alone:
+            if self._let_go is not None:
+                self._let_go()
+            self._open = self._let_go = None
 
     def _connected(self, doing: str) -> Any:
         if self._open is not None and not self._open.closed:
             return self._open
         try:
             connection = self._psycopg.connect(self._dsn, autocommit=True, connect_timeout=_SECONDS)
-        except self._psycopg.OperationalError as error:
+        except self._psycopg.Error as error:
             raise self._gone(doing, error, "Nothing was changed") from error
         try:
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            self._register(connection)
-        except (self._psycopg.ProgrammingError, self._psycopg.NotSupportedError) as error:
+            self._turn_on(connection)
+        except self._psycopg.Error as error:
             connection.close()
+            if self._is_lost(error):
+                raise self._gone(doing, error, "Nothing was changed") from error
             raise ServerError(
                 f"{doing}: the database {self.where} has no pgvector, and it cannot be turned on ({_line(error)}). "
                 f"Install pgvector on the server, and let its owner run CREATE EXTENSION vector."
@@ -102,13 +115,24 @@ class Connection:
         self._open, self._let_go = connection, weakref.finalize(self, connection.close)
         return connection
 
-    def _lost(self) -> tuple[type[Exception], ...]:
-        return (self._psycopg.OperationalError, self._psycopg.InterfaceError)
+    def _turn_on(self, connection: Any) -> None:
+        """Made only where it is not there: a replica, or a user who may only read, could not."""
+        errors = self._psycopg.errors
+        if connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone() is None:
+            with contextlib.suppress(errors.UniqueViolation, errors.DuplicateObject):  # another has just made it
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        self._register(connection)
+
+    def _is_lost(self, error: Any) -> bool:
+        """Whether the connection is no more; a refusal, such as of a full disk or a time limit, has another state."""
+        if error.sqlstate is None:
+            return isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
+        return str(error.sqlstate).startswith(_LOST)
 
     def _refused(self, doing: str, error: Exception) -> ServerError:
         return ServerError(
-            f"{doing}: the server of {self.where} refused ({_line(error)}). Nothing was changed. Look at the table and "
-            f"at what this user may do there."
+            f"{doing}: the server of {self.where} refused ({_line(error)}). Nothing was changed. Look at the table, at "
+            f"what this user may do there, and at the server's limits."
         )
 
     def _gone(self, doing: str, error: Exception, kept: str) -> ServerError:

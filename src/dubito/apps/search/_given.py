@@ -62,17 +62,20 @@ class Given:
             start += len(unit)
 
     def _unit(self, block: Float[Tensor, "b d"], start: int) -> Float32[np.ndarray, "b d"]:
-        norm = torch.linalg.vector_norm(block, dim=-1, dtype=torch.float64)
+        # By numpy: for few queries it costs less than torch, whose threads would also stand in the way of faiss's.
+        features = block.numpy()
+        norm = np.sqrt(np.einsum("bd,bd->b", features, features, dtype=np.float64))
         usable = (norm >= _SHORTEST) & (norm <= _LONGEST)
-        if not bool(usable.all()):
-            row = int((~usable).nonzero()[0, 0])
+        if not usable.all():
+            row = int(np.flatnonzero(~usable)[0])
             called = f" ('{self.ids[start + row]}')" if self.ids else ""
             what = "is all zeros" if float(norm[row]) == 0 else f"has the norm {float(norm[row]):g}"
             raise ValueRangeError(
                 f"{self.by}: features must be finite and not all zero; row {start + row}{called} of {self.name} "
                 f"{what}. Look at that image, or leave it out: it has no direction."
             )
-        unit: Float32[np.ndarray, "b d"] = (block / norm[:, None]).float().contiguous().numpy()
+        unit = np.empty(features.shape, dtype=np.float32)
+        np.divide(features, norm[:, None], out=unit, casting="same_kind")
         return unit
 
 
@@ -99,8 +102,11 @@ def given(
     if len(shape) != 2 or shape[1] != width:
         raise TableError(
             f"{by}: features must have the axes (n, {width}), as wide as the index; {tuple(shape)} came in {name}. "
-            + (f"Give one row an image, such as feature[None] of shape (1, {width})." if shape == (width,) else "")
-            + ("Take the features of the model that the index was built with." if len(shape) == 2 else "")
+            + (
+                "Take the features of the model that the index was built with."
+                if len(shape) == 2
+                else f"Give one row an image, such as feature[None] of shape (1, {width}) for one feature."
+            )
         )
     n = int(shape[0])
     return Given(
@@ -146,12 +152,18 @@ def _names(by: str, ids: Names, n: int) -> list[str]:
     names = [str(one) for one in ids]
     if len(names) != n:
         raise TableError(f"{by}: ids must have one name a row, {n}; {len(names)} came. Name the same images.")
-    wrong = next((place for place, one in enumerate(names) if not one or "\0" in one), None)
+    wrong = next((place for place, one in enumerate(names) if not _is_name(one)), None)
     if wrong is not None:
         raise TableError(
-            f"{by}: ids must be texts with a letter in them; {names[wrong]!r} came for row {wrong}. Name it."
+            f"{by}: ids must be texts of at least one letter that UTF-8 can write, without NUL; {names[wrong]!r} came "
+            f"for row {wrong}. Name it otherwise."
         )
     return names
+
+
+def _is_name(text: str) -> bool:
+    """Whether files and servers can keep it: a path whose bytes are no UTF-8 has halves of letters in it."""
+    return bool(text) and "\0" not in text and (text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text))
 
 
 def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"]:

@@ -52,11 +52,13 @@ class Hits:
         ids: Their names, as strings.
         similarities: Cosines.
         labels: Their classes, if known.
+        exact: Whether every kept item was compared.
     """
 
     ids: Shaped[np.ndarray, "n k"]
     similarities: Float32[np.ndarray, "n k"]
     labels: Int64[np.ndarray, "n k"] | None
+    exact: bool
 
 
 @final
@@ -88,7 +90,7 @@ class Approximation:
 
     Attributes:
         kind: As faiss spells it ("IVF1024,SQ8", "HNSW32"), or "hnsw" on a server.
-        recall: The share of the ten nearest items that it finds, measured on items as queries.
+        recall: The share of the ten nearest items that it finds, measured on items as queries; new ones are harder.
         queries: How many it was measured on.
     """
 
@@ -125,7 +127,7 @@ class Backend(Protocol):
         ...
 
     def left_out(self) -> list[str]:
-        """The ids that the rule does not keep."""
+        """The ids that the rule does not keep, sorted."""
         ...
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:

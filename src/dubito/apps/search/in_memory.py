@@ -7,6 +7,8 @@ be mapped from a file.
 
 An approximation (IVF, HNSW, any factory string of faiss) holds codes of the kept rows. Its candidates are compared
 again by their vectors, so similarities are exact. Items that come or go end it.
+
+Threads may search at once. While one adds or removes, no other may ask: rows change places.
 """
 
 import heapq
@@ -55,8 +57,8 @@ class InMemory:
 
     def add(self, blocks: Iterable[Block], rows: int, source: str | None) -> None:
         """Written behind the last item; they count once all are there."""
-        start = len(self.ids)
-        self._reserve(start + rows)
+        start = first = len(self.ids)
+        self._reserve(first + rows)
         ids: list[str] = []
         u, labels = [self.u], [] if self.labels is None else [self.labels]
         for block in blocks:
@@ -65,11 +67,13 @@ class InMemory:
             ids += block.ids
             u.append(block.u)
             labels += [] if block.labels is None else [block.labels]
-        if self._places is not None:
-            self._places |= {name: place for place, name in enumerate(ids, start=len(self.ids))}
-        self.source = self.source if self.ids else source
-        self.u, self.labels = np.concatenate(u), np.concatenate(labels) if labels else None
+        all_u, all_labels = np.concatenate(u), np.concatenate(labels) if labels else None
+        # Nothing fails from here on.
+        self.source = self.source if first else source
+        self.u, self.labels = all_u, all_labels
         self.ids += ids
+        if self._places is not None:
+            self._places.update(zip(ids, range(first, start), strict=True))
         self._changed()
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -101,17 +105,15 @@ class InMemory:
     def left_out(self) -> list[str]:
         """The ids behind those that are kept."""
         self._settle()
-        return self.ids[self._kept :]
+        return sorted(self.ids[self._kept :])
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:
         """Of the kept rows."""
         self._settle()
-        if exact or self.index is None:
-            similarities, rows = faiss.knn(queries, self.vectors[: self._kept], k, metric=faiss.METRIC_INNER_PRODUCT)
-        else:
-            similarities, rows = self._candidates(queries, k)
+        exactly = exact or self.index is None
+        similarities, rows = self._compared(queries, k) if exactly else self._candidates(queries, k)
         ids = np.array([self.ids[row] for row in rows.ravel().tolist()], dtype=object).reshape(rows.shape)
-        return Hits(ids, similarities, None if self.labels is None else self.labels[rows])
+        return Hits(ids, similarities, None if self.labels is None else self.labels[rows], exactly)
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items whose lots are lowest."""
@@ -158,9 +160,18 @@ class InMemory:
     def close(self) -> None:
         """Nothing but memory is held."""
 
-    def restore(self, kept: int, thresholds: Thresholds | None, revision: int) -> None:
-        """Become an index that was saved: rows are in place already."""
-        self._kept, self._thresholds, self._revision, self._places = kept, thresholds, revision, None
+    def refill(
+        self,
+        vectors: Float32[np.ndarray, "n d"],
+        u: Float64[np.ndarray, "n"],
+        ids: list[str],
+        labels: Int64[np.ndarray, "n"] | None,
+        source: str | None,
+    ) -> None:
+        """Become an index that was saved; no row moves, as the kept ones were first then."""
+        self.vectors, self.u, self.ids, self.labels, self.source = vectors, u, ids, labels, source
+        self._places = None
+        self._changed()
 
     def _changed(self) -> None:
         self._thresholds, self.index, self._approximation = None, None, None
@@ -177,12 +188,12 @@ class InMemory:
             return
         # A first filling takes what it needs; later ones leave room, so that adding item by item does not move all.
         size = rows if not self.ids else max(rows, have + have // 4 + 64)
-        if self.vectors.base is not None or not self.vectors.flags.owndata:  # mapped from a file
+        try:
+            self.vectors.resize((size, self.width))
+        except ValueError:  # mapped from a file, or somebody still looks at it: then it must not move
             grown = np.empty((size, self.width), dtype=np.float32)
             grown[: len(self.ids)] = self.vectors[: len(self.ids)]
             self.vectors = grown
-        else:
-            self.vectors.resize((size, self.width), refcheck=False)
 
     def _settle(self) -> None:
         """Find the threshold and bring the kept rows to the front."""
@@ -206,6 +217,13 @@ class InMemory:
             if self._places is not None:
                 self._places[self.ids[one]], self._places[self.ids[other]] = one, other
 
+    def _compared(
+        self, queries: Float32[np.ndarray, "n d"], k: int
+    ) -> tuple[Float32[np.ndarray, "n k"], Int64[np.ndarray, "n k"]]:
+        """The best of all kept rows."""
+        found: tuple[Any, Any] = faiss.knn(queries, self.vectors[: self._kept], k, metric=faiss.METRIC_INNER_PRODUCT)
+        return found
+
     def _candidates(
         self, queries: Float32[np.ndarray, "n d"], k: int
     ) -> tuple[Float32[np.ndarray, "n k"], Int64[np.ndarray, "n k"]]:
@@ -219,17 +237,14 @@ class InMemory:
         similarities, rows = np.take_along_axis(similarities, best, 1), np.take_along_axis(rows, best, 1)
         missing = (rows < 0).any(1)
         if missing.any():  # an IVF that has looked into too few lists: such a query is compared with all
-            similarities[missing], rows[missing] = faiss.knn(
-                queries[missing], self.vectors[: self._kept], k, metric=faiss.METRIC_INNER_PRODUCT
-            )
+            similarities[missing], rows[missing] = self._compared(queries[missing], k)
         return similarities, rows
 
 
 def _take_pains(index: Any, effort: int | None) -> None:
     """How much of an approximation is looked at: lists of an IVF, candidates of an HNSW."""
-    space = faiss.ParameterSpace()
-    inner = faiss.downcast_index(index)
-    if isinstance(inner, faiss.IndexIVF):
-        space.set_index_parameter(index, "nprobe", effort or max(8, inner.nlist // 16))
-    elif isinstance(inner, faiss.IndexHNSW):
-        space.set_index_parameter(index, "efSearch", effort or 128)
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is not None:
+        lists.nprobe = effort or max(8, lists.nlist // 16)
+    elif isinstance(graph := faiss.downcast_index(index), faiss.IndexHNSW):
+        graph.hnsw.efSearch = effort or 128

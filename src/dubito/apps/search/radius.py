@@ -21,6 +21,8 @@ from dubito.apps.search.backend import Backend
 from dubito.errors import TableError
 from dubito.types import Json
 
+REACH = 10
+"""Whose distance measures radii: the tenth neighbour's. About so many items lie in a median ball."""
 SAMPLE = 500
 _LEVELS = np.linspace(0.0, 1.0, 101)
 
@@ -51,17 +53,15 @@ class Radii:
 
     @classmethod
     def from_json(cls, found: Json, revision: int) -> "Radii":
-        """Back from `to_json`."""
-        return cls(np.array(found["u"], dtype=np.float64), np.array(found["distances"], dtype=np.float64), revision)
+        """Back from `to_json`; ValueError if it is no such map."""
+        u, distances = (np.array(found[name], dtype=np.float64) for name in ("u", "distances"))
+        if u.ndim != 1 or not len(u) or u.shape != distances.shape or not np.isfinite([u, distances]).all():
+            raise ValueError("radii must be as many distances as uncertainties, all of them finite")
+        return cls(u, distances, revision)
 
 
-def measure(backend: Backend, reach: int) -> Radii:
-    """Radii of an index, from distances between its own kept items.
-
-    Args:
-        backend: With at least two kept items.
-        reach: Which neighbour's distance counts: about so many items lie in a median ball.
-    """
+def measure(backend: Backend) -> Radii:
+    """Radii of an index, from distances between its own kept items, at least two."""
     state = backend.state()
     if state.kept < 2:
         raise TableError(
@@ -69,7 +69,7 @@ def measure(backend: Backend, reach: int) -> Radii:
             f"Add more, or search without sets."
         )
     ids, vectors = backend.sample(SAMPLE)
-    hits = backend.nearest(vectors, min(reach, state.kept - 1) + 1, exact=True)
+    hits = backend.nearest(vectors, min(REACH, state.kept - 1) + 1, exact=True)
     own = hits.ids == np.array(ids, dtype=object)[:, None]
     own[~own.any(1), -1] = True  # equal items may push an item out of its own list
     others = hits.similarities[~own].reshape(len(ids), -1)

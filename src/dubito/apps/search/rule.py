@@ -47,7 +47,7 @@ class Thresholds:
         if unknown:
             raise ValueRangeError(
                 f"SafeIndex: a threshold per class needs items of that class; there are none of class {unknown[0]}. "
-                f"Add some, or build the index with per_class=False."
+                f"Add some, give refuse_above=..., or build the index with per_class=False."
             )
         found: Float64[np.ndarray, "c"] = np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)
         return found[place]
@@ -61,7 +61,7 @@ class Thresholds:
     def from_json(cls, found: Json) -> "Thresholds":
         """Back from `to_json`."""
         by_class = found["by_class"]
-        return cls(found["everywhere"], by_class and {int(key): float(value) for key, value in by_class.items()})
+        return cls(float(found["everywhere"]), by_class and {int(key): float(value) for key, value in by_class.items()})
 
 
 @final

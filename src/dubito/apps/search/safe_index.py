@@ -9,31 +9,30 @@ arbitrary class, and ambiguous items lie between classes, where they catch queri
 data set by itself. Here queries come one at a time, so they are held against the threshold of the items.
 """
 
+import operator
 from pathlib import Path
 from typing import final
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool
 
+from dubito.apps.search import _checks
 from dubito.apps.search._answers import find, how_many, spread, within
-from dubito.apps.search._folder import read_head, read_index, write_index, write_score
-from dubito.apps.search._given import Given, Names, given, twice
+from dubito.apps.search._folder import Parts
+from dubito.apps.search._given import Names
+from dubito.apps.search._load import read_index
+from dubito.apps.search._recall import approximated
+from dubito.apps.search._save import write_index
 from dubito.apps.search.backend import Approximation, Backend, State
 from dubito.apps.search.in_memory import InMemory
 from dubito.apps.search.radius import Radii, measure
 from dubito.apps.search.result import Retrieved
 from dubito.apps.search.rule import Rule, Thresholds
 from dubito.choices import Clean
-from dubito.errors import ArtefactError, TableError, ValueRangeError
+from dubito.errors import ValueRangeError
 from dubito.metrics import Array
-from dubito.scores.artefact import load_score
-from dubito.table import Table, to_tensor
-from dubito.types import Json, Score, finite
-
-REACH = 10
-"""Whose distance measures radii: the tenth neighbour's."""
-_TOP, _QUERIES = 10, 200
-"""An approximation's recall is that of so many neighbours of so many items."""
+from dubito.table import Table
+from dubito.types import Json, Score
 
 
 @final
@@ -91,7 +90,7 @@ class SafeIndex:
             clean: Whether uncertain "queries" are refused, uncertain "items" left out, "both" or "none".
             per_class: Take the quantile in each class, as the paper's code does.
         """
-        index = cls(_width(items), quantile=quantile, clean=clean, per_class=per_class)
+        index = cls(_checks.width_of(items), quantile=quantile, clean=clean, per_class=per_class)
         index.add(items, uncertainty, ids=ids, labels=labels)
         return index
 
@@ -121,9 +120,8 @@ class SafeIndex:
         from dubito.apps.search.on_server import OnServer  # noqa: PLC0415 (an optional package)
 
         asked: Json = {"quantile": quantile, "clean": clean, "per_class": per_class}
-        index = cls(1, score=score)
-        index.backend = OnServer(dsn, table, width, {key: value for key, value in asked.items() if value is not None})
-        return index
+        backend = OnServer(dsn, table, width, {key: value for key, value in asked.items() if value is not None})
+        return cls._over(backend, score)
 
     @classmethod
     def load(cls, folder: str | Path, *, mapped: bool = True, check: bool = True) -> "SafeIndex":
@@ -134,29 +132,17 @@ class SafeIndex:
             mapped: Leave vectors on disk until they are searched; else read them now.
             check: Read every byte once and compare checksums: some seconds for a million vectors of 512.
         """
-        place = Path(folder)
-        head = read_head(place)
-        index = cls(1)
-        index.backend = read_index(place, head, mapped=mapped, check=check)
-        index.maker = head.get("maker")
-        index.score = load_score(place / head["score"]) if head.get("score") else None
-        if head.get("radii"):
-            index._radii = Radii.from_json(head["radii"], index.backend.state().revision)
+        parts = read_index(Path(folder), mapped=mapped, check=check)
+        index = cls._over(parts.backend, parts.score)
+        index.maker, index._radii = parts.maker, parts.radii
         return index
 
     def save(self, folder: str | Path) -> Path:
         """Write the index into a folder; killed at any instant, it leaves the old one or the new one."""
         place = Path(folder)
-        if not isinstance(self.backend, InMemory):
-            raise ArtefactError(
-                "SafeIndex.save: this index lives on a server, which has kept every change already. Open it with "
-                "SafeIndex.on_server, or build one from the same items to save it."
-            )
-        fresh = self._radii if self._radii and self._radii.revision == self.backend.state().revision else None
-        about: Json = {"maker": self.maker, "radii": fresh and fresh.to_json(), "score": None}
-        if self.score is not None:
-            about["score"] = write_score(place, self.score)
-        write_index(place, self.backend, about)
+        backend = _checks.in_memory(self.backend)
+        fresh = self._radii if self._radii and self._radii.revision == backend.state().revision else None
+        write_index(place, Parts(backend, self.score, self.maker, fresh))
         return place
 
     def close(self) -> None:
@@ -189,7 +175,7 @@ class SafeIndex:
     @property
     def thresholds(self) -> Thresholds:
         """Above which items are left out and queries refused."""
-        return _some(self.backend.state())
+        return _checks.some(self.backend.state())
 
     @property
     def kept(self) -> int:
@@ -197,7 +183,7 @@ class SafeIndex:
         return self.backend.state().kept
 
     def left_out(self) -> list[str]:
-        """The ids of items that are never an answer."""
+        """The ids of items that are never an answer, sorted."""
         return self.backend.left_out()
 
     def add(
@@ -216,16 +202,14 @@ class SafeIndex:
             ids: Names that are not there yet; by default the table's, or the next numbers.
             labels: Classes, if the items before have some.
         """
-        by, state = "SafeIndex.add", self.backend.state()
-        found = self._given(by, items, uncertainty, ids=ids, labels=labels)
-        if found.u is None:
-            raise TableError(
-                f"{by} needs the uncertainty of every item; none came, and the index has no score of its own. Give a "
-                f"fitted score (with a table) or one number an item."
-            )
+        state = self.backend.state()
+        found = _checks.fitting(
+            "SafeIndex.add", items, uncertainty, width=self.width, score=self.score, state=state, ids=ids, labels=labels
+        )
+        _checks.check_judged(found, self.score, "item")
         names = found.ids or [str(state.rows + row) for row in range(found.rows)]
-        self._check_new(names, named=found.ids is not None)
-        self._check_labels(found, state)
+        _checks.check_new(self.backend, names, named=found.ids is not None)
+        _checks.check_labels(found, state, self.rule)
         if not found.rows:
             return
         self.backend.add(found.blocks(names), found.rows, found.source)
@@ -237,14 +221,7 @@ class SafeIndex:
     def remove(self, ids: Names) -> None:
         """Remove items by id, all or none; the thresholds move with the rest."""
         names = [ids] if isinstance(ids, str) else [str(one) for one in ids]
-        if again := twice(names):
-            raise TableError(f"SafeIndex.remove: every id once; '{again}' came twice. Drop one of them.")
-        unknown = sorted({*names} - self.backend.known(names))
-        if unknown:
-            raise TableError(
-                f"SafeIndex.remove: ids must be those of items; {len(unknown)} of {len(names)} are not, such as "
-                f"'{unknown[0]}'. Nothing was removed: ask `id in index` first."
-            )
+        _checks.check_there(self.backend, names)
         if names:
             self.backend.remove(names)
 
@@ -273,20 +250,19 @@ class SafeIndex:
             sets: Give also all items within each query's uncertainty.
             at_most: How many items a set may have.
         """
-        by, state = "SafeIndex.search", self.backend.state()
-        thresholds = _some(state)
-        found = self._given(by, queries, uncertainty, labels=labels)
-        refuses = self.rule.refuses_queries or refuse_above is not None
-        if found.u is None and (refuses or sets):
-            raise TableError(
-                f"{by} needs the uncertainty of every query; none came"
-                + (", and the index has no score of its own" if self.score is None else " with an array of features")
-                + ". Give a fitted score (with a table), one number a query, or build the index with clean='items'."
-            )
-        limits, against = self._limits(found, thresholds, refuse_above)
+        state = self.backend.state()
+        thresholds, k = _checks.some(state), operator.index(k)
+        found = _checks.fitting(
+            "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
+        )
+        if self.rule.refuses_queries or refuse_above is not None or sets:
+            _checks.check_judged(found, self.score, "query")
+        limits, against = _checks.limits_of(found, self.rule, thresholds, refuse_above)
         refused: Bool[np.ndarray, "n"] = np.zeros(found.rows, bool) if found.u is None else found.u > limits
-        hits = find(
-            self.backend, found, refused, how_many(k, at_most if sets else 0, state, exclude, found.rows), exclude
+        count = how_many(k, at_most if sets else None, state, exclude, found.rows)
+        hits = find(self.backend, found, refused, count, exclude, labelled=bool(state.labelled))
+        nearby = (
+            within(hits, self._measured(state), found.u, refused, at_most) if sets and found.u is not None else None
         )
         return Retrieved(
             **spread(hits, refused, k),
@@ -294,8 +270,8 @@ class SafeIndex:
             uncertainty=found.u,
             thresholds=limits,
             against=against,
-            sets=within(hits, self._measured(), found.u, refused, at_most) if sets and found.u is not None else None,
-            exact=self.backend.approximation is None,
+            sets=nearby,
+            exact=hits.exact,
         )
 
     def approximate(self, kind: str | None = None, *, effort: int | None = None) -> Approximation:
@@ -306,105 +282,17 @@ class SafeIndex:
                 number. On a server "hnsw". In memory, adding and removing items ends it; a server keeps it up to date.
             effort: How much of it is looked at: nprobe of an IVF, ef_search of an HNSW.
         """
-        state = self.backend.state()
-        _some(state)
-        kind = self.backend.approximate(kind, effort)
-        ids, vectors = self.backend.sample(_QUERIES)
-        k = min(_TOP + 1, state.kept)
-        near, far = (self.backend.nearest(vectors, k, exact=exact).ids.tolist() for exact in (True, False))
-        shares = [
-            len({*one} & {*other} - {own}) / max(1, len({*one} - {own}))
-            for own, one, other in zip(ids, near, far, strict=True)
-        ]
-        approximation = Approximation(kind, float(np.mean(shares)) if k > 1 else 1.0, len(ids))
-        self.backend.remember(approximation)
-        return approximation
+        _checks.some(self.backend.state())
+        return approximated(self.backend, kind, effort)
 
-    def _given(
-        self,
-        by: str,
-        features: Table | Array,
-        uncertainty: Score | Array | None,
-        *,
-        ids: Names | None = None,
-        labels: Array | None = None,
-    ) -> Given:
-        if uncertainty is None and isinstance(features, Table):
-            uncertainty = self.score
-        state = self.backend.state()
-        if isinstance(uncertainty, Score) and state.rows and self.score and uncertainty.name != self.score.name:
-            raise TableError(
-                f"{by}: uncertainties must be of the score that the items have, {self.score.name}; {uncertainty.name} "
-                f"came. Values of two scores have no common scale: build another index."
-            )
-        found = given(by, features, uncertainty, width=self.width, ids=ids, labels=labels)
-        if state.source and found.source and state.source != found.source:
-            raise TableError(
-                f"{by}: {found.name} was made by another model ({found.source}) than the items of the index "
-                f"({state.source}), so that cosines mean nothing. Extract it with the same model and transform."
-            )
-        return found
+    @classmethod
+    def _over(cls, backend: Backend, score: Score | None) -> "SafeIndex":
+        """An index of items that are somewhere already."""
+        index = cls(backend.width, score=score)
+        index.backend = backend
+        return index
 
-    def _check_new(self, names: list[str], *, named: bool) -> None:
-        if again := twice(names):
-            raise TableError(f"SafeIndex.add: every id once; '{again}' came twice. Nothing was added: name them apart.")
-        if there := sorted(self.backend.known(names)):
-            raise TableError(
-                f"SafeIndex.add: ids must be new; {len(there)} of {len(names)} are in the index, such as '{there[0]}'. "
-                f"Nothing was added: {'remove them first' if named else 'give ids=...'}."
-            )
-
-    def _check_labels(self, found: Given, state: State) -> None:
-        labelled = found.labels is not None
-        if found.rows and state.labelled is not None and state.labelled != labelled:
-            raise TableError(
-                f"SafeIndex.add: items must have classes or not, all alike; those of the index have "
-                f"{'some' if state.labelled else 'none'}, {found.name} has {'some' if labelled else 'none'}. "
-                f"{'Give labels=...' if state.labelled else 'Leave the labels out'}."
-            )
-        if found.rows and self.rule.per_class and not labelled:
-            self.rule.thresholds(np.zeros(1), None)
-
-    def _limits(
-        self, found: Given, thresholds: Thresholds, refuse_above: float | Array | None
-    ) -> tuple[Float64[np.ndarray, "n"], str]:
-        """What each query's uncertainty is held against, and that in words."""
-        if refuse_above is not None:
-            given_ones = finite(to_tensor(refuse_above, "SafeIndex.search: refuse_above").double(), "refuse_above")
-            if given_ones.dim() and tuple(given_ones.shape) != (found.rows,):
-                raise TableError(
-                    f"SafeIndex.search: refuse_above must be one number, or one a query, ({found.rows},); "
-                    f"{tuple(given_ones.shape)} came. Give the same queries."
-                )
-            return np.broadcast_to(given_ones.numpy(), (found.rows,)).copy(), "the threshold that was given"
-        if not self.rule.refuses_queries:
-            return np.full(found.rows, np.inf), "no threshold"
-        if self.rule.per_class and found.labels is None:
-            raise TableError(
-                "SafeIndex.search: per_class=True needs the class of every query, true or predicted; no labels came. "
-                "Give labels=..., refuse_above=index.thresholds.everywhere, or build the index with clean='items'."
-            )
-        limits = thresholds.of(found.rows, found.labels)
-        which = "the items of its class" if self.rule.per_class else "the items"
-        return limits, f"the {self.rule.quantile:.4g} quantile of {which}"
-
-    def _measured(self) -> Radii:
-        if self._radii is None or self._radii.revision != self.backend.state().revision:
-            self._radii = measure(self.backend, REACH)
+    def _measured(self, state: State) -> Radii:
+        if self._radii is None or self._radii.revision != state.revision:
+            self._radii = measure(self.backend)
         return self._radii
-
-
-def _width(items: Table | Array) -> int:
-    if isinstance(items, Table):
-        items.require("feature", by="SafeIndex.build")
-        return items.shape("feature")[1]
-    shape = items.shape if isinstance(items, np.ndarray) else to_tensor(items, "SafeIndex.build: items").shape
-    if len(shape) != 2:
-        raise TableError(f"SafeIndex.build: features must have the axes (n, d); {tuple(shape)} came. One row an image.")
-    return int(shape[1])
-
-
-def _some(state: State) -> Thresholds:
-    if state.thresholds is None:
-        raise TableError("SafeIndex: the index is empty, so there is nothing to find. Add items first.")
-    return state.thresholds
