@@ -57,3 +57,5 @@ Strategy = Literal[
 """How images are chosen for labelling."""
 Layout = Literal["tsne", "umap"]
 """How a map is laid out."""
+Colouring = Literal["label", "prediction", "uncertainty"]
+"""What the circles of a map are coloured by."""

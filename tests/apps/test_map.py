@@ -1,6 +1,9 @@
 """Maps: sizes and opacities follow u, layouts repeat themselves, and edges have clear answers."""
 
+import os
+import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -42,6 +45,7 @@ def test_uncertain_images_are_larger_and_more_transparent():
 def test_equal_uncertainties_are_all_small_and_a_single_high_one_stands_out():
     assert set(Map.of(images(), [0.5] * 60).radius.tolist()) == {1.0}
     one = Map.of(images(), [0.0] * 59 + [1.0])
+    assert one.ends == (0, 1)
     assert one.radius.tolist() == [1.0] * 59 + [4.0]
 
 
@@ -67,11 +71,48 @@ def test_umap_needs_its_package(monkeypatch):
         Map.of(images(), Entropy(), method="umap")
 
 
-def test_principal_components_are_scikit_learns():
-    table = images(50)
-    found = principal_components(table, 4)
-    theirs = PCA(4, svd_solver="full").fit_transform(table.feature.double().numpy())
+UMAP = """
+import numpy as np, torch
+from dubito import Table
+from dubito.apps._layout import laid_out
+label = np.arange(14) % 2
+feature = 8 * torch.eye(2, 4)[label] + torch.randn(14, 4, generator=torch.Generator().manual_seed(0))
+first, second = (laid_out(Table(feature=feature), "umap", neighbours=4) for _ in range(2))
+assert np.array_equal(first, second)
+pairs = np.linalg.norm(first[:, None] - first[None], axis=-1) + 1e9 * np.eye(14)
+assert (label[pairs.argmin(1)] == label).all()
+# All on one line, and fewer rows than neighbours: a layout that began on a line was NaN.
+assert np.isfinite(laid_out(Table(feature=torch.arange(6.0)[:, None]), "umap")).all()
+"""
+
+
+@pytest.mark.skipif(find_spec("umap") is None, reason="umap-learn is not installed")
+def test_umap_repeats_itself_and_keeps_classes_together():
+    # Its machine code takes a minute to compile; for so few rows it need not be compiled.
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", UMAP], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_principal_components_are_scikit_learns(offset):
+    feature = images(50).feature.double() + offset
+    found = principal_components(Table(feature=feature), 4)
+    theirs = PCA(4, svd_solver="full").fit_transform(feature.numpy())
     np.testing.assert_allclose(abs(found), abs(theirs), atol=1e-6)
+
+
+def test_wide_features_have_the_same_components_without_their_covariance(monkeypatch):
+    table = images(50)
+    exact = principal_components(table, 3)
+    monkeypatch.setattr("dubito.apps._layout._WIDE", 4)
+    np.testing.assert_allclose(principal_components(table, 3), exact, atol=1e-6)
+    wide = Table(feature=torch.randn(7, 60_000, generator=torch.Generator().manual_seed(0)))
+    found = principal_components(wide, 6)  # 60,000 x 60,000 numbers would be 29 GB
+    apart = torch.cdist(wide.feature.double(), wide.feature.double()).numpy()
+    np.testing.assert_allclose(np.linalg.norm(found[:, None] - found[None], axis=-1), apart, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 7, 20])
@@ -82,10 +123,11 @@ def test_few_points_have_a_place(n):
 
 
 def test_features_that_are_all_alike_or_one_wide():
-    same = Table(feature=torch.ones(12, 3))
-    assert laid_out(same, "tsne").tolist() == [[0, 0]] * 12
+    for value in (1.0, 0.1, 1234.567):
+        assert laid_out(Table(feature=torch.full((12, 3), value)), "tsne").tolist() == [[0, 0]] * 12
     narrow = Map.of(Table(feature=torch.arange(12.0)[:, None]), [0.0] * 12)
     assert np.isfinite(narrow.points).all()
+    assert (np.ptp(narrow.points, axis=0) > 1).all()  # points that began on a line could never leave it
     assert narrow.labels is None
     assert narrow.predictions is None
     assert narrow.ids[3] == "3"
@@ -100,6 +142,11 @@ def test_a_large_table_is_drawn_from():
     assert found.u.tolist() == u[found.rows].tolist()
     assert found.ids == [f"i{row}" for row in found.rows]
     assert found.labels == [str(row % 3) for row in found.rows]
+
+
+def test_the_uncertainty_has_its_name():
+    assert Map.of(images(4), Entropy()).score == "entropy"
+    assert Map.of(images(4), [0.0] * 4).score == "uncertainty"
 
 
 def test_names_of_classes_are_shown():
@@ -118,8 +165,11 @@ def test_what_cannot_be_drawn_is_refused():
         Map.of(table.select("logit"), Entropy())
     with pytest.raises(ValueRangeError, match="map: score 'u': 1 of 12 values are NaN"):
         Map.of(table, [float("nan")] + [0.0] * 11)
-    with pytest.raises(ValueRangeError, match=r"map: perplexity must be above 0, .* perplexity=-1.0"):
-        Map.of(table, Entropy(), perplexity=-1.0)
+    for wrong in (-1.0, 0.001, float("nan")):
+        with pytest.raises(ValueRangeError, match=rf"map: perplexity must be at least 1, .* perplexity={wrong}"):
+            Map.of(table, Entropy(), perplexity=wrong)
+    with pytest.raises(ValueRangeError, match=r"seed not negative; .* seed=-1 came"):
+        Map.of(table, Entropy(), seed=-1)
     with pytest.raises(ValueRangeError, match=r"most at least 1; method='tsne', most=0 came"):
         Map.of(table, Entropy(), most=0)
     with pytest.raises(ValueRangeError, match="map: features of table in memory: 1 of 6 values are NaN"):

@@ -22,6 +22,10 @@ from .conftest import Run
         (("train", "cache", "--to", "mine", "--optimizer"), choices.Optimizer),
         (("train", "cache", "--to", "mine", "--schedule"), choices.Schedule),
         (("diagnose", "cache", "other", "--covariance"), choices.Covariance),
+        (("map", "cache", "--to", "map.html", "--colour"), choices.Colouring),
+        (("map", "cache", "--to", "map.html", "--method"), choices.Layout),
+        (("acquire", "cache", "--strategy"), choices.Strategy),
+        (("search", "build", "cache", "--to", "index", "--clean"), choices.Clean),
         (("audit", "timm:test_resnet", "photos", "--label-space"), choices.LabelSpace),
     ],
 )

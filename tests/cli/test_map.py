@@ -11,8 +11,22 @@ def test_a_page_with_thumbnails_and_a_figure(run: Run, cache: Path, images: Path
     assert found["points"] == 12
     assert found["score"] == "energy"
     assert found["written"] == [str(tmp_path / "map.html"), str(tmp_path / "map.png")]
-    assert "12 thumbnails" in (tmp_path / "map.html").read_text()
+    assert "every image has a thumbnail" in (tmp_path / "map.html").read_text()
     assert (tmp_path / "map.png").stat().st_size > 1000
+
+
+def test_wrong_wishes_are_refused_before_the_layout(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
+    answer = run("map", cache, "--images", images, "--png", tmp_path / "map.png")
+    assert (answer.code, "--images are for the thumbnails of the page. Give --to" in answer.err) == (2, True)
+    answer = run("map", cache, "--to", tmp_path / "map.html", "--score", "energy", "--head", "auto")
+    assert (answer.code, "Give --score energy or --head auto, not both" in answer.err) == (2, True)
+    answer = run("map", cache, "--to", tmp_path / "map.html", "--colour", "label")
+    assert answer.code == 1
+    assert "colour must be one of prediction, uncertainty; 'label' came" in answer.err
+    answer = run("map", cache, "--to", tmp_path / "map.html", "--images", tmp_path / "nowhere")
+    assert answer.code == 1
+    assert "nowhere" in answer.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_somewhere_to_write_is_needed(run: Run, cache: Path) -> None:

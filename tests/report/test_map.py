@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,41 @@ from PIL import Image
 
 from dubito import Table, draw_map
 from dubito.apps.map import Map
-from dubito.errors import TableError, ValueRangeError
-from dubito.report.map import COLOURS, OTHER, map_figure, write_map_page
+from dubito.errors import MissingPackageError, TableError, ValueRangeError
+from dubito.report._map_look import COLOURS, OTHER, colouring, key, ranked
+from dubito.report.map import write_map_page
+from dubito.report.map_figure import map_figure
 
 EVIL = '</script><img src=x onerror="alert(1)">&.png'
+
+
+# How linear colours look to those who lack one kind of cone: Machado et al. (2009), Table 1, severity 1.0.
+SIGHT = {
+    "usual": np.eye(3),
+    "no red": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no green": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+    ),
+    "no blue": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]]
+    ),
+}
+
+
+def linear(shade: str) -> np.ndarray:
+    given = np.array([int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(given <= 0.04045, given / 12.92, ((given + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    """Where equal distances look equal (Ottosson 2020); black and white are 1 apart."""
+    cones = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]]
+    cones += [[0.0883024619, 0.2817188376, 0.6299787005]]
+    axes = [[0.2104542553, 0.793617785, -0.0040720468], [1.9779984951, -2.428592205, 0.4505937099]]
+    axes += [[0.0259040371, 0.7827717662, -0.808675766]]
+    return np.array(axes) @ np.cbrt(np.array(cones) @ rgb.clip(0, 1))
 
 
 def a_map(n: int = 8, **more) -> Map:
@@ -28,6 +61,7 @@ def a_map(n: int = 8, **more) -> Map:
         "ids": [f"{i}.png" for i in range(n)],
         "labels": [f"class {i % 2}" for i in range(n)],
         "predictions": None,
+        "score": "entropy",
     }
     return Map(**given | more)
 
@@ -52,18 +86,21 @@ def test_the_page_holds_every_point_and_loads_nothing(tmp_path, folder):
     data = data_of(page)
     assert data["id"] == found.ids
     assert data["u"] == pytest.approx(found.u.tolist())
-    assert (np.diff(data["radius"]) >= 0).all()
-    assert (np.diff(data["opacity"]) <= 0).all()
+    assert data["radius"] == [5, 20]  # few images: the smallest circle has 5 pixels, the largest four times as many
+    assert data["opacity"] == [0.9, 0.2]
+    assert data["share"] == pytest.approx(found.share, abs=1e-3)
     for axis in ("x", "y"):
         assert min(data[axis]) >= 0
         assert max(data[axis]) <= 1
     assert len(data["pictures"]) == 8
     assert all(one.startswith("data:image/jpeg;base64,") for one in data["pictures"].values())
-    assert "8 thumbnails" in page
+    assert "every image has a thumbnail" in page
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", page)
     assert "default-src 'none'" in page
     assert "NaN" not in page
-    assert data["colourings"]["label"]["groups"][0] == ["class 0", COLOURS[0]]
+    assert data["colourings"]["label"] == {"classes": ["class 0", "class 1"], "of": [0, 1] * 4}
+    assert data["first"] == "label"
+    assert "uncertainty: entropy" in page
 
 
 def test_names_stay_text(tmp_path):
@@ -88,20 +125,54 @@ def test_the_most_uncertain_are_listed_first(tmp_path):
     assert listed == [str(place) for place in range(29, 9, -1)]
 
 
-def test_many_classes_share_a_last_colour(tmp_path):
-    names = [f"c{i:02d}" for i in range(15)]
-    data = data_of(write_map_page(a_map(15, labels=names), tmp_path / "map.html").read_text())
-    colouring = data["colourings"]["label"]
-    assert len(colouring["groups"]) == len(COLOURS) + 1
-    assert colouring["groups"][-1] == ["other", OTHER]
-    assert colouring["of"] == [*range(10), *[10] * 5]
+def test_few_classes_are_in_order_and_of_many_the_most_frequent_come_first(tmp_path):
+    assert ranked(["10", "9", "b", "a", "9", "b"]) == ["9", "10", "a", "b"]
+    names = [f"c{i:02d}" for i in range(15)] + ["c14", "c13", "c14"]
+    assert ranked(names)[:3] == ["c14", "c13", "c00"]
+    data = data_of(write_map_page(a_map(18, labels=names), tmp_path / "map.html").read_text())
+    assert data["colourings"]["label"]["of"][:3] == [2, 3, 4]
+    assert data["colours"] == list(COLOURS)
+    assert data["other"] == OTHER
+
+
+def test_where_ten_colours_are_too_few_the_uncertainty_has_them():
+    many = a_map(40, labels=[f"c{i}" for i in range(40)])
+    assert colouring(many, None) == "uncertainty"
+    assert colouring(many, "label") == "label"
+    # Ten of 20 images: exactly half.
+    assert colouring(a_map(20, labels=[f"c{i}" for i in range(20)]), None) == "label"
+    assert colouring(a_map(labels=None, predictions=["a"] * 8), None) == "prediction"
+    assert colouring(a_map(labels=None), None) == "uncertainty"
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colours_can_be_told_apart(sight):
+    seen = np.array([oklab(SIGHT[sight] @ linear(shade)) for shade in (*COLOURS, OTHER)])
+    apart = np.linalg.norm(seen[:, None] - seen[None], axis=-1) + np.eye(len(seen))
+    assert apart.min() > 0.07
+
+
+def test_the_key_tells_what_sizes_and_opacities_stand_for(tmp_path):
+    found = a_map(101, u=np.arange(101) / 100)
+    assert key(found) == [(0, "≤ 0.02"), (0.25, "0.26"), (0.5, "0.5"), (0.75, "0.74"), (1, "≥ 0.98")]
+    page = write_map_page(found, tmp_path / "map.html").read_text()
+    assert "<li>" in page
+    assert re.findall(r"--d:[\d.]+px;opacity:[\d.]+", page)[::4] == [
+        "--d:10.0px;opacity:0.900",
+        "--d:40.0px;opacity:0.200",
+    ]
+    assert key(a_map(u=np.full(8, -3.0))) == [(0, "\N{MINUS SIGN}3")]
+    assert "(all alike)" in write_map_page(a_map(u=np.zeros(8)), tmp_path / "alike.html").read_text()
+    # Far below what tells images apart, digits are noise.
+    assert key(a_map(u=np.array([1e-16] * 4 + [0.8] * 4)))[0] == (0, "≤ 0")
 
 
 def test_a_map_without_labels_or_of_one_point(tmp_path):
     page = write_map_page(a_map(1, labels=None, points=np.zeros((1, 2))), tmp_path / "map.html").read_text()
     assert data_of(page)["colourings"] == {}
     assert data_of(page)["x"] == [0.5]
-    assert map_figure(a_map(1, labels=None)).axes[0].get_legend() is None
+    assert "<h1>A map of 1 image</h1>" in page
+    assert [legend.get_title().get_text() for legend in map_figure(a_map(1, labels=None)).legends] == ["entropy"]
 
 
 def test_the_figure_draws_sizes_and_opacities(tmp_path):
@@ -113,9 +184,17 @@ def test_the_figure_draws_sizes_and_opacities(tmp_path):
     # The most uncertain first: large and transparent below small and opaque.
     assert (np.diff(sizes) <= 0).all()
     assert (np.diff(colours[:, 3]) >= 0).all()
-    assert [text.get_text() for text in panel.get_legend().get_texts()] == ["class 0", "class 1"]
-    with pytest.raises(ValueRangeError, match="colour must be one of label; 'prediction' came"):
+    sizes_key, classes = map_figure(found).legends
+    assert [text.get_text() for text in sizes_key.get_texts()] == [text for _, text in key(found)]
+    assert [text.get_text() for text in classes.get_texts()] == ["class 0", "class 1"]
+    with pytest.raises(ValueRangeError, match="colour must be one of label, uncertainty; 'prediction' came"):
         map_figure(found, colour="prediction")
+
+
+def test_the_figure_names_what_has_no_colour_of_its_own():
+    names = [f"c{i:02d}" for i in range(12)]
+    texts = [text.get_text() for text in map_figure(a_map(12, labels=names)).legends[1].get_texts()]
+    assert texts == [*names[:10], "other"]
 
 
 def test_draw_map_writes_both(tmp_path):
@@ -131,5 +210,59 @@ def test_draw_map_writes_both(tmp_path):
 def test_other_images_are_refused(tmp_path, folder):
     with pytest.raises(TableError, match=r"ids of the map must be images of .*; 'x' is not, nor any other"):
         write_map_page(a_map(ids=["x"] * 8), tmp_path / "map.html", images=folder)
-    with pytest.raises(ValueRangeError, match="thumbnails=-1, side=72 came"):
+    with pytest.raises(ValueRangeError, match="thumbnails=-1, side=96 came"):
         write_map_page(a_map(), tmp_path / "map.html", thumbnails=-1)
+
+
+def test_a_figure_needs_matplotlib_and_says_so_before_the_layout(tmp_path, monkeypatch):
+    monkeypatch.setattr(Map, "of", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'dubito\[figures\]'"):
+        draw_map(Table(feature=torch.zeros(3, 2)), [0.0] * 3, png=tmp_path / "map.png")
+
+
+def test_what_cannot_be_written_is_refused_before_the_layout(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(Map, "of", None)  # a layout would fail with something else
+    table = Table(feature=torch.zeros(3, 2), id=["0.png", "1.png", "x"])
+    strange = Table(feature=torch.zeros(3, 2), id=["x", "y", "z"])
+    for given, wrong, words in (
+        (table, {"png": tmp_path / "map.xyz"}, r"png must end in one of .*; '.*map.xyz' came. Name it map.png"),
+        (table, {"to": tmp_path}, "to must be a file; '.*' is a folder"),
+        (table, {"images": folder}, "images are for the thumbnails of the page; none is written"),
+        (table, {"to": tmp_path / "a.html", "colour": "label"}, "colour must be one of uncertainty; 'label' came"),
+        (table, {"to": tmp_path / "a.html", "thumbnails": -1}, "thumbnails must not be negative"),
+        (strange, {"to": tmp_path / "a.html", "images": folder}, "such as '0.png'; 'x' is not, nor any other"),
+    ):
+        with pytest.raises((ValueRangeError, TableError), match=words):
+            draw_map(given, [0.0] * 3, **wrong)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["zip", "npz"])
+def test_thumbnails_come_from_whatever_holds_images(tmp_path, folder, kind):
+    place = tmp_path / f"pictures.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(place, "w") as file:
+            for path in folder.iterdir():
+                file.write(path, path.name)
+    else:
+        ids = np.array([f"{i}.png" for i in range(8)])
+        np.savez(place, images=np.zeros((8, 20, 30, 3), np.uint8), ids=ids)
+    page = write_map_page(a_map(), tmp_path / "map.html", images=place).read_text()
+    assert set(data_of(page)["pictures"]) == {str(i) for i in range(8)}
+
+
+def test_broken_and_missing_pictures_are_told(tmp_path):
+    Image.new("RGB", (20, 10)).save(tmp_path / "0.png")
+    (tmp_path / "1.png").write_bytes(b"not a picture")
+    page = write_map_page(a_map(), tmp_path / "map.html", images=tmp_path).read_text()
+    assert list(data_of(page)["pictures"]) == ["0"]
+    assert "1 of 8 images have a thumbnail" in page
+
+
+def test_model_inputs_are_no_pictures(tmp_path):
+    np.savez(
+        tmp_path / "x.npz", inputs=np.zeros((8, 3, 4, 4), np.float32), ids=np.array([f"{i}.png" for i in range(8)])
+    )
+    with pytest.raises(ValueRangeError, match=r"write_map_page needs pictures; '.*' of .* is a model input. Give the"):
+        write_map_page(a_map(), tmp_path / "map.html", images=tmp_path / "x.npz")

@@ -1,16 +1,20 @@
-"""Features laid out in the plane: principal components first, then t-SNE or UMAP, always the same for one seed.
+"""Features laid out in the plane: principal components first, then t-SNE or UMAP; one seed gives one map.
 
 t-SNE (van der Maaten & Hinton 2008) is openTSNE's where that is installed, else scikit-learn's; UMAP (McInnes et al.
-2018, 1802.03426) is umap-learn's. Both run in one thread: several would sum in another order each time.
+2018, 1802.03426) is umap-learn's. Both run in one thread: several would sum in another order each time. Another machine
+or another release of these packages may still round otherwise, and show the same neighbours in another arrangement.
 """
 
+import functools
 import warnings
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
+from torch import Tensor
 
 from dubito.errors import MissingPackageError, ValueRangeError
 from dubito.table import Table
@@ -22,6 +26,11 @@ _FEW = 5
 """Rows below which there is nothing to lay out but the principal components."""
 _SPREAD = 1e-4
 """t-SNE begins at components of that standard deviation, as its authors advise."""
+_JITTER = 0.01
+"""Of the beginning, in standard deviations: rows that are alike, or all on one line, could not part otherwise."""
+_WIDE = 2048
+"""Features above which their covariance would cost more than it tells; a subspace is iterated then."""
+_ROUNDS, _MORE = 6, 10
 
 
 def laid_out(
@@ -32,66 +41,94 @@ def laid_out(
     Args:
         table: With features.
         method: "tsne" or "umap".
-        perplexity: Of t-SNE; at most a third of the other rows.
+        perplexity: Of t-SNE, at least 1; at most a third of the other rows.
         neighbours: Of UMAP; at most the other rows.
         components: Principal components that are kept.
         seed: Of the layout.
     """
-    if perplexity <= 0 or neighbours < 2 or components < 2:
+    if not perplexity >= 1 or neighbours < 2 or components < 2 or seed < 0:
         raise ValueRangeError(
-            f"map: perplexity must be above 0, neighbours and components at least 2; perplexity={perplexity}, "
-            f"neighbours={neighbours}, components={components} came. 30, 15 and 50 are usual."
+            f"map: perplexity must be at least 1, neighbours and components at least 2, seed not negative; "
+            f"perplexity={perplexity}, neighbours={neighbours}, components={components}, seed={seed} came. "
+            f"30, 15, 50 and 0 are usual."
         )
-    x = principal_components(table, components)
+    x = principal_components(table, components, seed=seed)
     if len(x) < _FEW or not x.any():
         return np.ascontiguousarray(x[:, :2])
+    start = x[:, :2] / x[:, 0].std() + _JITTER * np.random.default_rng(seed).normal(size=(len(x), 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about threads and defaults of these packages
         if method == "umap":
-            found = _umap(x, min(neighbours, len(x) - 1), seed)
+            found = _umap(x, start, min(neighbours, len(x) - 1), seed)
         else:
-            found = _tsne(x, min(perplexity, (len(x) - 1) / 3), seed)
+            found = _tsne(x, start, min(perplexity, (len(x) - 1) / 3), seed)
     return finite(torch.from_numpy(np.asarray(found, dtype=np.float64)), f"map: the layout of {table.name}").numpy()
 
 
-def principal_components(table: Table, components: int) -> Float64[np.ndarray, "n k"]:
-    """The first principal components of the features, at least two, from their covariance in one pass over blocks."""
+def principal_components(table: Table, components: int, *, seed: int = 0) -> Float64[np.ndarray, "n k"]:
+    """The first principal components of the features, at least two, in passes over blocks of rows.
+
+    Up to 2,048 features they come from the covariance, exactly; of wider ones from a seeded subspace iteration (Halko
+    et al. 2011, 0909.4061, Algorithm 4.4), whose memory grows with the width and not with its square.
+    """
     n, d = table.shape("feature")
-    total, product = torch.zeros(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
-    for batch in table.batches("feature"):
-        z = finite(batch.feature.double(), f"map: features of {table.name}")
-        total += z.sum(0)
-        product += z.T @ z
-    mean = total / n
-    values, vectors = torch.linalg.eigh(product / n - torch.outer(mean, mean))
-    basis = vectors.flip(1)[:, : min(components, d)]
-    # An eigenvector has no sign of its own: its largest entry is made positive.
+    mean = _total(finite(z, f"map: features of {table.name}").sum(0) for z in _blocks(table)) / n
+    k = min(components, d)
+    if d <= _WIDE:
+        # The covariance of centred rows: from squares less the squared mean, small variances would be lost.
+        covariance = _total((z - mean).T @ (z - mean) for z in _blocks(table)) / n
+        values, vectors = torch.linalg.eigh(covariance)
+        basis, size = vectors.flip(1)[:, :k], values.flip(0)[:k].clamp(min=0).sqrt()
+    else:
+        basis, size = _subspace(table, mean, k, seed)
+    # An eigenvector has no sign of its own: its largest entry is made positive. Directions of no variance are dropped,
+    # as rows that are all alike differ from their mean by rounding.
     basis = basis * basis.gather(0, basis.abs().argmax(0, keepdim=True)).sign()
-    basis = basis * (values.flip(0)[: basis.shape[1]] > 1e-12 * values.abs().max().clamp(min=1e-300))
-    x = torch.cat([(batch.feature.double() - mean) @ basis for batch in table.batches("feature")])
+    basis = basis * (size > 1e-6 * size.max()) * bool(size.max() > 1e-12 * mean.abs().max())
+    x = torch.cat([(z - mean) @ basis for z in _blocks(table)])
     wide = x if x.shape[1] >= 2 else torch.cat([x, torch.zeros(n, 2 - x.shape[1], dtype=torch.float64)], 1)
     return wide.numpy()
 
 
-def _tsne(x: Float64[np.ndarray, "n k"], perplexity: float, seed: int) -> Any:
-    start = x[:, :2] / x[:, 0].std() * _SPREAD
+def _subspace(
+    table: Table, mean: Float[Tensor, "d"], components: int, seed: int
+) -> tuple[Float[Tensor, "d k"], Float[Tensor, "k"]]:
+    """The leading directions of wide features and the standard deviations along them."""
+    draw = torch.Generator().manual_seed(seed)
+    q = torch.randn(len(mean), min(components + _MORE, len(mean)), dtype=torch.float64, generator=draw)
+    for _ in range(_ROUNDS):
+        q = torch.linalg.qr(_total((z - mean).T @ ((z - mean) @ q) for z in _blocks(table)))[0]
+    along = [(z - mean) @ q for z in _blocks(table)]
+    values, turn = torch.linalg.eigh(_total(one.T @ one for one in along) / len(table))
+    return (q @ turn).flip(1)[:, :components], values.flip(0)[:components].clamp(min=0).sqrt()
+
+
+def _blocks(table: Table) -> Iterator[Float[Tensor, "b d"]]:
+    return (batch.feature.double() for batch in table.batches("feature"))
+
+
+def _total(parts: Iterable[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
+    """Of blocks, one after the other: a table has at least one."""
+    return functools.reduce(torch.add, parts)
+
+
+def _tsne(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], perplexity: float, seed: int) -> Any:
+    begin = start * _SPREAD
     try:
         fast = import_module("openTSNE")
     except ModuleNotFoundError:
         from sklearn import manifold  # noqa: PLC0415 (half a second to import)
 
-        slow = manifold.TSNE(perplexity=perplexity, init=start.astype(np.float32), random_state=seed)
+        slow = manifold.TSNE(perplexity=perplexity, init=begin.astype(np.float32), random_state=seed)
         return slow.fit_transform(x)
     near = "exact" if len(x) <= _EXACT else "auto"
-    return fast.TSNE(perplexity=perplexity, initialization=start, random_state=seed, neighbors=near, n_jobs=1).fit(x)
+    return fast.TSNE(perplexity=perplexity, initialization=begin, random_state=seed, neighbors=near, n_jobs=1).fit(x)
 
 
-def _umap(x: Float64[np.ndarray, "n k"], neighbours: int, seed: int) -> Any:
+def _umap(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], neighbours: int, seed: int) -> Any:
     try:
         umap = import_module("umap")
     except ModuleNotFoundError as error:
         raise MissingPackageError("method='umap' is umap-learn's. pip install 'dubito[maps]'") from error
-    start = x[:, :2] / np.abs(x[:, :2]).max() * 10
-    return umap.UMAP(n_neighbors=neighbours, init=start.astype(np.float32), random_state=seed, n_jobs=1).fit_transform(
-        x
-    )
+    begin = (start / np.abs(start).max() * 10).astype(np.float32)
+    return umap.UMAP(n_neighbors=neighbours, init=begin, random_state=seed, n_jobs=1).fit_transform(x)

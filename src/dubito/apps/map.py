@@ -27,6 +27,16 @@ from dubito.types import Score
 _ENDS = (0.02, 0.98)
 
 
+def radius(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Of a circle, in units of the smallest one, from its share of uncertainty."""
+    return 1 + 3 * share
+
+
+def opacity(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Of a circle, from its share of uncertainty."""
+    return 0.9 - 0.7 * share
+
+
 @final
 @dataclass(frozen=True)
 class Map:
@@ -42,6 +52,7 @@ class Map:
         ids: Their names.
         labels: What they are labelled, as text; None without labels.
         predictions: What the model says, as text; None without logits.
+        score: What u is, such as "entropy".
     """
 
     name: str
@@ -53,6 +64,7 @@ class Map:
     ids: Sequence[str]
     labels: Sequence[str] | None
     predictions: Sequence[str] | None
+    score: str = "uncertainty"
 
     @classmethod
     def of(
@@ -84,10 +96,10 @@ class Map:
         if method not in get_args(Layout) or most < 1:
             raise ValueRangeError(
                 f"map: method must be one of {', '.join(get_args(Layout))} and most at least 1; method='{method}', "
-                f"most={most} came."
+                f"most={most} came. tsne and 20000 are usual."
             )
         values = uncertainty("map", "u", u, table).double().numpy()
-        rows = np.arange(len(table))
+        rows = np.arange(len(table), dtype=np.int64)
         if len(rows) > most:
             rows = np.sort(np.random.default_rng(seed).permutation(len(rows))[:most])
         drawn = table.rows(torch.from_numpy(rows)) if len(rows) < len(table) else table
@@ -103,33 +115,40 @@ class Map:
             method=method,
             points=points,
             u=values[rows],
-            rows=rows.astype(np.int64),
-            ids=ids_of(table, rows.astype(np.int64)),
+            rows=rows,
+            ids=ids_of(table, rows),
             labels=_texts(label, classes if table.label_space == "model" else None),
             predictions=_texts(said, classes),
+            score=u.name if isinstance(u, Score) else "uncertainty",
         )
 
     def __len__(self) -> int:
         return len(self.u)
 
     @property
-    def share(self) -> Float64[np.ndarray, "n"]:
-        """0 for the surest images, 1 for the most uncertain; all 0 where all are alike."""
+    def ends(self) -> tuple[float, float]:
+        """The uncertainties from which on circles are the smallest, and the largest."""
         low, high = np.quantile(self.u, _ENDS)
         if not high > low:
             low, high = self.u.min(), self.u.max()
+        return float(low), float(high)
+
+    @property
+    def share(self) -> Float64[np.ndarray, "n"]:
+        """0 for the surest images, 1 for the most uncertain; all 0 where all are alike."""
+        low, high = self.ends
         found: np.ndarray = np.clip((self.u - low) / (high - low), 0, 1) if high > low else np.zeros(len(self.u))
         return found
 
     @property
     def radius(self) -> Float64[np.ndarray, "n"]:
         """In units of the smallest circle."""
-        return 1 + 3 * self.share
+        return radius(self.share)
 
     @property
     def opacity(self) -> Float64[np.ndarray, "n"]:
         """1 hides what lies behind, 0 would be invisible."""
-        return 0.9 - 0.7 * self.share
+        return opacity(self.share)
 
 
 def _texts(numbers: Sequence[int] | None, classes: Sequence[str] | None) -> list[str] | None:

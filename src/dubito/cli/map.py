@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -36,7 +36,16 @@ def map_(  # noqa: PLR0913 (a command's options)
     most: Annotated[
         int, typer.Option("--most", min=1, metavar="N", help="Of a larger cache, so many images are drawn at random.")
     ] = 20_000,
-    thumbnails: Annotated[int, typer.Option("--thumbnails", min=0, metavar="N", help="At most so many.")] = 1000,
+    thumbnails: Annotated[
+        int, typer.Option("--thumbnails", min=0, metavar="N", help="At most so many, about 3 KB each.")
+    ] = 2000,
+    colour: Annotated[
+        choices.Colouring | None,
+        typer.Option(
+            "--colour",
+            help="Of the circles; by default by class, or by uncertainty where ten colours are too few.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the layout.")] = 0,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -45,6 +54,10 @@ def map_(  # noqa: PLR0913 (a command's options)
     screen = Screen.current(json=json, debug=debug)
     if to is None and png is None:
         raise typer.BadParameter("give --to map.html, --png map.png, or both.")
+    if images is not None and to is None:
+        raise typer.BadParameter("--images are for the thumbnails of the page. Give --to map.html too.")
+    if head and score not in (None, "head"):
+        raise typer.BadParameter(f"a map shows one uncertainty. Give --score {score} or --head {head}, not both.")
     wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
         from dubito.cli._scores import ready_scores
@@ -55,10 +68,9 @@ def map_(  # noqa: PLR0913 (a command's options)
         chosen = ready_scores(cache, table, screen, names=names, settings=wanted, fit=fit, heads=heads, load=None)
     with screen.waiting("laying out"):
         name, used = next(iter(chosen.items()))
-        layout = {"perplexity": perplexity, "neighbours": neighbours, "most": most, "seed": seed}
-        found = dubito.draw_map(
-            table, used, method=method, to=to, png=png, images=images, thumbnails=thumbnails, **layout
-        )
+        layout: dict[str, Any] = {"perplexity": perplexity, "neighbours": neighbours, "most": most, "seed": seed}
+        look: dict[str, Any] = {"images": images, "thumbnails": thumbnails, "colour": colour}
+        found = dubito.draw_map(table, used, method=method, to=to, png=png, **look, **layout)
     written = [str(path) for path in (to, png) if path is not None]
     result = {"table": found.name, "images": found.images, "points": len(found), "method": method, "score": name}
     shown = facts(f"{found.name}: a map of {len(found)} images", {"method": method, "uncertainty": name})

@@ -5,6 +5,8 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from dubito.cache.shard import write_file
+
 _ALONE = "default-src 'none'; style-src 'unsafe-inline'"
 _WITH_SCRIPT = f"{_ALONE}; img-src data:; script-src 'unsafe-inline'"
 
@@ -42,7 +44,7 @@ def write_document(
 """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_file(path, text.encode())
     return path
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Shaped
-from torch import Tensor
 
 from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array
+from dubito.report._thumbnail import picture
 from dubito.report.page import Card, write_page
 from dubito.table import to_tensor
 from dubito.types import Images, finite
@@ -116,11 +116,7 @@ def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, s
 
 
 def _card(images: Images, row: int, scores: dict[str, float], group: str, place: str) -> Card:
-    image = images.read(row)
-    if isinstance(image, Tensor):
-        raise ValueRangeError(
-            f"write_gallery needs pictures; '{images.ids[row]}' of {images.name} is a model input. Give the pixels."
-        )
+    image = picture(images, row, by="write_gallery")
     known = images.labels is not None and images.classes is not None
     title = images.classes[int(images.labels[row])] if known else group  # type: ignore[index]
     return Card(image, title, place, images.ids[row], group, scores)

@@ -1,4 +1,4 @@
-"""A map as a figure, and as one self-contained page with thumbnails on hover, to zoom and pan.
+"""A map as a figure, and as one self-contained page with thumbnails on hover, to zoom, pan, search and filter.
 
 The page loads nothing from anywhere. Pictures are in it as small JPEGs, at most so many: of a larger map, the most
 uncertain and a random sample of the others have one. Names reach the page as data and are only ever shown as text.
@@ -6,32 +6,39 @@ Without scripts, the table of the most uncertain images is still there.
 """
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from dubito.apps.map import Map
-from dubito.choices import Layout
+from dubito.apps.map import Map, opacity, radius
+from dubito.choices import Colouring, Layout
 from dubito.data import open_images
 from dubito.diagnosis.pictures import new_figure
-from dubito.errors import BrokenImageError, TableError, ValueRangeError
+from dubito.errors import ValueRangeError
 from dubito.metrics import Array
 from dubito.report._document import write_document
-from dubito.report._thumbnail import thumbnail
+from dubito.report._map_look import (
+    COLOURS,
+    METHODS,
+    OTHER,
+    check_colour,
+    colouring,
+    decimals,
+    key,
+    names_of,
+    ranked,
+    smallest,
+    spoken,
+)
+from dubito.report._map_pictures import SIDE, check_thumbnails, matched, pictures_of
+from dubito.report.map_figure import map_figure
 from dubito.table import Table
 from dubito.types import Json, Score
 
-COLOURS = ("#23788f", "#d0591c", "#5a8f3c", "#8a4f9e", "#c9a227", "#b3304a", "#4067b0", "#2f9e8f", "#a86b3c", "#7a7f87")
-OTHER, ALL = "#b9b6ae", "#23788f"
-_QUALITY = 60
 _LISTED = 20
-_POINT = 3.0
-"""Pixels of the smallest circle's radius."""
 
 
 def draw_map(
@@ -42,7 +49,8 @@ def draw_map(
     to: str | Path | None = None,
     png: str | Path | None = None,
     images: Any = None,
-    thumbnails: int = 1000,
+    thumbnails: int = 2000,
+    colour: Colouring | None = None,
     **layout: Any,
 ) -> Map:
     """Lay a table out, and write it as a page, as a figure, or both.
@@ -54,46 +62,38 @@ def draw_map(
         to: Of the HTML page.
         png: Of the figure; any ending that matplotlib knows.
         images: Whatever dubito.open_images takes, for thumbnails on the page.
-        thumbnails: How many at most.
+        thumbnails: How many at most, about 3 KB each.
+        colour: "label", "prediction" or "uncertainty"; by default labels or predictions where ten colours suffice for
+            half of the images, else uncertainty. The page can change it.
         layout: perplexity, neighbours, components, most and seed of `Map.of`.
     """
+    # A layout can take minutes: what can be refused is refused before it.
+    check_colour(colour, [name for name, column in _COLUMNS.items() if column in table])
+    _check_places(to, png)
+    if images is not None and to is None:
+        raise ValueRangeError("draw_map: images are for the thumbnails of the page; none is written. Give to=... too.")
+    opened = None if images is None else open_images(images)
+    if opened is not None:
+        matched(table.id.tolist() if "id" in table else [str(row) for row in range(len(table))], opened)
+    check_thumbnails(thumbnails, SIDE)
     found = Map.of(table, u, method=method, **layout)
     if to is not None:
-        write_map_page(found, to, images=images, thumbnails=thumbnails)
+        write_map_page(found, to, images=opened, thumbnails=thumbnails, colour=colour)
     if png is not None:
         Path(png).parent.mkdir(parents=True, exist_ok=True)
-        map_figure(found).savefig(png, dpi=150)
+        map_figure(found, colour=colour).savefig(png, dpi=150)
     return found
 
 
-def map_figure(found: Map, *, colour: str | None = None) -> Any:
-    """The map as a matplotlib figure.
-
-    Args:
-        found: What `Map.of` gave.
-        colour: "label" or "prediction"; by default labels where there are any, else predictions.
-    """
-    names = _names(found, colour)
-    figure, axes = new_figure(1, 1, width=7.0, height=6.0)
-    panel = axes[0][0]
-    groups, order = _groups(names), np.argsort(-found.share, kind="stable")
-    paint = dict(groups)
-    shades = np.array([_rgb(paint.get(name, OTHER)) for name in names] if names else [_rgb(ALL)] * len(found))
-    rgba = np.concatenate([shades, found.opacity[:, None]], axis=1)
-    # The uncertain ones first, so that the clear ones stay visible on top of them.
-    size = np.square(_POINT * found.radius)
-    panel.scatter(*found.points[order].T, s=size[order], c=rgba[order], linewidths=0)
-    for name, shade in groups:
-        panel.scatter([], [], s=25, color=shade, label=name if len(name) <= 30 else f"{name[:29]}…")
-    if groups:
-        panel.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    panel.set(xticks=[], yticks=[], title=f"{len(found)} images by {_METHODS[found.method]}; larger = more uncertain")
-    panel.spines[:].set_visible(False)
-    return figure
-
-
 def write_map_page(
-    found: Map, to: str | Path, *, images: Any = None, thumbnails: int = 1000, side: int = 72, seed: int = 0
+    found: Map,
+    to: str | Path,
+    *,
+    images: Any = None,
+    thumbnails: int = 2000,
+    side: int = SIDE,
+    seed: int = 0,
+    colour: Colouring | None = None,
 ) -> Path:
     """Write the page and return its path.
 
@@ -104,100 +104,105 @@ def write_map_page(
         thumbnails: How many at most; half of them for the most uncertain images, the others drawn at random.
         side: Of a thumbnail, in pixels.
         seed: Of that draw.
+        colour: What the circles are coloured by at first, as in `draw_map`.
     """
-    if thumbnails < 0 or side < 8:
-        raise ValueRangeError(
-            f"write_map_page: thumbnails must not be negative and side at least 8; thumbnails={thumbnails}, "
-            f"side={side} came. 1000 and 72 are usual."
-        )
-    pictures = {} if images is None else _pictures(found, images, thumbnails, side, seed)
-    title = f"A map of {len(found)} images"
-    data = json.dumps(_data(found, pictures), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    check_thumbnails(thumbnails, side)
+    first = colouring(found, colour)
+    pictures = {} if images is None else pictures_of(found, open_images(images), thumbnails, side=side, seed=seed)
+    title = f"A map of {len(found):,} image{'s' if len(found) > 1 else ''}"
+    data = json.dumps(_data(found, pictures, first), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = [
-        _header(found, title, len(pictures)),
-        _CANVAS,
+        _header(found, title, None if images is None else len(pictures)),
+        _CONTROLS,
+        _sizes(found),
         f'<script type="application/json" id="data">{data}</script>',
         _most_uncertain(found, pictures),
     ]
     return write_document(to, title, parts, styles=("page.css", "map.css"), script="map.js")
 
 
-_METHODS = {"tsne": "t-SNE", "umap": "UMAP"}
-_CANVAS = """<form class="controls" id="controls" hidden>
+_COLUMNS = {"label": "label", "prediction": "logit"}
+_CONTROLS = """<form class="controls" id="controls" hidden>
 <fieldset><legend>Colour by</legend><div class="choice" id="colours"></div></fieldset>
-<div class="zoom"><button type="button" data-zoom="1.5">zoom in</button>
-<button type="button" data-zoom="0.667">zoom out</button> <button type="button" data-zoom="0">whole map</button></div>
+<label class="find">Find
+<input type="search" id="find" list="names" placeholder="class or file" autocomplete="off"></label>
+<datalist id="names"></datalist>
+<fieldset class="span"><legend>Uncertainty</legend>
+<label>from <input type="range" id="from" min="0" max="100" value="0"></label>
+<label>to <input type="range" id="to" min="0" max="100" value="100"></label>
+<output id="span"></output></fieldset>
+<button type="button" id="all" hidden>show all</button>
 <output id="count" aria-live="polite"></output>
 </form>
 <div class="map" id="map">
-<canvas id="canvas" role="img" aria-label="The map. The most uncertain images are listed below."></canvas>
-<div class="tip" id="tip" hidden></div></div>
+<noscript><p>The map itself is drawn by a script. The most uncertain images are listed below.</p></noscript>
+<canvas id="canvas" tabindex="0" role="application" aria-describedby="keys" aria-label="Map of the images"></canvas>
+<div class="ring" id="ring" hidden></div>
+<div class="zoom" id="zoom" hidden><button type="button" data-zoom="1.5" aria-label="zoom in">+</button>
+<button type="button" data-zoom="0.667" aria-label="zoom out">\N{MINUS SIGN}</button>
+<button type="button" data-zoom="0" aria-label="whole map">⤢</button></div>
+<div class="tip" id="tip" role="status" hidden></div></div>
+<p class="fine" id="keys">Wheel or pinch to zoom, drag to move, point at a circle or tap it to see the image. With the
+keyboard: arrows go from image to image, + and \N{MINUS SIGN} zoom, 0 shows the whole map, Escape lets go.</p>
 <ul class="key" id="key"></ul>"""
 
 
-def _data(found: Map, pictures: dict[int, str]) -> Json:
+def _check_places(to: str | Path | None, png: str | Path | None) -> None:
+    """Raise before a long layout for what could not be written after it."""
+    for name, path in (("to", to), ("png", png)):
+        if path is not None and Path(path).is_dir():
+            raise ValueRangeError(f"draw_map: {name} must be a file; '{path}' is a folder. Give '{path}/map.html'.")
+    if png is not None:
+        known = new_figure(1, 1)[0].canvas.get_supported_filetypes()
+        ending = Path(png).suffix[1:].lower()
+        if ending not in known:
+            raise ValueRangeError(
+                f"draw_map: png must end in one of {', '.join(sorted(known))}; '{png}' came. Name it map.png."
+            )
+
+
+def _data(found: Map, pictures: Mapping[int, str], first: str) -> Json:
     """All that the script needs: places from 0 to 1, and what is shown of each image."""
-    low, span = found.points.min(0), max(float(np.ptp(found.points, axis=0).max()), 1e-300)
-    places = (found.points - low + (span - np.ptp(found.points, axis=0)) / 2) / span
+    middle, extent = (found.points.max(0) + found.points.min(0)) / 2, np.ptp(found.points, axis=0)
+    span = float(extent.max()) or 1.0
+    places = 0.5 + (found.points - middle) / span
     colourings: Json = {}
-    for name, texts in (("label", found.labels), ("prediction", found.predictions)):
-        if texts is not None:
-            groups = _groups(texts)
-            number = {one: i for i, (one, _) in enumerate(groups)}
-            colourings[name] = {
-                "groups": [[one, shade] for one, shade in groups] + [["other", OTHER]],
-                "of": [number.get(text, len(groups)) for text in texts],
-            }
+    for name, texts in names_of(found).items():
+        classes = ranked(texts)
+        number = {one: i for i, one in enumerate(classes)}
+        colourings[name] = {"classes": classes, "of": [number[text] for text in texts]}
+    ends = np.array([0.0, 1.0])
     return {
         "x": np.round(places[:, 0], 5).tolist(),
         "y": np.round(1 - places[:, 1], 5).tolist(),
-        "u": [float(f"{one:.4g}") for one in found.u],
-        "radius": np.round(_POINT * found.radius, 2).tolist(),
-        "opacity": np.round(found.opacity, 3).tolist(),
+        "extent": np.maximum(extent / span, 0.01).round(5).tolist(),
+        "u": np.round(found.u, decimals(found) + 1).tolist(),
         "share": np.round(found.share, 3).tolist(),
         "id": list(found.ids),
-        "label": found.labels,
-        "prediction": found.predictions,
-        "pictures": {str(place): address for place, address in pictures.items()},
+        "score": found.score,
+        "radius": np.round(smallest(found) * radius(ends), 2).tolist(),
+        "opacity": opacity(ends).round(3).tolist(),
         "colourings": colourings,
+        "first": first,
+        "colours": COLOURS,
+        "other": OTHER,
+        "pictures": {str(place): address for place, address in pictures.items()},
     }
 
 
-def _pictures(found: Map, images: Any, most: int, side: int, seed: int) -> dict[int, str]:
-    """By place in the map; images that are not there, or cannot be read, have none."""
-    opened = open_images(images)
-    row_of = {name: row for row, name in enumerate(opened.ids)}
-    known = np.array([place for place, name in enumerate(found.ids) if name in row_of], dtype=np.int64)
-    if not len(known):
-        raise TableError(
-            f"write_map_page: ids of the map must be images of {opened.name}; '{found.ids[0]}' is not, nor any other. "
-            f"Open the same images."
-        )
-    if len(known) > most:
-        order = known[np.argsort(-found.u[known], kind="stable")]
-        rest = np.random.default_rng(seed).permutation(order[most - most // 2 :])
-        known = np.concatenate([order[: most - most // 2], rest[: most // 2]])
-    pictures = {}
-    for place in known.tolist():
-        try:
-            image = opened.read(row_of[found.ids[place]])
-        except BrokenImageError:
-            continue
-        if isinstance(image, Tensor):
-            raise ValueRangeError(
-                f"write_map_page needs pictures; '{found.ids[place]}' of {opened.name} is a model input. "
-                f"Give the pixels."
-            )
-        pictures[place] = thumbnail(image, side=side, quality=_QUALITY)
-    return pictures
-
-
-def _header(found: Map, title: str, pictures: int) -> str:
-    facts = [found.name.rstrip("/").rpartition("/")[2], _METHODS[found.method], f"{len(found)} images"]
+def _header(found: Map, title: str, pictures: int | None) -> str:
+    name = found.name.rstrip("/").rpartition("/")[2]
+    facts = [name, METHODS[found.method]]
+    if found.score != "uncertainty":
+        facts.append(f"uncertainty: {found.score.replace('_', ' ')}")
     if found.images > len(found):
-        facts.append(f"drawn at random from {found.images}")
-    if pictures:
-        facts.append(f"{pictures} thumbnails")
+        facts.append(f"drawn at random from {found.images:,} images")
+    if pictures is not None:
+        facts.append(
+            "every image has a thumbnail"
+            if pictures == len(found)
+            else f"{pictures:,} of {len(found):,} images have a thumbnail"
+        )
     listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     return f"""<header>
 <p class="brand">dubito</p>
@@ -208,15 +213,28 @@ transparent is its circle. Distances between far clusters mean little in such a 
 </header>"""
 
 
-def _most_uncertain(found: Map, pictures: dict[int, str]) -> str:
-    """The top of the list; the last circles on the map that one would miss."""
+def _sizes(found: Map) -> str:
+    """The key of sizes and opacities, with the uncertainty that each stands for."""
+    steps = key(found)
+    share = np.array([step for step, _ in steps])
+    dots = "".join(
+        f'<li><i style="--f:{step:.2f};--d:{2 * r:.1f}px;opacity:{o:.3f}"></i>{escape(text)}</li>'
+        for (step, text), r, o in zip(steps, smallest(found) * radius(share), opacity(share), strict=True)
+    )
+    alike = " (all alike)" if len(steps) == 1 else ""
+    return f"""<div class="sizes" id="sizes"><span>{escape(found.score.replace("_", " "))}{alike}</span>
+<span>surest</span><ul>{dots}</ul><span>most uncertain</span></div>"""
+
+
+def _most_uncertain(found: Map, pictures: Mapping[int, str]) -> str:
+    """The top of the list: the largest circles are the most transparent, and easily missed."""
     order = np.argsort(-found.u, kind="stable")[:_LISTED].tolist()
-    columns = [("label", found.labels), ("prediction", found.predictions)]
-    shown = [(name, texts) for name, texts in columns if texts is not None]
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("", "image", "u", *(name for name, _ in shown)))
+    shown = names_of(found)
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("", "image", "u", *shown))
     body = "".join(
         f'<tr data-place="{place}"><td>{_img(pictures.get(place))}</td><th scope="row">{escape(found.ids[place])}</th>'
-        f"<td>{found.u[place]:.4g}</td>{''.join(f'<td>{escape(texts[place])}</td>' for _, texts in shown)}</tr>"
+        f'<td class="number">{spoken(found.u[place], found)}</td>'
+        f"{''.join(f'<td>{escape(texts[place])}</td>' for texts in shown.values())}</tr>"
         for place in order
     )
     return f"""<section class="listed"><h2>The most uncertain images</h2>
@@ -225,24 +243,3 @@ def _most_uncertain(found: Map, pictures: dict[int, str]) -> str:
 
 def _img(address: str | None) -> str:
     return f'<img src="{address}" alt="">' if address else ""
-
-
-def _names(found: Map, colour: str | None) -> Sequence[str]:
-    by = {"label": found.labels, "prediction": found.predictions}
-    if colour is not None and by.get(colour) is None:
-        there = [name for name, texts in by.items() if texts is not None]
-        raise ValueRangeError(
-            f"map_figure: colour must be one of {', '.join(there) or 'none'}; '{colour}' came. "
-            f"Labels and predictions are there where the table has them."
-        )
-    return (by[colour] if colour else found.labels or found.predictions) or []
-
-
-def _groups(names: Sequence[str]) -> list[tuple[str, str]]:
-    """The most frequent names with a colour each; ties by the alphabet."""
-    counted = sorted(Counter(names).items(), key=lambda one: (-one[1], one[0]))
-    return [(name, shade) for (name, _), shade in zip(counted, COLOURS, strict=False)]
-
-
-def _rgb(shade: str) -> tuple[float, ...]:
-    return tuple(int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5))
