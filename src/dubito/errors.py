@@ -66,7 +66,7 @@ class ServerError(DubitoError):
 
 
 class ArtefactError(DubitoError):
-    """A saved score cannot be read back."""
+    """A saved score, guard or index cannot be read back or written."""
 
 
 class GuardError(DubitoError):

@@ -13,7 +13,22 @@ from dubito.apps.guard.combine import Combination, quantiles
 from dubito.apps.guard.onnx_file import GuardModule
 from dubito.errors import ArtefactError, GuardError
 from dubito.models.wrap import WrappedClassifier
-from dubito.scores import Cool, Density, Energy, Entropy, Margin, MaxLogit, MaxProbability, Neighbours, Temperature
+from dubito.scores import (
+    Cool,
+    Density,
+    Energy,
+    Entropy,
+    GradNorm,
+    LastLayerGradient,
+    Mahalanobis,
+    Margin,
+    MaxLogit,
+    MaxProbability,
+    MentalModel,
+    Neighbours,
+    REGrad,
+    Temperature,
+)
 from dubito.table import Table
 from dubito.types import Score
 
@@ -44,6 +59,13 @@ def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) ->
         MaxLogit(),
         Energy(2.0),
         Temperature(Entropy()),
+        GradNorm(),
+        GradNorm(bias=True),
+        LastLayerGradient("root"),
+        MentalModel(),
+        Mahalanobis(),
+        Mahalanobis(relative=True),
+        Neighbours(k=3),
         Density(2, start="free"),
         Density(2, "tied", start="free"),
         Density(2, "diagonal", "log", start="free"),
@@ -66,12 +88,12 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     guard = Guard.fit(model, table, risk=0.2)
-    # Two scores and the gate: all that a graph can hold.
-    scored = {name: guard.scores.get(name, MaxProbability()) for name in ("max_probability", "density")}
-    guard.scores |= scored
+    # Several scores and the gate.
+    others = (MaxProbability(), GradNorm(), Mahalanobis().fit(table), MentalModel().fit(table), Neighbours().fit(table))
+    guard.scores |= {score.name: score for score in others}
     guard.grids = {name: quantiles(score.score(table)) for name, score in guard.scores.items()}
-    guard.combination = Combination({"max_probability": 1.0, "density": 0.5}, {})
-    guard.threshold = guard.threshold._replace(value=0.8)
+    guard.combination = Combination({"density": 0.2} | {score.name: 0.2 for score in others}, {})
+    guard.threshold = guard.threshold._replace(value=0.5)
     session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
     assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
     for n in (1, 3, 50):
@@ -94,11 +116,13 @@ def test_the_model_is_left_as_it_was(model: WrappedClassifier, table: Table) -> 
     assert exported.backbone is not model.module
 
 
-def test_scores_that_cannot_be_written_are_named(model: WrappedClassifier, table: Table) -> None:
-    guard = Guard.fit(model, table, coverage=0.7, scores={"far": Neighbours(k=3)})
+@pytest.mark.parametrize("score", [REGrad(layers="uniform"), GradNorm("gradient")], ids=lambda score: score.name)
+def test_scores_that_cannot_be_written_are_named(model: WrappedClassifier, table: Table, score: Score) -> None:
+    gradients = table.extended(gradient=torch.rand(len(table), 3), gradient_uniform=torch.rand(len(table), 3))
+    guard = Guard.fit(model, gradients, coverage=0.7, scores={"all layers": score})
     with pytest.raises(
         GuardError,
-        match=r"score 'far' \(neighbours\) cannot be written as an ONNX graph. .*max_probability, .*, head\.",
+        match=rf"score 'all layers' \({score.name}\) cannot be written as an ONNX graph. .*max_probability, .*, head\.",
     ):
         GuardModule(guard, inputs(2))
 

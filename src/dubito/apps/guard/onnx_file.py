@@ -5,8 +5,9 @@
 
 Written by torch's exporter, which needs the packages onnx and onnxscript.
 
-Scores of logits, of the uncertainty head, and densities can be written; those of members, gradients and neighbours
-cannot, and are named. Ranks, reasons and prediction sets stay in Python.
+Scores of logits and features can be written, with all that they have learned: a guard by neighbours carries its bank.
+Those of members, and of gradients of more than the last layer, cannot, and are named. Ranks, reasons and prediction
+sets stay in Python.
 
 Logits, and uncertainties made of them or of ranks, agree with PyTorch to 1e-4; a density, which is a sum over all
 features, to 1e-4 of its value: a runtime rounds the last digit of a feature otherwise, and features are then rounded as

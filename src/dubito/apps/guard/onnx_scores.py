@@ -8,8 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import GuardError
-from dubito.scores import Cool, Density, Energy, Entropy, Margin, MaxLogit, MaxProbability, Temperature, UncertaintyHead
+from dubito.scores import (
+    Cool,
+    Density,
+    Energy,
+    Entropy,
+    GradNorm,
+    LastLayerGradient,
+    Mahalanobis,
+    Margin,
+    MaxLogit,
+    MaxProbability,
+    MentalModel,
+    Neighbours,
+    Temperature,
+    UncertaintyHead,
+)
 from dubito.scores._gaussians import Mixture
+from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
+from dubito.scores.mahalanobis import mahalanobis
+from dubito.scores.mental import mental_log_odds
 from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
 from dubito.types import Score
 
@@ -29,9 +47,10 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
     if isinstance(score, Density) and score.nonlinearity == "after":
         mixture, neurons = score.mixture, score.neurons_
         return lambda z, _: -_log_density(mixture, _prepared(_there(z), score)[:, neurons])
-    for kind, make in _OF_LOGITS.items():
-        if isinstance(score, kind):
-            return make(score)
+    if not isinstance(score, GradNorm) or score.of is None:
+        for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
+            if isinstance(score, kind):
+                return make(score)
     raise GuardError(
         f"guard.export_onnx: score '{name}' ({score.name}) cannot be written as an ONNX graph. Fit the guard with "
         f"those that can, by scores=[...]: {', '.join(WRITABLE)}."
@@ -46,8 +65,33 @@ _OF_LOGITS: dict[type[Score], Callable[[Any], Written]] = {
     Energy: lambda score: lambda _z, logits: energy(logits, score.temperature),
     Cool: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
 }
-WRITABLE = (*(kind.name for kind in _OF_LOGITS), Temperature.name, Density.name, UncertaintyHead.name)
+_OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
+    GradNorm: lambda score: lambda z, logits: -grad_norm(_there(z), logits, bias=score.bias),
+    LastLayerGradient: lambda score: (
+        lambda z, logits: last_layer_gradient(_there(z), logits, score.weighting, bias=score.bias)
+    ),
+    MentalModel: lambda score: lambda z, _: mental_log_odds(_there(z), score.weights_),
+    Mahalanobis: lambda score: lambda z, _: _nearest_class(_there(z).double(), score),
+    Neighbours: lambda score: lambda z, _: _kth_distance(_there(z), score),
+}
+WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), Temperature.name, Density.name, UncertaintyHead.name)
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
+
+
+def _nearest_class(z: Tensor, score: Mahalanobis) -> Tensor:
+    """As `Mahalanobis.rows`."""
+    nearest: Tensor = mahalanobis(z, score.means_, score.factor_).amin(1)
+    if score.relative:
+        nearest = nearest - mahalanobis(z, score.background_mean_[None], score.background_factor_)[:, 0]
+    return nearest
+
+
+def _kth_distance(z: Tensor, score: Neighbours) -> Tensor:
+    """As `neighbours.kth_distance`, by products with the whole bank in place of faiss."""
+    z = (z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)).float()
+    places = (z @ score.bank_.T).topk(score.k, dim=-1).indices[:, -1]
+    distance: Tensor = torch.linalg.vector_norm(z.double() - score.bank_[places].double(), dim=-1)
+    return distance
 
 
 def _log_density(mixture: Mixture, z: Tensor) -> Tensor:
