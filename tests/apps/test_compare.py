@@ -8,6 +8,7 @@ import torch
 import dubito
 from dubito import Table, compare
 from dubito.apps._possible import possible_scores
+from dubito.apps.compare import _named
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.metrics import aurc, auroc, correct, interval
 
@@ -154,7 +155,7 @@ def test_few_errors_are_mentioned():
 @pytest.mark.parametrize(("label", "word"), [(0, "right"), (1, "wrong")])
 def test_without_both_kinds_errors_cannot_be_ranked(label, word):
     table = Table(logit=[[2.0, 0.0]] * 5, label=[label] * 5)
-    with pytest.raises(TableError, match=f"All 5 answers are {word}, so errors cannot be ranked. Extract it with"):
+    with pytest.raises(TableError, match=f"All 5 answers are {word}, so errors cannot be ranked. Give more images"):
         compare(table)
 
 
@@ -174,6 +175,44 @@ def test_what_cannot_be_compared_is_refused():
         compare(Table(label=[0, 1]))
     with pytest.raises(ValueRangeError, match=r"there is no question 'x'. Asked were error AUROC, AURC"):
         compare(table, scores={"entropy": dubito.Entropy()}, resamples=20)["x"]
+
+
+def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_was_asked_for():
+    table, train = images(60), images(60, 1)
+    feature = table.feature.clone()
+    feature[3] = float("nan")
+    found = compare(table.extended(feature=feature), train=train, resamples=20)
+    assert "entropy" in found.costs
+    assert "neighbours" not in found.costs
+    assert "features must be finite and not all zero; row 3 of the batch is not" in found.left_out["neighbours"]
+    foreign = compare(table, {"odd": images(60, 2).extended(feature=feature)}, train=train, resamples=20)
+    assert "neighbours" in foreign.left_out
+    asked = {"entropy": dubito.Entropy(), "neighbours": dubito.Neighbours().fit(train)}
+    with pytest.raises(ValueRangeError, match="features must be finite"):
+        compare(table.extended(feature=feature), scores=asked, resamples=20)
+
+
+def test_tables_of_another_width_and_paths_are_refused():
+    table = images(20)
+    with pytest.raises(TableError, match=r"column 'logit' of foreign 'x' \(.*\) must be 4 wide, as in set 0; 7 came"):
+        compare(table, {"x": Table(logit=torch.zeros(5, 7))})
+    with pytest.raises(TableError, match=r"foreign must be a table, or several; 'cache/x' came. Open a cache by"):
+        _named("cache/x")
+
+
+def test_foreign_images_may_be_called_errors():
+    found = compare(
+        images(60), {"errors": images(40, 3, shift=4.0)}, scores={"entropy": dubito.Entropy()}, resamples=20
+    )
+    assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC errors"]
+    assert "(40 of them foreign)" in found.findings()[2]
+
+
+def test_a_score_of_one_pass_is_cheaper_than_one_of_many():
+    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=100)
+    found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6, reads=("members",))
+    assert set(found["error AUROC"].leading) == {"entropy", "margin"}
+    assert found.choice == "entropy"
 
 
 def test_another_model_is_refused_and_shared_images_are_told():

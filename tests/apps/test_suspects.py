@@ -1,6 +1,7 @@
 """Wrong labels that were planted are found; what is right or ambiguous is left alone."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -74,6 +75,13 @@ def test_one_class_has_no_suspects():
     assert str(found).startswith("table in memory: 0 labels are likely wrong, among the 2 clearest of 4 images")
 
 
+def test_json_has_numbers():
+    feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
+    found = suspect_labels(Table(feature=feature, label=[0, 0, 1, 1, 1, 1]), [0.1] * 6, k=2, share=1.0)
+    one = {"id": "2", "label": "1", "suggested": "0", "sure": 1.0, "u": 0.1, "row": 2}
+    assert json.loads(json.dumps(found.to_json()))["suspects"] == [one]
+
+
 def test_csv_and_class_names(tmp_path):
     feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
     table = Table(feature=feature, label=[0, 0, 1, 1, 1, 1], id=list("abcdef"), classes=["cat, tom", "dog"])
@@ -95,5 +103,7 @@ def test_what_cannot_be_judged_is_refused():
         suspect_labels(table, [float("nan")] + [0.0] * 19)
     with pytest.raises(TableError, match="features must be finite and not all zero"):
         suspect_labels(Table(feature=torch.zeros(4, 2), label=[0] * 4), [0.0] * 4, k=1)
+    with pytest.raises(TableError, match=r"3 of 4 .* Leave them out: table.rows\(table.label >= 0\)"):
+        suspect_labels(Table(feature=torch.eye(4), label=[0, -1, -1, -1]), [0.0] * 4, k=1)
     with pytest.raises(TableError, match="suspect_labels needs at least one row"):
         suspect_labels(table.rows([]))

@@ -38,7 +38,18 @@ def test_errors_are_told(run: Run, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("name\n1\n")
     answer = run("acquire", cache, "--labelled", tmp_path / "x.csv")
     assert "must have a column id; it has name." in answer.err
+    (tmp_path / "x.csv").write_bytes(b"id\n\xff\n")
+    assert "must be a CSV in UTF-8" in run("acquire", cache, "--labelled", tmp_path / "x.csv").err
+    assert "--set and --fit belong to a score; none is named" in run("acquire", cache, "--set", "cool.scale=2").err
+    assert "takes no score; energy came" in run("acquire", cache, "-s", "energy", "--strategy", "bald").err
     assert run("acquire", cache, "--strategy", "best").code == 2
+
+
+def test_labelled_images_may_come_from_a_spreadsheet(run: Run, cache: Path, tmp_path: Path) -> None:
+    first = run("acquire", cache, "--count", 2, "--json").json
+    (tmp_path / "done.csv").write_text("id,who\n" + "".join(f'"{name}",me\n' for name in first["ids"]), "utf-8-sig")
+    second = run("acquire", cache, "--count", 2, "--labelled", tmp_path / "done.csv", "--json").json
+    assert not set(first["ids"]) & set(second["ids"])
 
 
 def test_suspects(run: Run, labelled: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ _SHOWN = 6
 
 def question_words(question: "Question") -> str:
     """Who leads, who cannot be told from whom, and how large a difference would have to be."""
-    kind = "wrong answers" if question.about == "errors" else "of them foreign"
+    kind = "wrong answers" if question.of_errors else "of them foreign"
     where = f"on these {question.images} images ({question.positives} {kind})"
     leading, (best, found) = question.leading, next(iter(question.scores.items()))
     if len(question.scores) == 1:
@@ -34,7 +34,8 @@ def question_words(question: "Question") -> str:
     few = min(question.positives, question.images - question.positives)
     reach = median(one.behind.high - one.behind.value for one in list(question.scores.values())[1:])
     noise = f" Differences below about {reach:.2g} are noise here." if reach > _SEEN and len(leading) > 1 else ""
-    return said + (f" Only {few} images of the rarer kind are there." if few < _FEW else "") + noise
+    rare = "1 image of the rarer kind is" if few == 1 else f"{few} images of the rarer kind are"
+    return said + (f" Only {rare} there." if few < _FEW else "") + noise
 
 
 def summary_words(found: "Comparison") -> list[str]:

@@ -11,6 +11,7 @@ better when lower, and is told as what more of it a score has than the best.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -21,11 +22,13 @@ from torch import Tensor
 from dubito.apps._possible import Possible, possible_scores, reads, why_not_foreign
 from dubito.apps._scored import both, fitted, some_rows
 from dubito.apps.comparison import ERRORS, Compared, Comparison, Cost, Question
-from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
 from dubito.metrics import Array, Interval, aurc, auroc, behind_the_best, correct, paired_draws
 from dubito.table import Table
 from dubito.types import Score
 
+Uncertainties = dict[str, dict[str | None, Float[Tensor, "_"]]]
+"""By score and foreign table; None stands for the table of known images."""
 _TWICE_BELOW = 0.2
 """Seconds: a shorter scoring is timed again, because the first one also reads the columns from the disk."""
 
@@ -74,10 +77,10 @@ def compare(
             if why and name in chosen.scores:
                 chosen.left_out[name] = why
                 del chosen.scores[name]
+    u, costs = _scored(chosen, table, strangers, strict=scores is not None)
     _some(chosen, table)
-    u, costs = _scored(chosen, table)
     found = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
-    for question, values, positives in _questions(found, table, u, strangers, chosen.scores):
+    for question, values, positives in _questions(found, table, u, strangers):
         question.scores = _ranked(question, values, positives, confidence=confidence, resamples=resamples, seed=seed)
         found.questions.append(question)
     if not found.questions:
@@ -86,7 +89,7 @@ def compare(
 
 
 def _questions(
-    found: Comparison, table: Table, u: dict[str, Tensor], strangers: dict[str, Table], scores: dict[str, Score]
+    found: Comparison, table: Table, u: Uncertainties, strangers: dict[str, Table]
 ) -> list[tuple[Question, dict[str, Tensor], Tensor]]:
     """Every question with the scores' values and the truth; why one cannot be asked becomes a remark."""
     asked: list[tuple[Question, dict[str, Tensor], Tensor]] = []
@@ -94,16 +97,19 @@ def _questions(
     if wrong is None:
         found.remarks.append(
             f"{table.name} has no labels of the model's classes beside its logits, so nothing is known of errors."
+            + ("" if strangers else " Extract it with labels, or give foreign images.")
         )
     elif not both(wrong):
         which = "wrong" if wrong.any() else "right"
-        found.remarks.append(f"All {len(wrong)} answers are {which}, so errors cannot be ranked.")
+        found.remarks.append(
+            f"All {len(wrong)} answers are {which}, so errors cannot be ranked."
+            + ("" if strangers else " Give more images, or foreign ones.")
+        )
     else:
-        asked += [(Question(metric, "errors", len(wrong), int(wrong.sum())), u, wrong) for metric in ERRORS]
-    if not strangers and not asked:
-        found.remarks.append("Extract it with labels, or give foreign images.")
+        known = {one: values[None] for one, values in u.items()}
+        asked += [(Question(metric, "errors", len(wrong), int(wrong.sum())), known, wrong) for metric in ERRORS]
     for name, stranger in strangers.items():
-        values = {one: torch.cat([u[one], scores[one].score(stranger)]) for one in scores}
+        values = {one: torch.cat([of[None], of[name]]) for one, of in u.items()}
         is_foreign = torch.arange(len(table) + len(stranger)) >= len(table)
         asked.append((Question("ood_auroc", name, len(is_foreign), len(stranger)), values, is_foreign))
     return asked
@@ -139,18 +145,35 @@ def _wrong(table: Table) -> Bool[Tensor, "n"] | None:
     return torch.cat([~correct(batch.logit, batch.label) for batch in table.batches("logit", "label")])
 
 
-def _scored(chosen: Possible, table: Table) -> tuple[dict[str, Float[Tensor, "n"]], dict[str, Cost]]:
-    u, costs = {}, {}
-    for name, score in chosen.scores.items():
-        seconds = []
-        for _ in range(2):
-            start = perf_counter()
-            u[name] = score.score(table)
-            seconds.append(perf_counter() - start)
-            if seconds[0] > _TWICE_BELOW:
-                break
-        costs[name] = Cost(1e6 * min(seconds) / len(table), chosen.fit_seconds.get(name), reads(score, table))
+def _scored(
+    chosen: Possible, table: Table, strangers: dict[str, Table], *, strict: bool
+) -> tuple[Uncertainties, dict[str, Cost]]:
+    """Of every score on every table; one that cannot be computed is left out with its reason, unless it was given."""
+    u: Uncertainties = {}
+    costs = {}
+    for name, score in list(chosen.scores.items()):
+        try:
+            known, seconds = _timed(score, table)
+            u[name] = {None: known} | {other: score.score(one) for other, one in strangers.items()}
+        except DubitoError as error:  # noqa: PERF203 (one failure must not end the others)
+            if strict:
+                raise
+            chosen.left_out[name] = str(error)
+            del chosen.scores[name]
+        else:
+            costs[name] = Cost(1e6 * seconds / len(table), chosen.fit_seconds.get(name), reads(score, table))
     return u, costs
+
+
+def _timed(score: Score, table: Table) -> tuple[Float[Tensor, "n"], float]:
+    seconds = []
+    for _ in range(2):
+        start = perf_counter()
+        u = score.score(table)
+        seconds.append(perf_counter() - start)
+        if seconds[0] > _TWICE_BELOW:
+            break
+    return u, min(seconds)
 
 
 def _given(scores: Mapping[str, Array | Score]) -> Possible:
@@ -164,11 +187,15 @@ def _some(chosen: Possible, table: Table) -> None:
         raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
 
 
-def _named(foreign: Table | Mapping[str, Table] | Sequence[Table] | None) -> dict[str, Table]:
+def _named(foreign: Table | Mapping[str, Table] | Sequence[Table] | str | Path | None) -> dict[str, Table]:
     if foreign is None:
         return {}
     if isinstance(foreign, Table):
         foreign = [foreign]
+    if isinstance(foreign, str | Path):
+        raise TableError(
+            f"compare: foreign must be a table, or several; '{foreign}' came. Open a cache by dubito.open(folder)."
+        )
     named = dict(foreign) if isinstance(foreign, Mapping) else {table.name: table for table in foreign}
     if len(named) < len(foreign):
         raise TableError(
@@ -188,6 +215,15 @@ def _same_model(table: Table, train: Table | None, strangers: dict[str, Table]) 
                 f"compare: {name} ({other.name}) and {table.name} must come from one model with one transform; they "
                 f"have different weights or transforms. Extract both with the same model."
             )
+        for column in ("logit", "feature"):
+            if other is None or column not in table or column not in other:
+                continue
+            width, came = table.shape(column)[1], other.shape(column)[1]
+            if width != came:
+                raise TableError(
+                    f"compare: column '{column}' of {name} ({other.name}) must be {width} wide, as in {table.name}; "
+                    f"{came} came. Extract both with the same model."
+                )
 
 
 def _apart(table: Table, train: Table | None) -> None:

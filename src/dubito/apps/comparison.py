@@ -11,6 +11,8 @@ from dubito.types import Json
 
 ERRORS = ("error_auroc", "aurc")
 """Metrics of the model's errors."""
+_ONE_PASS = {"logit", "feature"}
+"""Columns that a single pass of the model gives."""
 TITLES = {"error_auroc": "error AUROC", "aurc": "AURC", "ood_auroc": "OOD AUROC"}
 
 
@@ -41,6 +43,11 @@ class Cost(NamedTuple):
     fit_seconds: float | None
     reads: tuple[str, ...]
 
+    @property
+    def order(self) -> tuple[bool, float]:
+        """By which costs are compared: further passes of the model outweigh any scoring."""
+        return not set(self.reads) <= _ONE_PASS, self.microseconds
+
 
 @final
 @dataclass
@@ -62,9 +69,14 @@ class Question:
     scores: dict[str, Compared] = field(default_factory=dict)
 
     @property
+    def of_errors(self) -> bool:
+        """Whether it is about wrong answers, not about foreign images."""
+        return self.metric in ERRORS
+
+    @property
     def title(self) -> str:
         """As a column is headed."""
-        return TITLES[self.metric] if self.about == "errors" else f"{TITLES[self.metric]} {self.about}"
+        return TITLES[self.metric] if self.of_errors else f"{TITLES[self.metric]} {self.about}"
 
     @property
     def leading(self) -> list[str]:
@@ -110,9 +122,12 @@ class Comparison:
 
     @property
     def choice(self) -> str | None:
-        """The cheapest score that could be the best on every question; None where there is no such score."""
+        """The cheapest score that could be the best on every question; None where there is no such score.
+
+        One that reads what a single pass of the model gives is cheaper than any that needs further passes.
+        """
         everywhere = [name for name in self.ranking if all(name in one.leading for one in self.questions)]
-        return min(everywhere, key=lambda name: self.costs[name].microseconds, default=None)
+        return min(everywhere, key=lambda name: self.costs[name].order, default=None)
 
     def findings(self) -> list[str]:
         """What was found, in sentences."""

@@ -67,9 +67,14 @@ def suspect_labels(
         raise ValueRangeError(
             f"suspect_labels: k must be from 1 to {len(table) - 1}, the other images of {table.name}; {k} came."
         )
+    label = table.label.numpy().astype(np.int64)
+    if (label < 0).any():
+        raise TableError(
+            f"suspect_labels: all labels must be from 0 on; {(label < 0).sum()} of {len(label)} of {table.name} are "
+            f"below, as of images that have none yet. Leave them out: table.rows(table.label >= 0)."
+        )
     u = uncertainty("suspect_labels", "score", Entropy() if score is None else score, table).double().numpy()
     judged = np.sort(np.argsort(u, kind="stable")[: max(1, round(share * len(table)))])
-    label = table.label.numpy().astype(np.int64)
     own, other, suggested = _votes(label, judged, _neighbours(table, judged, k))
     sure = other - own
     order = np.lexsort((u[judged], -sure))
@@ -136,12 +141,16 @@ class Suspects:
         return write_csv(path, self.lines())
 
     def to_json(self) -> Json:
-        """Plain numbers."""
+        """Plain numbers, labels by the names of their classes where these are known."""
+        numbers = zip(self.sure.tolist(), self.u.tolist(), self.rows.tolist(), strict=True)
         return {
             "table": self.name,
             "images": self.images,
             "judged": self.judged,
-            "suspects": [dict(zip(COLUMNS, line, strict=True)) for line in self.lines()[1:]],
+            "suspects": [
+                dict(zip(COLUMNS, (*line[:3], *last), strict=True))
+                for line, last in zip(self.lines()[1:], numbers, strict=True)
+            ],
         }
 
     def title(self) -> str:

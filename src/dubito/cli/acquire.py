@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from dubito.cli._console import Screen, grid
 if TYPE_CHECKING:
     from dubito.apps.acquire import Picks
     from dubito.table import Table
+    from dubito.types import Score
 
 _SHOWN = 20
 
@@ -57,18 +59,11 @@ def acquire(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Choose images of a CACHE to label next."""
     screen = Screen.current(json=json, debug=debug)
-    wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
-        from dubito.cli._scores import ready_scores
-
         table = dubito.open(cache)
         known = _known(table, labelled, screen)
     with screen.waiting("choosing"):
-        chosen = None
-        if score or head:
-            names, heads = ([score] if score else ["head"]), ([head] if head else [])
-            found = ready_scores(cache, table, screen, names=names, settings=wanted, fit=fit, heads=heads, load=None)
-            chosen = next(iter(found.values()))
+        chosen = given_score(cache, table, screen, score=score, settings=settings, fit=fit, head=head)
         maker = dubito.Acquire(strategy, chosen, of=of, beta=beta, seed=seed)
         picks = maker.pick(table, count, labelled=known, round=number)
     if to is not None:
@@ -76,17 +71,45 @@ def acquire(  # noqa: PLR0913 (a command's options)
     screen.result({**picks.to_json(), "to": str(to) if to else None}, *_shown(picks, to))
 
 
+def given_score(
+    cache: Path,
+    table: "Table",
+    screen: Screen,
+    *,
+    score: str | None,
+    settings: list[str],
+    fit: Path | None,
+    head: str | None,
+) -> "Score | None":
+    """The one score that --score or --head names, ready; None for neither."""
+    from dubito.cli._scores import ready_scores
+
+    wanted = options.parse_settings(settings)
+    if not score and not head:
+        if wanted or fit:
+            raise dubito.DubitoError("--set and --fit belong to a score; none is named. Give --score NAME, too.")
+        return None
+    names, heads = ([score] if score else ["head"]), ([head] if head else [])
+    found = ready_scores(cache, table, screen, names=names, settings=wanted, fit=fit, heads=heads, load=None)
+    return next(iter(found.values()))
+
+
 def _known(table: "Table", files: list[Path], screen: Screen) -> list[int]:
     """The rows whose ids stand in these files."""
     names: set[str] = set()
     for path in files:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file)
-            if "id" not in (rows.fieldnames or []):
-                raise dubito.DubitoError(
-                    f"--labelled: '{path}' must have a column id; it has {', '.join(rows.fieldnames or ['none'])}."
-                )
-            names |= {row["id"] for row in rows}
+        try:
+            # Spreadsheets write a mark in front, which utf-8-sig takes off.
+            rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
+        except UnicodeDecodeError as error:
+            raise dubito.DubitoError(
+                f"--labelled: '{path}' must be a CSV in UTF-8; it is not ({error.reason})."
+            ) from error
+        if "id" not in (rows.fieldnames or []):
+            raise dubito.DubitoError(
+                f"--labelled: '{path}' must have a column id; it has {', '.join(rows.fieldnames or ['none'])}."
+            )
+        names |= {row["id"] for row in rows}
     found = [row for row, name in enumerate(table.id) if str(name) in names] if names else []
     if len(found) < len(names):
         screen.note(f"--labelled: {len(names) - len(found)} of {len(names)} ids are not in {table.name}.")

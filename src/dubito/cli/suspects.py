@@ -1,7 +1,5 @@
 """`dubito suspects`: which labels are likely wrong."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +10,7 @@ from rich.text import Text
 import dubito
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid, short
+from dubito.cli.acquire import given_score
 
 if TYPE_CHECKING:
     from dubito.apps.suspects import Suspects
@@ -41,17 +40,10 @@ def suspects(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Find labels of a CACHE that are likely wrong: clear images whose neighbours agree on another class."""
     screen = Screen.current(json=json, debug=debug)
-    wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
-        from dubito.cli._scores import ready_scores
-
         table = dubito.open(cache)
     with screen.waiting("looking for neighbours"):
-        chosen = None
-        if score or head:
-            names, heads = ([score] if score else ["head"]), ([head] if head else [])
-            found = ready_scores(cache, table, screen, names=names, settings=wanted, fit=fit, heads=heads, load=None)
-            chosen = next(iter(found.values()))
+        chosen = given_score(cache, table, screen, score=score, settings=settings, fit=fit, head=head)
         suspected = dubito.suspect_labels(table, chosen, k=neighbours, share=share, least=least)
     if to is not None:
         suspected.to_csv(to)

@@ -97,8 +97,12 @@ def test_what_cannot_be_asked_is_refused():
         Acquire("bald").pick(table.select("logit"), 1)
     with pytest.raises(MissingColumnError, match="strategy 'core_set' needs column 'feature'"):
         Acquire("core_set").pick(table.select("logit"), 1)
-    with pytest.raises(ValueRangeError, match=r"beta must be above 0 .* beta=0.0, samples=1000 came"):
-        Acquire("power", beta=0.0)
+    with pytest.raises(ValueRangeError, match=r"beta must be above 0.* beta=nan, samples=1000, seed=0 came"):
+        Acquire("power", beta=float("nan"))
+    with pytest.raises(ValueRangeError, match=r"'bald' goes by the mutual information .* takes no score; energy came"):
+        Acquire("bald", dubito.Energy())
+    with pytest.raises(ValueRangeError, match=r"'batch_bald' .* takes no uncertainties; some came"):
+        Acquire("batch_bald").pick(table, 1, u=np.zeros(10))
 
 
 def test_csv_has_id_round_u_and_rank(tmp_path):
@@ -155,6 +159,36 @@ def test_a_trainer_may_return_a_score_uncertainties_or_a_table(answer):
 def test_a_trainer_with_another_table_is_refused():
     with pytest.raises(TableError, match="must give a table of the pool's 120 rows; 3 came"):
         Acquire().run(images(), rounds=1, count=1, start=2, trainer=lambda table, rows: table.rows([0, 1, 2]))
+
+
+def test_a_trainer_that_returns_nothing_is_refused():
+    with pytest.raises(TableError, match=r"the trainer must return a Score, .*; None came. Let it end with return"):
+        Acquire().run(images(), rounds=1, count=1, start=2, trainer=lambda table, rows: None)
+
+
+def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
+    """A pool of which only the first rows are labelled, as people have it."""
+    whole = images()
+    partly = whole.extended(label=torch.where(torch.arange(120) < 10, whole.label, -1))
+    options = {"rounds": 2, "count": 5, "start": range(10), "to": tmp_path}
+    with pytest.raises(
+        TableError, match=r"5 of 15 of .* have none yet \(-1\). Label them, and make the same call again"
+    ):
+        Acquire("top").run(partly, **options)
+    with (tmp_path / "picks.csv").open(newline="") as file:
+        asked = [int(row["id"].split()[1]) for row in csv.DictReader(file)]
+    label = partly.label.clone()
+    label[asked] = whole.label[asked]
+    with pytest.raises(TableError, match="5 of 20 of"):
+        Acquire("top").run(partly.extended(label=label), **options)
+    found = Acquire("top").run(whole, **options)
+    assert found.labelled.tolist()[10:15] == asked
+    assert len(found.labelled) == 20
+
+
+def test_a_csv_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(ArtefactError, match=r"cannot be written \(Is a directory\). Give another place"):
+        Acquire().pick(images(10), 1).to_csv(tmp_path)
 
 
 class Stop(Exception):

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from dubito.errors import TableError
+from dubito.errors import TableError, ValueRangeError
+from dubito.metrics import Array
 from dubito.table import Rows, Table, to_tensor
-from dubito.types import Json
+from dubito.types import Json, Score
 
 
 @runtime_checkable
@@ -20,6 +21,24 @@ class Extends(Protocol):
     def extend(self, table: Table) -> Table:
         """The table with what was learned."""
         ...
+
+
+def answer_of(trained: Any, pool: Table) -> tuple[Table, Score | None, Array | None]:
+    """What a trainer gave, as the table to choose from, and the score or the uncertainties to choose by, if any."""
+    if trained is None:
+        raise TableError(
+            "acquire: the trainer must return a Score, uncertainties, a table or something with extend(table); None "
+            "came. Let it end with return."
+        )
+    table = trained.extend(pool) if isinstance(trained, Extends) else trained if isinstance(trained, Table) else pool
+    if len(table) != len(pool):
+        raise TableError(
+            f"acquire: the trainer must give a table of the pool's {len(pool)} rows; {len(table)} came. "
+            f"Add columns to the pool: pool.extended(logit=...)."
+        )
+    if isinstance(trained, Score):
+        return table, trained, None
+    return table, None, None if isinstance(trained, Extends | Table) else trained
 
 
 def accuracy_of(trained: Any, test: Table | None) -> float | None:
@@ -46,6 +65,17 @@ def rows_of(table: Table, rows: Rows) -> Int64[np.ndarray, "k"]:
             f"{index.dtype} of shape {index.shape} came. Choose among the rows of {table.name}."
         )
     return index[np.sort(np.unique(index, return_index=True)[1])].astype(np.int64)
+
+
+def start_of(pool: Table, start: int | Rows, seed: int) -> Int64[np.ndarray, "s"]:
+    """The rows that are labelled at the beginning: those given, or so many at random."""
+    if not isinstance(start, int):
+        return rows_of(pool, start)
+    if not 0 <= start <= len(pool):
+        raise ValueRangeError(f"acquire: start must be 0 to {len(pool)}, the rows of {pool.name}; {start} came.")
+    # A stream of its own: round 0 draws from (seed, 0).
+    rng = np.random.default_rng([seed, 2**31])
+    return rng.permutation(len(pool))[:start].astype(np.int64)
 
 
 def ids_of(table: Table, rows: Int64[np.ndarray, "k"]) -> Sequence[str]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final, get_args
 
@@ -23,20 +23,20 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from dubito.apps._scored import some_rows, uncertainty
-from dubito.apps.acquire._given import Extends, accuracy_of, identity_of, ids_of, name_of, rows_of
-from dubito.apps.acquire.batch_bald import batch_bald
+from dubito.apps.acquire._given import accuracy_of, answer_of, identity_of, ids_of, name_of, rows_of, start_of
+from dubito.apps.acquire.batch_bald import batch_bald, probabilities_of
 from dubito.apps.acquire.linear import LinearTrainer
 from dubito.apps.acquire.ranked import stochastic, top
 from dubito.apps.acquire.result import Acquisition, Picks, Round
 from dubito.apps.acquire.spread_out import Distances, spread_out
 from dubito.apps.acquire.state import PICKS, read_rounds, write_rounds
 from dubito.choices import Strategy
-from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.heads._state import alone
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
 from dubito.table import Rows, Table
-from dubito.types import Json, Score, finite
+from dubito.types import Json, Score
 
 _DISAGREEMENT = ("bald", "batch_bald")
 _APART = ("core_set", "weighted", "seeding")
@@ -57,8 +57,8 @@ class Acquire:
 
     Attributes:
         strategy: See above.
-        score: The uncertainty; by default the entropy of the logits, and for bald and batch_bald always the mutual
-            information of the ensemble `of`. One that learns and is not fitted is fitted on the labelled rows.
+        score: The uncertainty; by default the entropy of the logits. One that learns and is not fitted is fitted on the
+            labelled rows. None for bald and batch_bald, which go by the mutual information of the ensemble `of`.
         of: An ensemble of the table; batch_bald needs its members' logits.
         beta: Of softmax, power and softrank: near 0 all images are alike, the larger, the closer to top.
         samples: Joint labels of batch_bald.
@@ -81,10 +81,15 @@ class Acquire:
             raise ValueRangeError(
                 f"Acquire: strategy must be one of {', '.join(get_args(Strategy))}; '{self.strategy}' came."
             )
-        if self.beta <= 0 or self.samples < 2:
+        if not self.beta > 0 or self.samples < 2 or self.seed < 0:
             raise ValueRangeError(
-                f"Acquire: beta must be above 0 and samples at least 2; beta={self.beta}, samples={self.samples} came. "
-                f"1 and 1000 are usual."
+                f"Acquire: beta must be above 0, samples at least 2 and seed not negative; beta={self.beta}, "
+                f"samples={self.samples}, seed={self.seed} came. 1, 1000 and 0 are usual."
+            )
+        if self.score is not None and self.strategy in _DISAGREEMENT:
+            raise ValueRangeError(
+                f"Acquire: '{self.strategy}' goes by the mutual information of the ensemble '{self.of}' and takes no "
+                f"score; {self.score.name} came. Leave it out, or choose 'top', which takes any."
             )
 
     def pick(
@@ -102,12 +107,17 @@ class Acquire:
             table: The pool, with the columns that strategy and score need.
             count: How many. Where fewer are left, all of them are taken, and a warning says so.
             labelled: Rows that have labels already: indices, or a mask.
-            u: (n) uncertainties in place of the score's.
+            u: (n) uncertainties in place of the score's; not for batch_bald.
             round: Which one it is; another one draws other numbers.
         """
         some_rows("acquire", table)
         if count < 1:
             raise ValueRangeError(f"acquire: count must be at least 1; {count} came.")
+        if u is not None and self.strategy == "batch_bald":
+            raise ValueRangeError(
+                "acquire: 'batch_bald' looks at what every member says and takes no uncertainties; some came. Give a "
+                f"table with '{self.of}_logit', or choose 'top'."
+            )
         known = rows_of(table, labelled)
         free = np.ones(len(table), dtype=bool)
         free[known] = False
@@ -151,7 +161,7 @@ class Acquire:
             raise ValueRangeError(
                 f"acquire: rounds must not be negative and count at least 1; rounds={rounds}, count={count} came."
             )
-        begin = self._start(pool, start)
+        begin = start_of(pool, start, self.seed)
         trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)
         folder = None if to is None else Path(to)
         with nullcontext() if folder is None else alone(folder):
@@ -180,21 +190,8 @@ class Acquire:
         accuracy = accuracy_of(trained, test)
         if last:
             return Round(len(known), accuracy, None)
-        table, score, u = pool, self.score, None
-        if isinstance(trained, Extends):
-            table = trained.extend(pool)
-        elif isinstance(trained, Table):
-            table = trained
-        elif isinstance(trained, Score):
-            score = trained
-        else:
-            u = trained
-        if len(table) != len(pool):
-            raise TableError(
-                f"acquire: the trainer must give a table of the pool's {len(pool)} rows; {len(table)} came. "
-                f"Add columns to the pool: pool.extended(logit=...)."
-            )
-        one = Acquire(self.strategy, score, self.of, self.beta, self.samples, self.seed)
+        table, score, u = answer_of(trained, pool)
+        one = self if score is None else replace(self, score=score)
         size = min(count, len(pool) - len(known))
         return Round(len(known), accuracy, one.pick(table, size, labelled=known, u=u, round=len(found.rounds)))
 
@@ -220,13 +217,7 @@ class Acquire:
         assert u is not None, "every other strategy looks at it"  # noqa: S101 (our own invariant)
         if self.strategy == "batch_bald":
             candidates = candidates[np.sort(top(u[candidates], max(_SHORTLIST, 20 * count)))]
-            table.require(f"{self.of}_logit", by="acquire: strategy 'batch_bald'")
-            column = table.column(f"{self.of}_logit")
-
-            def said(places: Int64[np.ndarray, "b"]) -> Float64[np.ndarray, "b m c"]:
-                logits: Tensor = column[torch.from_numpy(candidates[places])]
-                return finite(logits.double().softmax(-1), f"acquire: '{self.of}_logit' of {table.name}").numpy()
-
+            said = probabilities_of(table, f"{self.of}_logit", candidates)
             places, _ = batch_bald(said, u[candidates], count, samples=self.samples, seed=rng)
         elif self.strategy in ("top", "bald"):
             places = top(u[candidates], count)
@@ -236,7 +227,7 @@ class Acquire:
         return chosen
 
     def _values(self, table: Table, known: Int64[np.ndarray, "k"], u: Array | None) -> Float64[np.ndarray, "n"] | None:
-        if u is not None and self.strategy != "batch_bald":
+        if u is not None:
             return uncertainty("acquire", "u", u, table).double().numpy()
         score = MutualInformation(of=self.of) if self.strategy in _DISAGREEMENT else self.score
         if score is None and self.strategy in _WITHOUT_U:
@@ -247,15 +238,6 @@ class Acquire:
             # A copy: the next round has more labels, and fits anew.
             score = deepcopy(score).fit(table.rows(torch.from_numpy(known)))
         return score.score(table).numpy()
-
-    def _start(self, pool: Table, start: int | Rows) -> Int64[np.ndarray, "s"]:
-        if not isinstance(start, int):
-            return rows_of(pool, start)
-        if not 0 <= start <= len(pool):
-            raise ValueRangeError(f"acquire: start must be 0 to {len(pool)}, the rows of {pool.name}; {start} came.")
-        # A stream of its own: round 0 draws from (seed, 0).
-        rng = np.random.default_rng([self.seed, 2**31])
-        return rng.permutation(len(pool))[:start].astype(np.int64)
 
     def _identity(
         self, pool: Table, begin: Int64[np.ndarray, "s"], count: int, trainer: Trainer, test: Table | None

@@ -11,16 +11,24 @@ the paper's eq. 14 in what is averaged: conditional information rather than join
 expectation, never negative, and does not underflow in long batches.
 
 Information can only shrink as a batch grows (submodularity), so an image whose last gain is below the best one found
-needs no look: most of a large pool is never looked at twice. Where labels are drawn this holds up to their noise. m
-members cannot tell more than log m together: past that, further images go by their own mutual information.
+needs no look: most of a large pool is never looked at twice. Where labels are drawn this holds up to their noise.
+
+m members cannot tell more than log m together, which a few images do; the paper leaves open what comes then. Here, once
+no image adds a hundredth of what the best would tell by itself, all members are asked anew: the images that follow are
+a batch of their own.
 """
 
 from collections.abc import Callable
 from typing import final
 
 import numpy as np
-from jaxtyping import Float64, Int64
+import torch
+from jaxtyping import Bool, Float64, Int64
 from scipy.special import entr
+from torch import Tensor
+
+from dubito.table import Table
+from dubito.types import finite
 
 Probabilities = Callable[[Int64[np.ndarray, "b"]], Float64[np.ndarray, "b m c"]]
 """Of some candidates, what every member says."""
@@ -28,6 +36,8 @@ _LOOKED_AT = 256
 _NUMBERS = 2**22
 """Probabilities at once, 32 MB."""
 _NOTHING = 1e-9
+_EXHAUSTED = 0.01
+"""Of the information of one image: less is left to learn from the members once they are told apart."""
 _SETTLED = 1e-6
 """Nats of doubt about the members that are left aside."""
 
@@ -40,7 +50,7 @@ def batch_bald(
     samples: int = 1000,
     seed: int | np.random.Generator = 0,
 ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"]]:
-    """Positions of a batch in the order of its choice, and what each of them adds in nats.
+    """Positions of a batch in the order of its choice, and what each adds in nats since members were asked anew.
 
     Args:
         probabilities: Of candidates by position.
@@ -49,26 +59,53 @@ def batch_bald(
         samples: Joint labels that are counted, or drawn.
         seed: Of the draws.
     """
-    order = np.argsort(-information, kind="stable")
-    bound, taken = information[order].astype(np.float64), np.zeros(len(order), dtype=bool)
-    known: KnownLabels | None = None
-    picks, gains = [], []
-    for _ in range(count):
-        looked, best = np.zeros(len(order), dtype=bool), -np.inf
-        while len(stale := np.flatnonzero(~looked & ~taken & (bound > best))):
-            block = stale[np.argsort(-bound[stale], kind="stable")[:_LOOKED_AT]]
-            said = probabilities(order[block])
-            known = known or KnownLabels(said.shape[1], samples, np.random.default_rng(seed))
-            bound[block], looked[block] = known.gains(said), True
-            best = float(max(best, bound[block].max()))
-        # The first by its own information among those that are equal: all are, once nothing is left to learn.
-        place = int(np.flatnonzero(looked & ~taken & (bound >= best - _NOTHING))[0])
+    order, rng = np.argsort(-information, kind="stable"), np.random.default_rng(seed)
+    alone, taken = information[order].astype(np.float64), np.zeros(len(order), dtype=bool)
+    picks: list[int] = []
+    gains: list[float] = []
+    known, bound = None, alone.copy()
+    while len(picks) < count:
+        known = known or KnownLabels(probabilities(order[:1]).shape[1], samples, rng)
+        little = _EXHAUSTED * alone[~taken][0]
+        place = None if known.left() < little else _best(known, probabilities, order, bound, taken)
+        if place is None or (len(known.weight) > 1 and bound[place] < little):
+            known, bound = None, alone.copy()
+            continue
         taken[place] = True
         picks.append(int(order[place]))
         gains.append(float(bound[place]))
-        if known is not None:
-            known.add(probabilities(order[place : place + 1])[0])
+        known.add(probabilities(order[place : place + 1])[0])
     return np.array(picks, dtype=np.int64), np.array(gains, dtype=np.float64)
+
+
+def _best(
+    known: "KnownLabels",
+    probabilities: Probabilities,
+    order: Int64[np.ndarray, "n"],
+    bound: Float64[np.ndarray, "n"],
+    taken: Bool[np.ndarray, "n"],
+) -> int:
+    """The place in the order of the candidate that adds most; bounds of all that were looked at are what they add."""
+    looked, best = np.zeros(len(order), dtype=bool), -np.inf
+    size = max(1, min(_LOOKED_AT, _NUMBERS // probabilities(order[:1]).size))
+    while len(stale := np.flatnonzero(~looked & ~taken & (bound > best))):
+        block = stale[np.argsort(-bound[stale], kind="stable")[:size]]
+        bound[block], looked[block] = known.gains(probabilities(order[block])), True
+        best = float(max(best, bound[block].max()))
+    # The first by its own information among those that are equal.
+    return int(np.flatnonzero(looked & ~taken & (bound >= best - _NOTHING))[0])
+
+
+def probabilities_of(table: Table, key: str, candidates: Int64[np.ndarray, "n"]) -> Probabilities:
+    """What members say of some rows of a table, read when they are asked for."""
+    table.require(key, by="acquire: strategy 'batch_bald'")
+    column = table.column(key)
+
+    def said(places: Int64[np.ndarray, "b"]) -> Float64[np.ndarray, "b m c"]:
+        logits: Tensor = column[torch.from_numpy(candidates[places])]
+        return finite(logits.double().softmax(-1), f"acquire: '{key}' of {table.name}").numpy()
+
+    return said
 
 
 @final
@@ -85,11 +122,15 @@ class KnownLabels:
         self.weight = np.ones(1)
         self._samples, self._rng, self._drawn = samples, rng, False
 
+    def left(self) -> float:
+        """What is still open about the members, in nats: no image tells more."""
+        return float(self.weight @ entr(self.posterior).sum(1))
+
     def gains(self, said: Float64[np.ndarray, "b m c"]) -> Float64[np.ndarray, "b"]:
         """What each candidate would tell about the members beyond these labels, in nats."""
         b, _, c = said.shape
         found, own = np.zeros(b), entr(said).sum(-1)
-        # No image tells more than is still open: joint labels that leave one member alone need no look.
+        # Joint labels that leave one member alone need no look, for the same reason.
         open_ = entr(self.posterior).sum(1) > _SETTLED
         posterior, weight = self.posterior[open_], self.weight[open_]
         for start in range(0, b, size := max(1, _NUMBERS // (max(1, len(weight)) * c))):

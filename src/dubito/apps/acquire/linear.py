@@ -1,11 +1,12 @@
 """A linear classifier on the features of some labelled rows, and several of them that may disagree.
 
-    W, b = argmin  sum_i w_i CE(W x_i + b, y_i) + strength / 2 ||W||^2,     x = (z - mean) / scale
+    W, b = argmin  sum_i CE(W x_i + b, y_i) + strength / 2 ||W - W0||^2,     x = (z - mean) / scale
 
 mean and scale are the pool's: one scale for all features, the root of their mean variance, so that their geometry
-stays. Convex, by L-BFGS from zero, so that one set of labels gives one classifier. Its members have weights w_i from
-an exponential distribution of mean 1, the Bayesian bootstrap (Rubin 1981): a plain bootstrap of few labels would lose
-classes.
+stays. Convex, by L-BFGS from W0, so that one set of labels gives one classifier: W0 = 0. Its members have each a W0 of
+its own, from the prior that the penalty is, N(0, 1 / strength): anchored ensembles, Pearce et al. 2020 (1810.05546).
+Few labels leave most directions of the features open. There, members of a bootstrap would all say what the classifier
+says, while these differ. W - W0 is a sum of labelled rows, so that it is sought in the span of these.
 """
 
 from dataclasses import dataclass
@@ -30,12 +31,22 @@ def fit_linear(
     label: Int64[np.ndarray, "n"],
     classes: int,
     *,
-    weight: Float64[np.ndarray, "n"] | None = None,
     strength: float = 1.0,
+    prior: Float64[np.ndarray, "d c"] | None = None,
 ) -> Float64[np.ndarray, "e c"]:
-    """Weights, the biases in the last row: (d + 1, c)."""
+    """Weights, the biases in the last row: (d + 1, c).
+
+    Args:
+        x: Features.
+        label: Of every row.
+        classes: How many there are; more than came, perhaps.
+        strength: Of the penalty.
+        prior: What the penalty pulls to; 0 by default.
+    """
     n, d = x.shape
-    w = np.ones(n) if weight is None else weight
+    start = np.zeros((d + 1, classes))
+    if prior is not None:
+        start[:d] = prior
     target = np.zeros((n, classes))
     target[np.arange(n), label] = 1
     wide = np.hstack([x, np.ones((n, 1))])
@@ -47,13 +58,14 @@ def fit_linear(
         p = np.exp(logit)
         total = p.sum(axis=1, keepdims=True)
         p /= total
-        value = w @ (np.log(total[:, 0]) - (logit * target).sum(axis=1)) + strength / 2 * np.square(theta[:d]).sum()
-        slope = wide.T @ (w[:, None] * (p - target))
-        slope[:d] += strength * theta[:d]
+        moved = theta[:d] - start[:d]
+        value = (np.log(total[:, 0]) - (logit * target).sum(axis=1)).sum() + strength / 2 * np.square(moved).sum()
+        slope = wide.T @ (p - target)
+        slope[:d] += strength * moved
         return float(value), slope.ravel()
 
-    options = {"maxiter": _STEPS, "gtol": 1e-6 * max(1.0, float(w.sum()))}
-    found: np.ndarray = minimize(loss, np.zeros((d + 1) * classes), jac=True, method="L-BFGS-B", options=options).x
+    options = {"maxiter": _STEPS, "gtol": 1e-6 * n}
+    found: np.ndarray = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
     return found.reshape(d + 1, classes)
 
 
@@ -65,7 +77,7 @@ class LinearTrainer:
     Attributes:
         members: How many further ones, for strategies that look at disagreement; written as the ensemble `members`.
         strength: Of the penalty on weights; 1 is scikit-learn's C = 1.
-        seed: Of the members' weights.
+        seed: Of the members.
     """
 
     members: int = 0
@@ -73,10 +85,10 @@ class LinearTrainer:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.members < 0 or self.members == 1 or self.strength <= 0:
+        if self.members < 0 or self.members == 1 or not self.strength > 0 or self.seed < 0:
             raise ValueRangeError(
-                f"LinearTrainer: members must be 0 or at least 2 and strength above 0; members={self.members}, "
-                f"strength={self.strength} came. 20 and 1 are usual."
+                f"LinearTrainer: members must be 0 or at least 2, strength above 0 and seed not negative; "
+                f"members={self.members}, strength={self.strength}, seed={self.seed} came. 20, 1 and 0 are usual."
             )
 
     def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
@@ -84,21 +96,39 @@ class LinearTrainer:
         table.require("feature", "label", by="LinearTrainer")
         if not len(rows):
             raise TableError("LinearTrainer needs at least one labelled row; none came. Begin with start=10 or more.")
+        label = table.select("label").rows(rows).label.numpy()
+        if (label < 0).any():
+            raise TableError(
+                f"LinearTrainer: all labelled rows must have a label from 0 on; {(label < 0).sum()} of {len(rows)} of "
+                f"{table.name} have none yet ({label.min()}). Label them, and make the same call again."
+            )
         own = "logit" not in table or table.label_space == "own"
         classes = int(table.label.max()) + 1 if own else table.shape("logit")[1]
         mean, scale = _scale(table)
-        known = table.select("feature", "label").rows(rows)
-        label, x = known.label.numpy(), (known.feature.double() - mean).numpy() / scale
-        if int(label.min()) < 0 or int(label.max()) >= classes:
+        if label.max() >= classes:
             raise TableError(
-                f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; "
-                f"{int(label.min())} to {int(label.max())} came. Leave column 'logit' out of a pool with other classes."
+                f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; up to "
+                f"{label.max()} came. Leave column 'logit' out of a pool with other classes."
             )
+        x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
         # One seed for each number of rows: members of two rounds are not drawn alike.
         rng = np.random.default_rng([self.seed, len(rows)])
-        weights = [None, *(rng.exponential(size=len(rows)) for _ in range(self.members))]
-        heads = [fit_linear(x, label, classes, weight=one, strength=self.strength) for one in weights]
+        span, x = _span(x)
+        priors = [np.zeros((len(span), classes))]
+        priors += [rng.normal(scale=self.strength**-0.5, size=(len(span), classes)) for _ in range(self.members)]
+        heads = [self._head(span, x, label, prior) for prior in priors]
         return LinearHeads(mean.numpy(), scale, np.stack(heads).astype(np.float32))
+
+    def _head(
+        self,
+        span: Float64[np.ndarray, "d r"],
+        x: Float64[np.ndarray, "n r"],
+        label: Int64[np.ndarray, "n"],
+        prior: Float64[np.ndarray, "d c"],
+    ) -> Float64[np.ndarray, "e c"]:
+        within = span.T @ prior
+        found = fit_linear(x, label, prior.shape[1], strength=self.strength, prior=within)
+        return np.vstack([prior + span @ (found[:-1] - within), found[-1:]])
 
 
 @final
@@ -120,6 +150,11 @@ class LinearHeads:
         """The table with what they say: logit, and members_logit where there are members; made when asked for."""
         table.require("feature", by="LinearHeads.extend")
         feature, (many, _, classes) = table.column("feature"), self.heads.shape
+        if feature.shape[1] != len(self.mean):
+            raise TableError(
+                f"LinearHeads.extend: features of {table.name} must be {len(self.mean)} wide, as those that were "
+                f"trained on; {feature.shape[1]} came. Extract both tables with the same model."
+            )
         columns = {"logit": logits_of(feature, lambda z: self._said(z, 0, 1)[:, 0], classes)}
         if many > 1:
             columns["members_logit"] = said_by(feature, lambda z: self._said(z, 1, many), (many - 1, classes))
@@ -131,6 +166,14 @@ class LinearHeads:
         x = ((z.double() - torch.from_numpy(self.mean)) / self.scale).float()
         heads = torch.from_numpy(self.heads[first:last])
         return torch.einsum("nd,mdc->nmc", x, heads[:, :-1]) + heads[:, -1]
+
+
+def _span(x: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "d r"], Float64[np.ndarray, "n r"]]:
+    """An orthonormal basis of the rows, and the rows in it."""
+    if len(x) >= x.shape[1]:
+        return np.eye(x.shape[1]), x
+    basis, rows = np.linalg.qr(x.T)
+    return basis, rows.T
 
 
 def _scale(table: Table) -> tuple[Float64[Tensor, "d"], float]:

@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int64
 
 from dubito.apps._text import aligned
 from dubito.cache.shard import write_file
+from dubito.errors import ArtefactError
 from dubito.types import Json
 
 COLUMNS = ("id", "round", "u", "rank")
@@ -136,8 +137,11 @@ def write_csv(path: str | Path, lines: Sequence[Sequence[str]]) -> Path:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_file(place, text.getvalue().encode())
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_file(place, text.getvalue().encode())
+    except OSError as error:
+        raise ArtefactError(f"'{place}' cannot be written ({error.strerror}). Give another place.") from error
     return place
 
 
