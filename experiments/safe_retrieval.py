@@ -25,17 +25,15 @@ and the head has learned from them. --write puts the result into experiments/exp
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _expected import write_expected
+from _own_classes import sets_of_own_classes
 
 import dubito
 from dubito.apps.search import SafeIndex
-from dubito.data import Subset
-from dubito.types import Images
 
 EXPECTED = Path(__file__).parent / "expected" / "safe_retrieval.json"
 SETTINGS = {"full": "none", "clean queries": "queries", "clean database": "items", "clean both": "both"}
@@ -44,7 +42,7 @@ PAPER = {
     "imagenet": {"full": 0.382, "clean queries": 0.343, "clean both": 0.307},
 }
 """Table 1: each line adds to the one before, so the last is both."""
-SEEDS, RESAMPLES, CIFAR_IMAGES = 5, 1000, 2000
+SEEDS, RESAMPLES = 5, 1000
 
 
 def main() -> None:
@@ -61,7 +59,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         cache = asked.cache or Path(place)
-        for name, images in data_sets(asked.data, asked.more_data):
+        for name, images in sets_of_own_classes(asked.data, asked.more_data):
             table = dubito.extract(model, images, cache / name, label_space="own")
             found[name] = measured(table, head, asked.quantile)
             show(name, found[name])
@@ -69,14 +67,6 @@ def main() -> None:
     if asked.write:
         write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if asked.more_data else ''}", result)
     print(json.dumps(result))
-
-
-def data_sets(data: Path, more: Path | None) -> Iterator[tuple[str, Images]]:
-    """By name, labelled by their own classes."""
-    for name, folder in (("tiny_imagenet", "tiny_imagenet_val_dev2400"), ("dtd10", "dtd10_dev400")):
-        yield name, dubito.open_images(data / folder / "images.zip", data / folder / "labels.csv")
-    if more is not None:
-        yield "cifar10", Subset(dubito.open_images(f"{more / 'cifar10.npz'}#test"), range(CIFAR_IMAGES))
 
 
 def measured(table: dubito.Table, head: dubito.UncertaintyHead, quantile: float) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from _expected import write_expected
+from _own_classes import sets_of_own_classes
 from PIL import Image
 
 import dubito
@@ -36,7 +37,6 @@ from dubito.report.gallery import write_gallery
 from dubito.types import Images
 
 EXPECTED = Path(__file__).parent / "expected" / "zero_shot.json"
-CIFAR_IMAGES = 2000
 
 
 def main() -> None:
@@ -83,10 +83,7 @@ def main() -> None:
 
 def data_sets(data: Path, more: Path | None) -> Iterator[tuple[str, Images]]:
     """By name, labelled by their own classes; those of Table 2 by its names."""
-    for name, folder in (("tiny_imagenet", "tiny_imagenet_val_dev2400"), ("dtd10", "dtd10_dev400")):
-        yield name, dubito.open_images(data / folder / "images.zip", data / folder / "labels.csv")
-    if more is not None:
-        yield "cifar10", first(dubito.open_images(f"{more / 'cifar10.npz'}#test"), CIFAR_IMAGES)
+    yield from sets_of_own_classes(data, more)
     yield "svhn", digits(data / "svhn_test_dev5000")
 
 

@@ -168,7 +168,7 @@ def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(training_of_one._Run, "_step", meanwhile)
     train(table_of(), tmp_path, **SMALL)
     assert refused == [
-        f"another training is writing into '{tmp_path}'. Wait until it has ended, or train into another folder."
+        f"another process is writing into '{tmp_path}'. Wait until it has ended, or choose another folder."
     ]
     assert not (tmp_path / "seed-2").exists()
     train(table_of(), tmp_path, seeds=(2,), **SMALL)

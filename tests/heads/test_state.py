@@ -125,7 +125,7 @@ def test_one_training_at_a_time(tmp_path):
         with pytest.raises(ArtefactError) as error, alone(folder):
             pass
         assert str(error.value) == (
-            f"another training is writing into '{folder}'. Wait until it has ended, or train into another folder."
+            f"another process is writing into '{folder}'. Wait until it has ended, or choose another folder."
         )
         with alone(tmp_path / "other"):
             pass
@@ -136,7 +136,7 @@ def test_one_training_at_a_time(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ArtefactError, match=r"/file/head' cannot be written \(Not a directory\)\. Train into another"),
+        pytest.raises(ArtefactError, match=r"/file/head' cannot be written \(Not a directory\)\. Choose another"),
         alone(tmp_path / "file" / "head"),
     ):
         pass

@@ -233,9 +233,7 @@ def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
     step = train._Run._step
 
     def meanwhile(self, *rest):
-        with pytest.raises(
-            ArtefactError, match=r"^another training is writing into '.*'\. Wait until it has ended, or"
-        ):
+        with pytest.raises(ArtefactError, match=r"^another process is writing into '.*'\. Wait until it has ended, or"):
             train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
         return step(self, *rest)
 

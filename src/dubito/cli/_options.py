@@ -62,6 +62,12 @@ Heads = Annotated[
         help="A trained uncertainty head: of `dubito list heads`, a folder, a hub id, or auto for the one that fits.",
     ),
 ]
+OneScore = Annotated[
+    str | None, typer.Option("--score", "-s", metavar="NAME", help="The uncertainty; by default the entropy.")
+]
+OneHead = Annotated[
+    str | None, typer.Option("--head", metavar="NAME|PATH|HUB", help="A trained uncertainty head as the score.")
+]
 Load = Annotated[
     Path | None, typer.Option("--load", metavar="DIR", help="Use the scores that `dubito score --save DIR` kept.")
 ]

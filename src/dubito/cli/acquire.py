@@ -38,14 +38,10 @@ def acquire(  # noqa: PLR0913 (a command's options)
             "--labelled", metavar="FILE", help="A CSV with a column id, such as earlier picks: not chosen again."
         ),
     ] = [],  # noqa: B006 (typer copies it)
-    score: Annotated[
-        str | None, typer.Option("--score", "-s", metavar="NAME", help="The uncertainty; by default the entropy.")
-    ] = None,
+    score: options.OneScore = None,
     settings: options.Settings = [],  # noqa: B006
     fit: options.Fit = None,
-    head: Annotated[
-        str | None, typer.Option("--head", metavar="NAME|PATH|HUB", help="A trained uncertainty head as the score.")
-    ] = None,
+    head: options.OneHead = None,
     of: Annotated[
         str, typer.Option("--of", metavar="NAME", help="The ensemble for bald and batch_bald, such as members.")
     ] = "members",

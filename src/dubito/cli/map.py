@@ -23,14 +23,10 @@ def map_(  # noqa: PLR0913 (a command's options)
         str | None, typer.Option("--images", metavar="IMAGES", help="The images of the cache, for thumbnails.")
     ] = None,
     method: Annotated[choices.Layout, typer.Option("--method", help="How the map is laid out.")] = "tsne",
-    score: Annotated[
-        str | None, typer.Option("--score", "-s", metavar="NAME", help="The uncertainty; by default the entropy.")
-    ] = None,
+    score: options.OneScore = None,
     settings: options.Settings = [],  # noqa: B006 (typer copies it)
     fit: options.Fit = None,
-    head: Annotated[
-        str | None, typer.Option("--head", metavar="NAME|PATH|HUB", help="A trained uncertainty head as the score.")
-    ] = None,
+    head: options.OneHead = None,
     perplexity: Annotated[float, typer.Option("--perplexity", metavar="P", help="Of t-SNE.")] = 30.0,
     neighbours: Annotated[int, typer.Option("--neighbours", min=2, metavar="K", help="Of UMAP.")] = 15,
     most: Annotated[

@@ -27,14 +27,10 @@ def suspects(  # noqa: PLR0913 (a command's options)
         float, typer.Option("--share", metavar="P", help="Of the images, those of lowest uncertainty are judged.")
     ] = 0.5,
     least: Annotated[float, typer.Option("--least", metavar="P", help="Show those at least so sure.")] = 0.5,
-    score: Annotated[
-        str | None, typer.Option("--score", "-s", metavar="NAME", help="The uncertainty; by default the entropy.")
-    ] = None,
+    score: options.OneScore = None,
     settings: options.Settings = [],  # noqa: B006 (typer copies it)
     fit: options.Fit = None,
-    head: Annotated[
-        str | None, typer.Option("--head", metavar="NAME|PATH|HUB", help="A trained uncertainty head as the score.")
-    ] = None,
+    head: options.OneHead = None,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:

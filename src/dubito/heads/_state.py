@@ -63,18 +63,18 @@ class TrainingState:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock while training into it; the system lets go of it when the process dies."""
+    """Hold the folder's lock while writing into it; the system lets go of it when the process dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, timeout=0)
         lock.acquire()
     except Timeout as error:
         raise ArtefactError(
-            f"another training is writing into '{folder}'. Wait until it has ended, or train into another folder."
+            f"another process is writing into '{folder}'. Wait until it has ended, or choose another folder."
         ) from error
     except OSError as error:
         raise ArtefactError(
-            f"the folder '{folder}' cannot be written ({error.strerror}). Train into another one."
+            f"the folder '{folder}' cannot be written ({error.strerror}). Choose another one."
         ) from error
     try:
         yield

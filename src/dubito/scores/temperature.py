@@ -17,17 +17,19 @@ from torch import Tensor
 
 from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
+from dubito.scores._answers import answers, check_own_classes
 from dubito.scores._members import ScoreOfMembers, score_blocks
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
-from dubito.types import Score, finite
+from dubito.types import Score
 
 _SMALLEST, _LARGEST = 1e-3, 1e3
 
 
 def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -> float:
     """The T that minimises the mean negative log-likelihood of the labels."""
-    _check(table)
+    for _ in answers(table, by="temperature.fit", repair="Fit on held-out images."):
+        pass  # every block is checked before the first step
     low, high, b = 1 / _LARGEST, 1 / _SMALLEST, 1.0
     for _ in range(steps):
         slope, curvature = _derivatives(table, b)
@@ -80,11 +82,7 @@ class Temperature(Score):
 
     def learn(self, table: Table) -> None:
         """Fit T on the labels."""
-        if table.label_space != "model":
-            raise TableError(
-                f"temperature.fit needs labels of the model's own classes; those of {table.name} are another set's. "
-                f"Fit on images of the classes that the model was trained for."
-            )
+        check_own_classes(table, by="temperature.fit")
         self.temperature_ = fit_temperature(table)
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
@@ -106,19 +104,6 @@ class Temperature(Score):
                 f"{', '.join(score_of.learned)}. Use over='input'."
             )
         self.needs = (score_of.logits,)
-
-
-def _check(table: Table) -> None:
-    if len(table) == 0:
-        raise TableError(f"temperature.fit needs labelled rows; {table.name} has none. Fit on held-out images.")
-    for batch in table.batches("logit", "label"):
-        finite(batch.logit, f"temperature.fit: logits of {table.name}")
-        lowest, highest, c = int(batch.label.min()), int(batch.label.max()), batch.logit.shape[1]
-        if lowest < 0 or highest >= c:
-            raise ValueRangeError(
-                f"temperature.fit: labels must be classes of the logits, 0 to {c - 1}; {lowest} to {highest} came in "
-                f"{table.name}. Give labels in the order of the logits' columns."
-            )
 
 
 def _derivatives(table: Table, b: float) -> tuple[float, float]:

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from dubito.choices import ClassWeighting
 from dubito.errors import TableError, ValueRangeError
-from dubito.metrics import aurc, correct, paired_errors
+from dubito.metrics import aurc, paired_errors
+from dubito.scores._answers import errors_of
 from dubito.scores._tune import listed
 from dubito.scores.gradient import REGrad
 from dubito.table import Table
@@ -133,15 +133,7 @@ def _candidates(columns: Sequence[str], betas: Sequence[float], weighting: Class
 
 def _errors(table: Table) -> Bool[Tensor, "n"]:
     """Where the model is wrong; TableError where that tells nothing."""
-    table.require("logit", "label", by=_BY)
-    if table.label_space != "model":
-        raise TableError(
-            f"{_BY} needs labels of the model's own classes; those of {table.name} are another set's. "
-            f"Give images of the classes that the model was trained for."
-        )
-    if len(table) == 0:
-        raise TableError(f"{_BY} needs labelled rows; {table.name} has none. Give a validation split.")
-    wrong = torch.cat([~correct(batch.logit, batch.label) for batch in table.batches("logit", "label")])
+    wrong = errors_of(table, by=_BY, repair="Give a validation split.")
     if wrong.all() or not wrong.any():
         raise TableError(
             f"{_BY}: the model is {'wrong' if wrong.all() else 'right'} on all {len(wrong)} images of {table.name}, so "

@@ -4,16 +4,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from dubito.apps.guard.promise import Promise
 from dubito.cache.fingerprint import model_identity
-from dubito.errors import GuardError, ModelError, TableError, ValueRangeError
+from dubito.errors import GuardError, ModelError, TableError
 from dubito.heads.config import same_backbone
-from dubito.metrics import correct
+from dubito.scores._answers import errors_of
 from dubito.table import Table
-from dubito.types import Classifier, Json, finite
+from dubito.types import Classifier, Json
 from dubito.views import chosen_rows
 
 _LEARN, _CHOOSE, _CHOOSE_ALONE = 0.15, 0.15, 0.2
@@ -44,29 +42,6 @@ def check_tables(table: object, train: object) -> None:
                 f"guard.fit: {name} must be a table, from dubito.extract or dubito.open; {type(one).__name__} came. "
                 f"Open a cache with dubito.open(folder)."
             )
-
-
-def errors_of(table: Table, *, by: str) -> Bool[Tensor, "n"]:
-    """Which rows are predicted wrong; TableError or ValueRangeError where that cannot be told."""
-    table.require("logit", "label", by=by)
-    if table.label_space != "model":
-        raise TableError(
-            f"{by} needs labels of the model's own classes; those of {table.name} are another set's, so that nobody "
-            f"can tell which answers are wrong. Give images of the classes that the model was trained for."
-        )
-    if len(table) == 0:
-        raise TableError(f"{by} needs labelled rows; {table.name} has none.")
-    parts = []
-    for batch in table.batches("logit", "label"):
-        finite(batch.logit, f"{by}: logits of {table.name}")
-        lowest, highest, c = int(batch.label.min()), int(batch.label.max()), batch.logit.shape[1]
-        if lowest < 0 or highest >= c:
-            raise ValueRangeError(
-                f"{by}: labels must be classes of the logits, 0 to {c - 1}; {lowest} to {highest} came in "
-                f"{table.name}. Give labels in the order of the logits' columns."
-            )
-        parts.append(~correct(batch.logit, batch.label))
-    return torch.cat(parts)
 
 
 def split_rows(table: Table, *, learn: bool, seed: int) -> Split:

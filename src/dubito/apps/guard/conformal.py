@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from dubito.apps.guard._given import errors_of
 from dubito.apps.guard.thresholds import check_levels
 from dubito.errors import ArtefactError, DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
+from dubito.scores._answers import errors_of
 from dubito.table import Table
 from dubito.types import Json
 

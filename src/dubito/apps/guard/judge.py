@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from dubito.apps.guard._given import Split, errors_of
+from dubito.apps.guard._given import Split
 from dubito.apps.guard.candidates import Roles, roles_of
 from dubito.apps.guard.combine import Combination, choose, quantiles
 from dubito.apps.guard.promise import Judged, Promise
 from dubito.apps.guard.thresholds import Threshold
 from dubito.errors import GuardError
+from dubito.scores._answers import errors_of
 from dubito.table import Table
 from dubito.types import Score
 
