@@ -1,6 +1,7 @@
 """Which strategy of `dubito.Acquire` needs the fewest labels? Learning curves over five seeds, with intervals.
 
-    python experiments/active_learning_loop.py --data DIR [--cache DIR] [--limit N] [--only mnist] [--write]
+    python experiments/active_learning_loop.py --data DIR [--cache DIR] [--limit N] [--only mnist] [--figure FILE]
+        [--write]
 
 DIR holds MNIST/raw (the four idx files) and cifar10.npz (train_images, train_labels, test_images, test_labels). A
 linear classifier is trained on frozen features, from 20 labels at random to 220 by steps of 20:
@@ -30,10 +31,12 @@ from scipy.stats import t as student
 
 import dubito
 from dubito.choices import Strategy
+from dubito.diagnosis.pictures import COLOURS, new_figure
 
 STRATEGIES = ("random", *(one for one in get_args(Strategy) if one != "random"))
 SEEDS = range(5)
 START, COUNT, ROUNDS = 20, 20, 10
+DRAWN = ("random", "top", "bald", "batch_bald", "power", "core_set")
 
 
 def main() -> None:
@@ -43,6 +46,7 @@ def main() -> None:
     options.add_argument("--cache", type=Path, help="keep the extracted features of CIFAR-10 here")
     options.add_argument("--limit", type=int, help="at most N images in each pool and each test set")
     options.add_argument("--only", choices=("mnist", "cifar10"))
+    options.add_argument("--figure", type=Path, help="draw the curves here (needs matplotlib)")
     options.add_argument("--write", action="store_true")
     asked = options.parse_args()
     found: dict = {"start": START, "count": COUNT, "rounds": ROUNDS, "seeds": len(SEEDS), "sets": {}}
@@ -58,7 +62,29 @@ def main() -> None:
         target = Path(__file__).parent / "expected" / "active_learning_loop.json"
         earlier = json.loads(target.read_text())["sets"] if target.exists() else {}
         write_expected(target, "--data DIR", found | {"sets": earlier | found["sets"]})
+    if asked.figure:
+        draw(asked.figure, found["sets"])
     print(json.dumps(found))
+
+
+def draw(to: Path, sets: dict[str, dict]) -> None:
+    """Accuracy by labels, a panel a set; bars are 95 % intervals over seeds."""
+    figure, axes = new_figure(1, len(sets), width=4.6, height=3.6)
+    for axis, (name, told) in zip(axes[0], sets.items(), strict=True):
+        for place, strategy in enumerate(DRAWN):
+            value, low, high = np.array(told["strategies"][strategy]["accuracy"]).T
+            axis.errorbar(
+                np.array(told["labels"]) + place - len(DRAWN) / 2,
+                value,
+                yerr=[value - low, high - value],
+                color=COLOURS[place],
+                label=strategy,
+                linewidth=1.4,
+                elinewidth=0.6,
+            )
+        axis.set(title=name, xlabel="labels", ylabel="accuracy")
+    axes[0][0].legend(frameon=False, fontsize="small", loc="lower right")
+    figure.savefig(to, dpi=110)
 
 
 def studied(name: str, pool: dubito.Table, test: dubito.Table) -> dict:
