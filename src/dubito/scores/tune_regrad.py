@@ -73,6 +73,7 @@ def tune_regrad(
         resamples: Of the bootstrap.
         seed: Of the bootstrap.
 
+    >>> import torch
     >>> wrong = torch.tensor([0, 0, 1, 1])
     >>> gradient = torch.stack([torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])], 1)
     >>> logit = torch.eye(2)[wrong]
