@@ -50,6 +50,8 @@ bench: $(READY)  ## speed as ratios; DATA=folder for those that need photographs
 	$(BIN)/python benchmarks/masks.py
 	$(BIN)/python benchmarks/extract.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/head_training.py
+	$(BIN)/python benchmarks/search.py
+	$(if $(DATA),$(BIN)/python benchmarks/gradient.py --data $(DATA))
 	$(if $(DATA),$(BIN)/python benchmarks/cache_speedup.py --data $(DATA))
 
 clean:  ## remove what was built, and the environment

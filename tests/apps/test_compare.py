@@ -224,3 +224,19 @@ def test_another_model_is_refused_and_shared_images_are_told():
         compare(images(20, id=ids), train=images(20, id=ids), scores={"entropy": dubito.Entropy()}, resamples=20)
     # Other images of the same names, as two arrays have them, are no reason to warn.
     compare(images(20, id=ids), train=images(20, 1, id=ids), scores={"entropy": dubito.Entropy()}, resamples=20)
+
+
+def test_a_head_may_have_learned_from_these_images() -> None:
+    head = dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.Recipe(rows=500))
+    draw = torch.Generator().manual_seed(0)
+    table = Table(
+        feature=torch.randn(60, 4, generator=draw),
+        logit=torch.randn(60, 3, generator=draw),
+        label=torch.randint(3, (60,), generator=draw),
+        loss=torch.rand(60, generator=draw),
+    )
+    head.fit(table)
+    head.trained_["corpus"] = "60 pictures of clouds"
+    found = compare(table, scores={"mine": head, "entropy": dubito.Entropy()}, resamples=20)
+    told = [one for one in found.findings() if one.startswith("mine has learned from losses of 60 pictures of clouds:")]
+    assert len(told) == 1

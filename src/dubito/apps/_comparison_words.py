@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dubito.apps.comparison import Comparison, Question
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 _FEW = 30
 _SEEN = 5e-4
 """Half of the last decimal that is shown."""
+_CORPUS = 80
 _SHOWN = 6
 """Names in one sentence, at most."""
 
@@ -48,6 +50,12 @@ def summary_words(found: "Comparison") -> list[str]:
         return []
     cost = f"{found.costs[choice].microseconds:.1f} µs an image"
     return [f"{choice} is the cheapest ({cost}) of those that could be the best on {asked}."]
+
+
+def head_words(name: str, trained: Mapping[str, Any]) -> str:
+    """A head may have learned from the very images that it is compared on; only the user knows."""
+    corpus = shorten(str(trained.get("corpus") or "images that it does not name"), _CORPUS, placeholder=" ...")
+    return f"{name} has learned from losses of {corpus}: if these images were among them, it looks better than it is."
 
 
 def without_words(left_out: Mapping[str, str]) -> list[str]:

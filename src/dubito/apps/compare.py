@@ -19,11 +19,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dubito.apps._comparison_words import head_words
 from dubito.apps._possible import Possible, possible_scores, reads, why_not_foreign
 from dubito.apps._scored import both, fitted, some_rows
 from dubito.apps.comparison import ERRORS, Compared, Comparison, Cost, Question
 from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
 from dubito.metrics import Array, Interval, aurc, auroc, behind_the_best, correct, paired_draws
+from dubito.scores import UncertaintyHead
 from dubito.table import Table
 from dubito.types import Score
 
@@ -85,6 +87,9 @@ def compare(
         found.questions.append(question)
     if not found.questions:
         raise TableError(f"compare: {' '.join(found.remarks)}")
+    found.remarks += [
+        head_words(name, s.trained_) for name, s in chosen.scores.items() if isinstance(s, UncertaintyHead)
+    ]
     return found
 
 

@@ -96,7 +96,7 @@ class Comparison:
         costs: By score.
         questions: What was asked, errors first.
         left_out: By score, why it could not be had.
-        remarks: Why a question could not be asked.
+        remarks: Why a question could not be asked, and what may flatter a score.
     """
 
     name: str

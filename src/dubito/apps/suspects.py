@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
 
+from dubito.apps._csv import write_csv
 from dubito.apps._scored import some_rows, uncertainty
 from dubito.apps._text import aligned
 from dubito.apps.acquire._given import ids_of
-from dubito.apps.acquire.result import write_csv
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array
 from dubito.scores import Entropy

@@ -55,6 +55,10 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
             "ambiguous between ant and cat (0.48 and 0.41)",
         ),
         (
+            REFUSED | {"probability": torch.tensor([[0.08, 0.07]], dtype=torch.float64)},
+            "no class stands out: the likeliest, ant and cat, have 0.08 and 0.07",
+        ),
+        (
             REFUSED | {"epistemic": column(0.99)},
             "new to the model: epistemic uncertainty above that of 99.0 % of the known images",
         ),

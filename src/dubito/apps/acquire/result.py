@@ -1,7 +1,5 @@
 """What active learning chose: picks as rows and as CSV, and the rounds of a loop with what was learned."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +8,12 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from dubito.apps._csv import write_csv
 from dubito.apps._text import aligned
-from dubito.cache.shard import write_file
-from dubito.errors import ArtefactError
 from dubito.types import Json
 
 COLUMNS = ("id", "round", "u", "rank")
+_LISTED = 20
 
 
 @final
@@ -49,6 +47,10 @@ class Picks:
     def to_csv(self, path: str | Path) -> Path:
         """Write the picks as CSV, and return its path."""
         return write_csv(path, self.lines())
+
+    def __str__(self) -> str:
+        left = len(self) - _LISTED
+        return "\n".join([*aligned(self.lines()[: _LISTED + 1]), *([f"and {left} more"] if left > 0 else [])])
 
     def to_json(self) -> Json:
         """Plain numbers."""
@@ -130,19 +132,6 @@ class Acquisition:
 
     def __str__(self) -> str:
         return "\n".join([f"{self.name}, by {self.strategy}", *aligned(self.lines())])
-
-
-def write_csv(path: str | Path, lines: Sequence[Sequence[str]]) -> Path:
-    """Replace a CSV in one step; its folder is made."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    place = Path(path)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, text.getvalue().encode())
-    except OSError as error:
-        raise ArtefactError(f"'{place}' cannot be written ({error.strerror}). Give another place.") from error
-    return place
 
 
 def _shown(picks: Picks | None) -> str:

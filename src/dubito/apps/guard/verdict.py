@@ -1,6 +1,5 @@
 """What a guard says of images: accept or not, and why, in numbers and in words."""
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from dubito.errors import ArtefactError
+from dubito.apps._csv import write_csv
 from dubito.types import Json
 
 _NEAR = 0.02
@@ -20,6 +19,8 @@ _HIGH = 0.95
 _CLEAR = 0.5
 _RIVAL = 0.5
 """A second class counts as a rival from half the probability of the first on."""
+_PAIR = 0.5
+"""Two classes explain a doubt if they have half of all probability between them."""
 
 
 @final
@@ -133,16 +134,8 @@ class Decisions(Sequence[Verdict]):
 
     def to_csv(self, to: str | Path) -> Path:
         """One line an image; the classes of a prediction set with spaces between."""
-        to = Path(to)
-        try:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            with to.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow([one.name for one in fields(Verdict)])
-                writer.writerows([_cell(value) for value in verdict.to_json().values()] for verdict in self)
-        except OSError as error:
-            raise ArtefactError(f"'{to}' cannot be written ({error.strerror}). Give another place.") from error
-        return to
+        lines = ([_cell(value) for value in verdict.to_json().values()] for verdict in self)
+        return write_csv(to, [[one.name for one in fields(Verdict)], *lines])
 
     def __str__(self) -> str:
         return "\n".join(
@@ -164,8 +157,10 @@ class Decisions(Sequence[Verdict]):
             others = f"all but {_percent(density)} of them" if density > 0 else "all of them"
             return f"unlike the known images: density below {others}"
         first, second = self.probability[row].tolist()
+        one, other = (self._named(int(label)) for label in self.label[row])
         if second >= _RIVAL * first:
-            one, other = (self._named(int(label)) for label in self.label[row])
+            if first + second < _PAIR:
+                return f"no class stands out: the likeliest, {one} and {other}, have {first:.2f} and {second:.2f}"
             return f"ambiguous between {one} and {other} ({first:.2f} and {second:.2f})"
         if epistemic is not None and epistemic >= max(_HIGH, aleatoric or 0.0):
             return f"new to the model: epistemic uncertainty above that of {_percent(epistemic)} of the known images"
