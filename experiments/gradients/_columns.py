@@ -3,7 +3,8 @@
     resnet20, resnet56   CIFAR-10 test images against SVHN, Tiny-ImageNet and textures (DTD), resized to 32 pixels;
                          gradients exact, all ten classes, in all three weightings
     efficientnet_lite0   ImageNet validation photographs against textures, notMNIST and Gaussian noise; gradients by the
-                         default estimator: the two most likely of 1,000 classes, and two random mixtures of the others
+                         default estimator: the two most likely of 1,000 classes, and two random mixtures of the others;
+                         and, as norms have no such estimate, the ten most likely classes alone in all three weightings
 
 Known images come in a fixed random order: the first are reported on (`known`), as many again choose settings
 (`validation`). `train` are rows for density and neighbours: training images of CIFAR-10; of ImageNet we have none, so
@@ -35,16 +36,24 @@ SIZES = {"resnet20": (1000, 500), "resnet56": (200, 120), "efficientnet_lite0": 
 TRAIN = 10_000
 KNOWN = ("train", "validation", "known")
 WEIGHTINGS = ("fisher", "root", "expected_l1")
+LIKELY = 10
+"""Classes of a thousand, where norms are wanted."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A classifier, its sets by name, and the gradient probe for it."""
+    """A classifier, its sets by name, and the gradient probe for it; one more where that has not all weightings."""
 
     name: str
     model: WrappedClassifier
     sets: Mapping[str, Images]
     gradient: dubito.Gradient
+    likely: dubito.Gradient | None = None
+
+    @property
+    def gradients(self) -> list[dubito.Gradient]:
+        """The probes of gradients."""
+        return [self.gradient] if self.likely is None else [self.gradient, self.likely]
 
     @property
     def foreign(self) -> list[str]:
@@ -53,7 +62,7 @@ class Case:
 
     def columns(self, which: str, cache: Path) -> dubito.Table:
         """Of one set: feature, logit, gradients and noisy copies; of training images no gradients."""
-        probes = [] if which == "train" else [self.gradient, dubito.Members.noise()]
+        probes = [] if which == "train" else [*self.gradients, dubito.Members.noise()]
         return self.extract(which, cache / self.name, probes)
 
     def extract(self, which: str, cache: Path, probes: Sequence[Probe], count: int | None = None) -> dubito.Table:
@@ -104,7 +113,8 @@ def imagenet(name: str, data: Path, _: Path, size: int, few: int) -> Case:
         "notMNIST": part(dubito.open_images(letters(data / "notmnist_10k")), 0, few),
         "noise": dubito.open_images(noise(few)),
     }
-    return Case(name, dubito.load(f"pypi:{name}"), sets, dubito.Gradient(uniform=True))
+    likely = dubito.Gradient("top", LIKELY, 0, weightings=WEIGHTINGS, name="likely")
+    return Case(name, dubito.load(f"pypi:{name}"), sets, dubito.Gradient(uniform=True), likely)
 
 
 def part(images: Images, start: int, count: int) -> Images:
