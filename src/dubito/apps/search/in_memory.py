@@ -18,7 +18,7 @@ from typing import Any, final
 
 import faiss
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64, Shaped
 
 from dubito.apps.search.backend import Approximation, Block, Hits, State, lot
 from dubito.apps.search.rule import Rule, Thresholds
@@ -46,6 +46,7 @@ class InMemory:
         self.index: Any = None
         self._approximation: Approximation | None = None
         self._places: dict[str, int] | None = {}
+        self._named: Shaped[np.ndarray, "n"] | None = None
         self._thresholds: Thresholds | None = None
         self._kept = self._revision = 0
 
@@ -112,8 +113,7 @@ class InMemory:
         self._settle()
         exactly = exact or self.index is None
         similarities, rows = self._compared(queries, k) if exactly else self._candidates(queries, k)
-        ids = np.array([self.ids[row] for row in rows.ravel().tolist()], dtype=object).reshape(rows.shape)
-        return Hits(ids, similarities, None if self.labels is None else self.labels[rows], exactly)
+        return Hits(self._names()[rows], similarities, None if self.labels is None else self.labels[rows], exactly)
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items whose lots are lowest."""
@@ -174,8 +174,16 @@ class InMemory:
         self._changed()
 
     def _changed(self) -> None:
-        self._thresholds, self.index, self._approximation = None, None, None
+        self._thresholds, self.index, self._approximation, self._named = None, None, None, None
         self._revision += 1
+
+    def _names(self) -> Shaped[np.ndarray, "n"]:
+        """The ids as an array, of which many can be taken at once; made again when rows have changed places."""
+        if self._named is None:
+            named = np.empty(len(self.ids), dtype=object)
+            named[:] = self.ids
+            self._named = named
+        return self._named
 
     def _known_places(self) -> dict[str, int]:
         if self._places is None:
@@ -206,7 +214,7 @@ class InMemory:
         front, back = np.flatnonzero(~keep[:kept]), kept + np.flatnonzero(keep[kept:])
         for start in range(0, len(front), _SWAP):
             self._swap(front[start : start + _SWAP], back[start : start + _SWAP])
-        self._thresholds, self._kept = thresholds, kept
+        self._thresholds, self._kept, self._named = thresholds, kept, None
 
     def _swap(self, here: Int64[np.ndarray, "s"], there: Int64[np.ndarray, "s"]) -> None:
         for column in (self.vectors, self.u, self.labels):
