@@ -283,11 +283,8 @@ def _asked(table: "Table", name: str) -> Mapping[str, Any] | None:
     if told is None:
         asked: Mapping[str, Any] | None = maker.get("ensembles", {}).get(name.rstrip("_0123456789"))
         return asked
-    settings = told["settings"]
-    # All images share the signs and the noise of a seed, and so their errors: another seed shifts a whole table.
-    by_chance = settings.get("method") != "exact" or settings.get("copies")
-    left_out = _NO_MATTER if by_chance else (*_NO_MATTER, "seed")
-    return {key: value for key, value in settings.items() if key not in left_out}
+    # A seed matters: all images share its signs and noise, and so their errors; another one shifts a whole table.
+    return {key: value for key, value in told["settings"].items() if key not in _NO_MATTER}
 
 
 def to_tensor(values: Any, what: str) -> Tensor:

@@ -331,7 +331,9 @@ def test_settings_are_what_matters():
         "copies": 0,
         "seed": 0,
     }
-    assert Gradient("exact", 7, 9, sigma=5.0).settings() == Gradient("exact").settings()
+    assert Gradient("exact", 7, 9, sigma=5.0, seed=1).settings() == Gradient("exact").settings()
+    assert Gradient("top", draws=0, seed=1).settings() == Gradient("top", draws=0).settings()
+    assert Gradient("exact", copies=1, seed=1).settings() != Gradient("exact", copies=1).settings()
     a, b = (Gradient("exact", weightings=w) for w in (["expected_l1", "root"], ["root", "expected_l1", "root"]))
     assert a.settings() == b.settings()
     for other in (

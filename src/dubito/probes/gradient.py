@@ -42,8 +42,8 @@ class Gradient:
     Attributes:
         method: Which classes are differentiated: "exact", all; "top", the most likely; "signs", random mixtures of all;
             "combined", the most likely, and random mixtures of all others.
-        classes: How many of the most likely.
-        draws: How many mixtures. With "top", they only bound what is left out; none, no bound.
+        classes: How many of the most likely; "exact" takes all and "signs" none by itself.
+        draws: How many mixtures, where the method has any. With "top", they only bound what is left out; none, no bound.
         weightings: Which of the first three columns to write; NAME itself is always there. "root" and "expected_l1"
             have no random estimate and need "exact" or "top".
         uniform: Also write NAME_uniform: one more backward pass.
@@ -52,7 +52,7 @@ class Gradient:
         tolerance: See beta.
         copies: Of each image, with Gaussian noise; their gradients are averaged before norms are taken.
         sigma: The noise's standard deviation, in units of the finished input, which mostly has about one itself.
-        seed: Of signs and noise.
+        seed: Of signs and noise; where nothing is drawn, it is not part of the settings.
         name: The column's, where a table is to have several.
     """
 
@@ -118,7 +118,7 @@ class Gradient:
             "uniform": self.uniform,
             **(kept if self.last or self.beta is not None else {}),
             **copies,
-            "seed": self.seed,
+            **({"seed": self.seed} if self.copies or (self.method != "exact" and self.draws) else {}),
         }
 
     @property
