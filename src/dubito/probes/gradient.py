@@ -43,7 +43,8 @@ class Gradient:
         method: Which classes are differentiated: "exact", all; "top", the most likely; "signs", random mixtures of all;
             "combined", the most likely, and random mixtures of all others.
         classes: How many of the most likely; "exact" takes all and "signs" none by itself.
-        draws: How many mixtures, where the method has any. With "top", they only bound what is left out; none, no bound.
+        draws: How many mixtures, where the method has any. With "top", they only bound what is left out; none, no
+            bound.
         weightings: Which of the first three columns to write; NAME itself is always there. "root" and "expected_l1"
             have no random estimate and need "exact" or "top".
         uniform: Also write NAME_uniform: one more backward pass.
