@@ -37,7 +37,7 @@ def test_fit_shows_the_promise(run: Run, labelled: Path, tmp_path: Path) -> None
 
 
 def test_few_images_are_told_and_nothing_is_written(run: Run, labelled: Path, tmp_path: Path) -> None:
-    answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", "-s", "entropy")
+    answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", "-s", "entropy", "--novel", "0")
     assert answer.code == 1
     assert "needs at least 59 calibration images" in answer.err
     assert f"Of the table's {COUNT} rows, 10 are there to calibrate" in answer.err

@@ -23,7 +23,7 @@ _SAME = 1e-12
 
 
 class Behind(NamedTuple):
-    """How far one is behind the best of the rows at hand.
+    """How far one is behind the best of the rows at hand. Each end holds with the asked confidence by itself.
 
     Attributes:
         value: The difference to the best, never negative.

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ import dubito
 from dubito.apps.guard import Guard, PredictionSets, needed
 from dubito.apps.guard._given import check_model, check_tables
 from dubito.apps.guard.verdict import Decisions, Verdict
-from dubito.errors import GuardError, MissingColumnError, ModelError, TableError, ValueRangeError
+from dubito.errors import DubitoWarning, GuardError, MissingColumnError, ModelError, TableError, ValueRangeError
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import Density, MaxProbability
 from dubito.table import Table
@@ -83,7 +85,7 @@ def test_accepted_are_those_up_to_the_threshold_that_are_not_novel(guard: Guard,
 
 def test_the_split_is_the_seed_s(model: WrappedClassifier, table: Table) -> None:
     scores = {"max_probability": MaxProbability()}
-    one, same, other = (Guard.fit(None, table, 0.2, scores=scores, seed=seed) for seed in (0, 0, 1))
+    one, same, other = (Guard.fit(None, table, 0.2, scores=scores, novel=0.0, seed=seed) for seed in (0, 0, 1))
     assert one.threshold == same.threshold
     assert one.threshold.value != other.threshold.value
     assert one.rows == {"learn": 0, "choose": 120, "calibrate": 480}  # nothing to learn
@@ -147,7 +149,27 @@ def test_ten_images_are_too_few_and_the_number_is_told() -> None:
     with pytest.raises(
         GuardError, match=r"needs at least 59 calibration images.*there are 8\..*table's 10 rows, 8 are"
     ):
-        Guard.fit(None, blobs(10), scores=["max_probability"])
+        Guard.fit(None, blobs(10), scores=["max_probability"], novel=0.0)
+
+
+@pytest.mark.parametrize("scores", [["entropy"], ["entropy", "mahalanobis"], {"density": MaxProbability()}])
+def test_novel_images_are_refused_whatever_the_scores(scores: Any) -> None:
+    guard = Guard.fit(None, blobs(600), 0.2, scores=scores, novel=0.05)
+    far = Table(feature=torch.full((1, 6), 1e3), logit=torch.eye(4)[:1] * 20)
+    (verdict,) = guard.decide(far)
+    assert (verdict.accept, verdict.reason) == (False, "unlike the known images: density below all of them")
+    assert not any(isinstance(guard.scores[name], Density) for name in guard.combination.weights)
+    assert "novelty       images rarer than almost all known ones are refused" in str(guard)
+
+
+def test_without_a_density_a_guard_says_so() -> None:
+    few = blobs(60)
+    with pytest.warns(DubitoWarning, match=r"images unlike the known ones will not be refused.*or say novel=0\."):
+        guard = Guard.fit(None, few.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
+    assert guard.gate is None
+    assert "novelty       not looked at" in str(guard)
+    off = Guard.fit(None, few, 0.4, scores=["entropy"], novel=0.0)
+    assert (off.gate, off.rows["learn"]) == (None, 0)
     with pytest.raises(GuardError, match="at least three rows"):
         Guard.fit(None, blobs(2))
     assert needed(0.05, 0.95) == 59

@@ -43,6 +43,7 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
         ({"rank": column(0.75), "edge": 0.9}, "certain enough: more certain than 25 % of the known images"),
         ({"rank": column(0.49)}, "clear: more certain than 51 % of the known images; close to the threshold"),
         (REFUSED, "more uncertain than 80 % of the known images"),
+        (REFUSED | {"rank": column(1.0), "edge": 0.99}, "more uncertain than 100 % of the known images"),
         (REFUSED | {"density_rank": column(0.003)}, "unlike the known images: density below all but 0.3 % of them"),
         (REFUSED | {"density_rank": column(0.0)}, "unlike the known images: density below all of them"),
         ({"rank": column(0.0002)}, "clear: more certain than 99.9 % of the known images"),

@@ -1,6 +1,7 @@
 """Which scores a guard may use, and which of them tell the aleatoric, the epistemic and the density of an image."""
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -8,7 +9,7 @@ from typing import final
 import torch
 
 from dubito.apps._possible import possible_scores
-from dubito.errors import DubitoError, GuardError
+from dubito.errors import DubitoError, DubitoWarning, GuardError
 from dubito.scores import SCORES, UncertaintyHead, make_score
 from dubito.scores.default_density import default_density
 from dubito.scores.density import Density
@@ -23,7 +24,7 @@ MOST_LEARNED = 50_000
 _QUICK = 1e10
 """Multiply-adds of an iteration of EM, about a second's worth."""
 _EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
-"""Whom to ask for it, best first; scores of ensembles may have the ensemble's name behind a colon."""
+"""Whom to ask for it, best first."""
 
 Scores = Mapping[str, Score] | Sequence[Score | str]
 """By name; or scores, or names of registered ones."""
@@ -105,13 +106,36 @@ def competing(found: Mapping[str, Score], given: bool) -> list[str]:
     return [name for name, score in found.items() if given or not isinstance(score, UncertaintyHead)]
 
 
+def lacks_density(scores: Scores | None, table: Table, novel: float) -> bool:
+    """Whether novel images are to be refused, and could be, but none of the scores that were given is a density."""
+    wanted = novel > 0 and scores is not None and "feature" in table
+    return wanted and not any(isinstance(score, Density) for score in by_name(scores or ()).values())
+
+
+def with_density(found: Mapping[str, Score], learn: Table | None) -> dict[str, Score]:
+    """One more score, which tells novelty and does not compete; a warning where no density can be had."""
+    if learn is None:  # what learns has a part of the table, or a table of its own
+        return dict(found)
+    try:
+        density = default_density(learn, by="guard.fit", most=_QUICK).fit(learn)
+    except DubitoError as error:
+        warnings.warn(
+            f"guard.fit: images unlike the known ones will not be refused, because no density could be learned "
+            f"({error}) Give more images, or say novel=0.",
+            DubitoWarning,
+            stacklevel=3,
+        )
+        return dict(found)
+    return {**found, Density.name if Density.name not in found else "novelty": density}
+
+
 def roles_of(scores: dict[str, Score], table: Table) -> Roles:
     """Which score tells what; entropy stands in where nothing tells the ambiguity of an image by itself."""
     aleatoric = next((name for name, score in scores.items() if score.kind == "aleatoric"), None)
     if aleatoric is None and "logit" in table and table.shape("logit")[1] > 1:
         aleatoric = Entropy.name
         scores.setdefault(aleatoric, Entropy())
-    epistemic = next((name for wanted in _EPISTEMIC for name in scores if name.partition(":")[0] == wanted), None)
+    epistemic = next((name for wanted in _EPISTEMIC for name, one in scores.items() if one.name == wanted), None)
     if epistemic is None:
         epistemic = next((name for name, score in scores.items() if score.kind == "epistemic"), None)
     return Roles(aleatoric, epistemic, next((name for name, score in scores.items() if score.name == "density"), None))

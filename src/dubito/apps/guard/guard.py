@@ -28,7 +28,16 @@ from dubito.apps.guard._given import (
     split_rows,
 )
 from dubito.apps.guard.asking import as_images, ask, probes_for
-from dubito.apps.guard.candidates import Roles, Scores, competing, few, fitted_scores, learns
+from dubito.apps.guard.candidates import (
+    Roles,
+    Scores,
+    competing,
+    few,
+    fitted_scores,
+    lacks_density,
+    learns,
+    with_density,
+)
 from dubito.apps.guard.combine import Combination, rank
 from dubito.apps.guard.conformal import PredictionSets, fitted_sets
 from dubito.apps.guard.judge import Judge, novel_rows
@@ -112,7 +121,8 @@ class Guard:
             train: What scores learn from, such as the model's training images; by default a part of the table.
             sets: Prediction sets: how they are made, or False for none. By default of coverage 0.9, where the table
                 has labels, and at least nine rows to calibrate.
-            novel: Refuse images whose features are rarer than all but this share of the known ones; 0 for none.
+            novel: Refuse images whose features are rarer than all but this share of the known ones; 0 for none. A
+                density tells that, also where it is not among `scores`; without features there is none.
             probes: Those that the table was extracted with, if they cannot be made anew from the names of columns
                 (tiles and gradients can).
             seed: Of the split.
@@ -125,12 +135,14 @@ class Guard:
             raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; {novel} came.")
         check_tables(table, train)
         maker, labelled = checked_maker(model, table), checked_labels(table, promise)
-        split = split_rows(table, learn=train is None and learns(scores), seed=seed)
+        more = lacks_density(scores, table, novel)
+        split = split_rows(table, learn=train is None and (more or learns(scores)), seed=seed)
         learn = few(split.learn if train is None else train)
         if train is not None and learn is not None:
             check_apart(table, learn)
         found = fitted_scores(scores, split.choose, learn)
         candidates = competing(found, scores is not None)
+        found = with_density(found, learn) if more else found
         judge = Judge.choose(found, candidates, split.choose, labelled=labelled, novel=novel, seed=seed)
         threshold = judge.threshold(promise, split, len(table))
         return cls(
@@ -271,8 +283,8 @@ class Guard:
         if found.errors is not None:
             seen += f", {found.errors} of them wrong ({found.errors / max(1, found.accepted):.1%})"
         lines = [f"promise       {self.promise}", f"uncertainty   {by}", f"calibration   {seen}"]
-        if self.gate is not None:
-            lines.append("novelty       images rarer than almost all known ones are refused")
+        novelty = "not looked at" if self.gate is None else "images rarer than almost all known ones are refused"
+        lines.append(f"novelty       {novelty}")
         if sets is not None:
             kind = "of every class" if sets.class_wise else "of images"
             lines.append(f"sets          hold the true class for {100 * sets.coverage:g} % {kind} ({sets.method})")

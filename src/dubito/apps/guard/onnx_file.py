@@ -132,7 +132,8 @@ class GuardModule(nn.Module):
         if self._layer is None and (self._features or model.output != "logits"):
             raise GuardError(
                 f"guard.export_onnx: the last layer of {model.name} is not one plain nn.Linear, so that its features "
-                f"cannot be read inside a graph. Fit the guard with scores=['max_probability'] or another of logits."
+                f"cannot be read inside a graph. Fit the guard with scores=['max_probability'] or another of logits, "
+                f"and novel=0."
             )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -144,7 +144,8 @@ class Decisions(Sequence[Verdict]):
 
     def _reason(self, row: int) -> str:
         rank = float(self.rank[row])
-        near = "; close to the threshold" if abs(rank - self.edge) <= _NEAR and not self.novel[row] else ""
+        inside = 0 < rank < 1 and not self.novel[row]  # beyond all known images, ranks say nothing of distances
+        near = "; close to the threshold" if inside and abs(rank - self.edge) <= _NEAR else ""
         if bool(self.accept[row]):
             how = "clear" if rank <= _CLEAR else "certain enough"
             return f"{how}: more certain than {_percent(1 - rank)} of the known images{near}"
