@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from _resnet_cifar import resnet
 
 MODELS = ("resnet20", "resnet56", "efficientnet_lite0")
-SIZES = {"resnet20": (1000, 500), "resnet56": (200, 120), "efficientnet_lite0": (200, 200)}
+SIZES = {"resnet20": (1000, 500), "resnet56": (1000, 500), "efficientnet_lite0": (200, 200)}
 """Images of `known` and of `validation`, and of every foreign set."""
 TRAIN = 10_000
 KNOWN = ("train", "validation", "known")

@@ -59,3 +59,6 @@ Layout = Literal["tsne", "umap"]
 """How a map is laid out."""
 Colouring = Literal["label", "prediction", "uncertainty"]
 """What the circles of a map are coloured by."""
+
+SetMethod = Literal["lac", "aps"]
+"""How classes are judged for a prediction set."""

@@ -185,7 +185,9 @@ def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_wa
     assert "entropy" in found.costs
     assert "neighbours" not in found.costs
     assert "features must be finite and not all zero; row 3 of the batch is not" in found.left_out["neighbours"]
-    foreign = compare(table, {"odd": images(60, 2).extended(feature=feature)}, train=train, resamples=20)
+    odd = images(60, 2)
+    odd.feature[3] = float("nan")
+    foreign = compare(table, {"odd": odd}, train=train, resamples=20)
     assert "neighbours" in foreign.left_out
     asked = {"entropy": dubito.Entropy(), "neighbours": dubito.Neighbours().fit(train)}
     with pytest.raises(ValueRangeError, match="features must be finite"):
@@ -220,10 +222,35 @@ def test_another_model_is_refused_and_shared_images_are_told():
     with pytest.raises(TableError, match=r"train \(set 1\) and set 0 must come from one model with one transform"):
         compare(table, train=other)
     ids = [str(i) for i in range(20)]
-    with pytest.warns(DubitoWarning, match="20 images of set 0 are also in train, by their ids and columns"):
-        compare(images(20, id=ids), train=images(20, id=ids), scores={"entropy": dubito.Entropy()}, resamples=20)
+    entropy = {"entropy": dubito.Entropy()}
+    told = r"20 images of set 0 are also in train \(such as '0'\): scores that learn know them already, and look better"
+    with pytest.warns(DubitoWarning, match=told):
+        compare(images(20, id=ids), train=images(20, id=ids), scores=entropy, resamples=20)
     # Other images of the same names, as two arrays have them, are no reason to warn.
-    compare(images(20, id=ids), train=images(20, 1, id=ids), scores={"entropy": dubito.Entropy()}, resamples=20)
+    compare(images(20, id=ids), train=images(20, 1, id=ids), scores=entropy, resamples=20)
+
+
+def test_shared_images_are_told_whatever_they_are_called_and_in_whatever_batches_they_were_extracted():
+    entropy = {"entropy": dubito.Entropy()}
+    table = images(20, id=[f"tench/{i}.jpg" for i in range(20)])
+    noise = 1 + 1e-6 * torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    feature = torch.cat([images(15, 1).feature, table.feature[:5] * noise])
+    train = images(20, 1, id=[f"{i}.jpg" for i in range(20)]).extended(feature=feature)
+    with pytest.warns(
+        DubitoWarning, match=r"5 images of set 0 .* train \(such as 'tench/0.jpg', there '15.jpg'\): sco"
+    ):
+        compare(table, train=train, scores=entropy, resamples=20)
+    nameless = Table(logit=train.logit, feature=feature)
+    with pytest.warns(DubitoWarning, match=r"5 images of set 0 are also in train \(such as 'tench/0.jpg'\): scores"):
+        compare(table, train=nameless, scores=entropy, resamples=20)
+
+
+def test_known_images_that_are_given_as_foreign_are_told():
+    table = images(20)
+    told = "20 images of set 0 are also in foreign 'set 0': known and foreign at once, they cannot be told apart. Leave"
+    with pytest.warns(DubitoWarning, match=told):
+        found = compare(table, foreign=table, scores={"entropy": dubito.Entropy()}, resamples=20)
+    assert found["set 0"].scores["entropy"].value.value == 0.5
 
 
 def test_a_head_may_have_learned_from_these_images() -> None:

@@ -72,7 +72,33 @@ def test_neighbours_are_those_of_brute_force_without_the_image_itself():
 def test_one_class_has_no_suspects():
     found = suspect_labels(Table(feature=torch.eye(4) + 1, label=[2] * 4), [0.0] * 4, k=2)
     assert len(found) == 0
-    assert str(found).startswith("table in memory: 0 labels are likely wrong, among the 2 clearest of 4 images")
+    assert str(found) == "table in memory: 0 labels are likely wrong, among the 2 clearest of 4 images"
+
+
+def test_classes_too_small_to_agree_are_told():
+    draw = torch.Generator().manual_seed(0)
+    table = Table(feature=torch.randn(40, 4, generator=draw), label=torch.arange(40) // 2)
+    found = suspect_labels(table, [0.0] * 40)
+    assert (found.largest, found.needed, len(found)) == (2, 5, 0)
+    assert str(found) == (
+        "table in memory: labels cannot be judged, as no class has enough images: the largest has 2, and 5 neighbours "
+        "must agree. Take fewer neighbours (k), or more images of each class."
+    )
+    assert found.to_json()["largest_class"] == 2
+    # Two of three are enough for 0.5, and two of four for 0.5 exactly.
+    assert "likely wrong" in suspect_labels(table, [0.0] * 40, k=3).title()
+    assert "likely wrong" in suspect_labels(table, [0.0] * 40, k=4).title()
+    assert "the largest has 2, and 3 neighbours must agree" in suspect_labels(table, [0.0] * 40, k=5).title()
+    # 0.55 * 20 is a little above 11 in floating point.
+    assert suspect_labels(table, [0.0] * 40, k=20, least=0.55).needed == 11
+
+
+def test_a_class_of_just_enough_images_is_suggested():
+    """The two other images of the cluster are all of their class, and all who need to agree."""
+    feature = [[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.0, 1.0], [-1.0, 0.0]]
+    found = suspect_labels(Table(feature=feature, label=[0, 1, 1, 2, 3]), [0.0] * 5, k=4, share=1.0)
+    assert (found.largest, found.needed) == (2, 2)
+    assert 0 in found.rows.tolist()
 
 
 def test_json_has_numbers():

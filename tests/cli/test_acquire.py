@@ -40,6 +40,12 @@ def test_errors_are_told(run: Run, cache: Path, tmp_path: Path) -> None:
     assert "must have a column id; it has name." in answer.err
     (tmp_path / "x.csv").write_bytes(b"id\n\xff\n")
     assert "must be a CSV in UTF-8" in run("acquire", cache, "--labelled", tmp_path / "x.csv").err
+    answer = run("acquire", cache, "--labelled", tmp_path / "nope.csv")
+    assert (
+        f"'{tmp_path / 'nope.csv'}' cannot be read (No such file or directory). Give a CSV with a column id."
+        in answer.err
+    )
+    assert "which must not be negative" in run("acquire", cache, "-s", "energy").err
     assert "--set and --fit belong to a score; none is named" in run("acquire", cache, "--set", "cool.scale=2").err
     assert "takes no score; energy came" in run("acquire", cache, "-s", "energy", "--strategy", "bald").err
     assert run("acquire", cache, "--strategy", "best").code == 2
@@ -60,3 +66,7 @@ def test_suspects(run: Run, labelled: Path, tmp_path: Path) -> None:
     assert [row["id"] for row in found["suspects"]] == expected.ids
     assert [row["id"] for row in read(tmp_path / "s.csv")] == expected.ids
     assert "likely wrong, among the 12 clearest of 12 images" in run("suspects", labelled, *options).out
+    largest = int(table.label.bincount().max())
+    alone = run("suspects", labelled, "-k", 11, "--share", 1, "--least", 1)
+    assert f"no class has enough images: the largest has {largest}, and 11 neighbours must agree" in alone.out
+    assert "suggested" not in alone.out

@@ -8,7 +8,7 @@ import pytest
 import dubito
 from dubito.apps.search import SafeIndex
 
-from .conftest import COUNT, MODEL, Run
+from .conftest import COUNT, MODEL, Run, write_images
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,8 @@ def test_a_cache_is_asked(run: Run, index: Path, cache: Path) -> None:
     found = answer.json
     assert (answer.code, found["refused"], found["exact"], len(found["queries"])) == (0, 3, True, COUNT)
     assert [one["id"] for one in found["queries"]] == table.id.tolist()
-    assert [{key: one[key] for key in one if key != "id"} for one in found["queries"]] == json.loads(
-        json.dumps(expected.to_json()["queries"])
-    )
+    assert found["queries"] == json.loads(json.dumps(expected.to_json()["queries"]))
+    assert found["skipped"] == []
     assert all(one["id"] not in one["ids"] for one in found["queries"])
 
 
@@ -63,7 +62,57 @@ def test_images_are_asked_through_the_model_of_the_index(
 def test_another_model_is_refused(run: Run, index: Path, images: Path) -> None:
     answer = run("search", "query", index, images, "--model", MODEL, "--weights", "none", "--json")
     assert (answer.code, answer.json["kind"]) == (1, "TableError")
-    assert "was made by another model" in answer.json["error"]
+    assert f"{images} was made by another model ({MODEL}, " in answer.json["error"]
+    assert f"than the items of the index ({MODEL}, " in answer.json["error"]
+
+
+def test_images_that_cannot_be_read_are_listed(run: Run, index: Path, weights: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "new", 1)
+    broken = [f"b{number}.png" for number in range(4)]
+    for name in broken:
+        (tmp_path / "new" / name).write_bytes(b"no image")
+    answer = run("search", "query", index, tmp_path / "new", "--weights", weights, "--k", 1, "--json")
+    assert answer.code == 0, answer.err
+    assert [one["id"] for one in answer.json["skipped"]] == broken
+    assert all(one["id"] in one["reason"] for one in answer.json["skipped"])
+    assert [one["id"] for one in answer.json["queries"]] == ["00.png"]
+    (note,) = answer.json["notes"]
+    assert note.startswith(f"4 of 5 images could not be decoded and were skipped: image '{tmp_path / 'new'}/b0.png'")
+    assert note.endswith("; and 1 more.")  # the manifest is gone: nobody is sent there
+    assert not any(wrong in note for wrong in (".;", "..", "manifest", "queries"))
+
+
+def test_thresholds_of_classes_and_images_without_labels(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    assert run("search", "build", labelled, "--to", folder, "--score", "entropy", "--per-class").code == 0
+    everywhere = SafeIndex.load(folder).thresholds.everywhere
+    answer = run("search", "query", folder, cache, "--k", 1, "--json")
+    assert (answer.code, answer.json["kind"]) == (1, "TableError")
+    assert f"{cache} has no labels. Give a cache with labels" in answer.json["error"]
+    assert f"--refuse-above U (of all items together it is {everywhere:.4g})" in answer.json["error"]
+    assert "=" not in answer.json["error"]  # options, no Python
+    u = dubito.Entropy().score(dubito.open(cache))
+    middle = float(u.median())
+    asked = run("search", "query", folder, cache, "--k", 1, "--refuse-above", middle, "--json").json
+    assert [one["refused"] for one in asked["queries"]] == (u > middle).tolist()
+    assert run("search", "query", folder, labelled, "--k", 1).code == 0
+
+
+def test_a_class_without_items_names_options(run: Run, labelled: Path, tmp_path: Path) -> None:
+    table = dubito.open(labelled)
+    few = table.rows(table.label != table.label[0])
+    SafeIndex.build(few, dubito.Entropy(), per_class=True).save(tmp_path / "index")
+    answer = run("search", "query", tmp_path / "index", labelled, "--k", 1)
+    assert answer.code == 1
+    assert f"no item has class {int(table.label[0])}, as {labelled} has. Ask without these images, or" in answer.err
+
+
+def test_an_index_is_not_built_among_photographs(run: Run, cache: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "photos", 1)
+    answer = run("search", "build", cache, "--to", tmp_path / "photos", "--json")
+    assert (answer.code, answer.json["kind"]) == (1, "ArtefactError")
+    assert "holds other things (00.png) and no index. Give a new or empty folder" in answer.json["error"]
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["00.png"]
 
 
 def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: Path) -> None:

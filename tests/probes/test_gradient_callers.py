@@ -113,7 +113,12 @@ class Compiled(nn.Module):
         self._orig_mod = module
 
 
-@pytest.mark.parametrize("outside", [Compiled, nn.DataParallel])
+def eagerly(module: nn.Module) -> nn.Module:
+    """By torch.compile itself, with the backend that needs no compiler."""
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.parametrize("outside", [Compiled, eagerly, nn.DataParallel])
 def test_compiled_and_parallel_modules(outside, x):
     module = made(SMALL)
     expected = Gradient().run(classifier(module), x, None)

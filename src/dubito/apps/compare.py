@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dubito.apps._apart import example, shared_rows
 from dubito.apps._comparison_words import head_words
 from dubito.apps._possible import Possible, possible_scores, reads, why_not_foreign
 from dubito.apps._scored import both, fitted, some_rows
@@ -71,7 +72,7 @@ def compare(
         )
     strangers = _named(foreign)
     _same_model(table, train, strangers)
-    _apart(table, train)
+    _apart(table, train, strangers)
     chosen = possible_scores(table, train) if scores is None else _given(scores)
     for name, score in list(chosen.scores.items()):
         for stranger in strangers.values():
@@ -231,21 +232,20 @@ def _same_model(table: Table, train: Table | None, strangers: dict[str, Table]) 
                 )
 
 
-def _apart(table: Table, train: Table | None) -> None:
-    column = next((one for one in ("feature", "logit") if train is not None and one in train and one in table), None)
-    if train is None or column is None or "id" not in table or "id" not in train:
-        return
-    _, here, there = np.intersect1d(table.id, train.id, return_indices=True)
-    # Images from arrays are named by their number, so that names alone do not tell.
-    mine, theirs = (
-        one.select(column).rows(torch.from_numpy(rows)).whole(column) for one, rows in ((table, here), (train, there))
-    )
-    alike = mine.shape == theirs.shape and torch.isclose(mine, theirs, rtol=1e-2, atol=1e-3).all(1)
-    shared = int(alike.sum()) if isinstance(alike, Tensor) else 0
-    if shared:
-        warnings.warn(
-            f"compare: {shared} images of {table.name} are also in train, by their ids and columns: scores that learn "
-            f"know them already, and look better than they are. Fit on other images of the same kind.",
-            DubitoWarning,
-            stacklevel=3,
-        )
+def _apart(table: Table, train: Table | None, strangers: dict[str, Table]) -> None:
+    """Warn of images that are in two tables, by their features or logits: their names may differ."""
+    harms = {
+        "train": "scores that learn know them already, and look better than they are. Fit on other images of the same "
+        "kind.",
+        "foreign": "known and foreign at once, they cannot be told apart. Leave them out of one of the two.",
+    }
+    others = {"train": train, **{f"foreign '{name}'": one for name, one in strangers.items()}}
+    for name, other in others.items():
+        shared = None if other is None else shared_rows(table, other)
+        if other is not None and shared is not None and len(shared.here):
+            warnings.warn(
+                f"compare: {len(shared.here)} images of {table.name} are also in {name}"
+                f"{example(table, other, shared)}: {harms[name.partition(' ')[0]]}",
+                DubitoWarning,
+                stacklevel=3,
+            )

@@ -91,6 +91,8 @@ def suspect_labels(
         suggested=suggested[order],
         sure=sure[order],
         u=u[rows],
+        largest=int(np.bincount(label).max()),
+        needed=int(np.argmax(np.arange(1, k + 1) / k >= least)) + 1,
         classes=names,
     )
 
@@ -110,6 +112,8 @@ class Suspects:
         suggested: What most of their neighbours are labelled.
         sure: How far the neighbours agree on it, 0 to 1.
         u: The uncertainty.
+        largest: How many images the largest class has.
+        needed: How many neighbours must agree, at least; a smaller class is never suggested.
         classes: Names of the labels, where they are known.
     """
 
@@ -122,6 +126,8 @@ class Suspects:
     suggested: Int64[np.ndarray, "k"]
     sure: Float64[np.ndarray, "k"]
     u: Float64[np.ndarray, "k"]
+    largest: int
+    needed: int
     classes: Sequence[str] | None = None
 
     def __len__(self) -> int:
@@ -147,6 +153,8 @@ class Suspects:
             "table": self.name,
             "images": self.images,
             "judged": self.judged,
+            "largest_class": self.largest,
+            "needed": self.needed,
             "suspects": [
                 dict(zip(COLUMNS, (*line[:3], *last), strict=True))
                 for line, last in zip(self.lines()[1:], numbers, strict=True)
@@ -154,12 +162,17 @@ class Suspects:
         }
 
     def title(self) -> str:
-        """How many there are."""
+        """How many there are, or why there can be none."""
+        if self.largest < self.needed:
+            return (
+                f"{self.name}: labels cannot be judged, as no class has enough images: the largest has {self.largest}, "
+                f"and {self.needed} neighbours must agree. Take fewer neighbours (k), or more images of each class."
+            )
         found = f"{len(self)} labels are" if len(self) != 1 else "1 label is"
         return f"{self.name}: {found} likely wrong, among the {self.judged} clearest of {self.images} images"
 
     def __str__(self) -> str:
-        return "\n".join([self.title(), *aligned(self.lines()[: _SHOWN + 1])])
+        return "\n".join([self.title(), *(aligned(self.lines()[: _SHOWN + 1]) if len(self) else [])])
 
     def _class(self, label: np.int64) -> str:
         known = self.classes is not None and 0 <= label < len(self.classes)

@@ -33,6 +33,8 @@ from dubito.types import Classifier, Images, Probe
 _LOCK = ".lock"
 _MOST_WORKERS = 8
 _BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
+_TOLD = 3
+"""Images whose reasons a warning gives; the manifest has all."""
 
 
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -94,7 +96,8 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     forget_shards()
     table = table_of_cache(folder, {part: manifest.identity[part] for part in CARRIED})
     if table.skipped:
-        _tell_skipped(table)
+        listed = f"All are listed in '{table.name}/{FILE}'."
+        warnings.warn(f"{told_skipped(table)} {listed}", SkippedImagesWarning, stacklevel=2)
     return table
 
 
@@ -204,12 +207,11 @@ def _check_loss(probe: Probe, comparable: bool) -> None:
         )
 
 
-def _tell_skipped(table: Table) -> None:
-    first = "; ".join(why for _, why in table.skipped[:3])
-    more = f" and {len(table.skipped) - 3} more" if len(table.skipped) > 3 else ""
-    warnings.warn(
-        f"{len(table.skipped)} of {len(table) + len(table.skipped)} images could not be decoded and were skipped: "
-        f"{first}{more}. All are listed in '{table.name}/{FILE}'.",
-        SkippedImagesWarning,
-        stacklevel=3,
+def told_skipped(table: Table) -> str:
+    """How many images have no row, and why the first of them have none."""
+    reasons = [why.rstrip(".") for _, why in table.skipped[:_TOLD]]
+    more = [f"and {len(table.skipped) - _TOLD} more"] if len(table.skipped) > _TOLD else []
+    images = len(table) + len(table.skipped)
+    return (
+        f"{len(table.skipped)} of {images} images could not be decoded and were skipped: {'; '.join(reasons + more)}."
     )

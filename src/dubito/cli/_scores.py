@@ -35,7 +35,7 @@ _QUICK = 1e10
 _SWITCH = {"true": True, "false": False, "yes": True, "no": False}
 
 
-def ready_scores(
+def ready_scores(  # noqa: PLR0913 (a command's options)
     cache: Path,
     table: Table,
     screen: Screen,
@@ -45,22 +45,28 @@ def ready_scores(
     fit: Path | None,
     heads: Sequence[str],
     load: Path | None,
+    option: str = "--fit",
 ) -> dict[str, Score]:
-    """What `--score`, `--set`, `--fit`, `--head` and `--load` ask for, ready for the table of a cache."""
-    learn_from = open_fit(fit, cache)
-    return choose_scores(names, settings, table, learn_from, load, screen, heads=open_heads(heads, table))
+    """What `--score`, `--set`, `--fit`, `--head` and `--load` ask for, ready for the table of a cache.
+
+    `option` is what the command calls `--fit`, for messages.
+    """
+    learn_from = open_fit(fit, cache, option)
+    return choose_scores(
+        names, settings, table, learn_from, load, screen, heads=open_heads(heads, table), option=option
+    )
 
 
-def open_fit(fit: Path | None, cache: Path) -> Table | None:
+def open_fit(fit: Path | None, cache: Path, option: str = "--fit") -> Table | None:
     """The table to learn from, which must be the same model's."""
     if fit is None:
         return None
     table = open_cache(fit)
-    check_same_model(cache, fit, "--fit")
+    check_same_model(cache, fit, option)
     if _manifest(fit).identity["images"] == _manifest(cache).identity["images"]:
         warnings.warn(
-            f"--fit: '{fit}' holds the very images of '{cache}', so every image is judged by itself, and its nearest "
-            f"neighbour is itself. Fit on other images of the same kind.",
+            f"{option}: '{fit}' holds the very images of '{cache}', so every image is judged by itself, and its "
+            f"nearest neighbour is itself. Fit on other images of the same kind.",
             DubitoWarning,
             stacklevel=2,
         )
@@ -100,13 +106,14 @@ def choose_scores(
     screen: Screen,
     *,
     heads: Mapping[str, Score] = MappingProxyType({}),
+    option: str = "--fit",
 ) -> dict[str, Score]:
     """The scores to use, ready for the table; those that cannot be had are left out with a note, unless asked for."""
     loaded = _loaded(load) if load else {}
     for head in heads:
         table.require(*heads[head].needs, by=f"{head}.score")
     # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
-    wanted = list(dict.fromkeys(names)) or list(loaded) or _possible(fit, settings, table, screen)
+    wanted = list(dict.fromkeys(names)) or list(loaded) or _possible(fit, settings, table, screen, option)
     wanted = [name for name in wanted if not (heads and name == _HEAD)]
     stray = [name for name in settings if name not in wanted or name in loaded]
     if stray:
@@ -116,7 +123,7 @@ def choose_scores(
         made = {name: {}} if name in loaded else _of_each(name, settings.get(name, {}), table)
         for shown, texts in made.items():
             try:
-                score = loaded.get(name) or _made(name, texts, fit, unasked=None if names else screen)
+                score = loaded.get(name) or _made(name, texts, fit, option=option, unasked=None if names else screen)
                 table.require(*score.needs, by=f"{name}.score")
                 if isinstance(score, ScoreOfLayers):
                     score.check_layers_of(table)
@@ -131,7 +138,7 @@ def choose_scores(
     return chosen
 
 
-def _possible(fit: Table | None, settings: options.Values, table: Table, screen: Screen) -> list[str]:
+def _possible(fit: Table | None, settings: options.Values, table: Table, screen: Screen, option: str) -> list[str]:
     """All scores but the head; without a table to fit on, those that learn nothing, with one note on the others.
 
     Scores of members, gradients and noise are meant where there are any: of a table without, nobody expects them.
@@ -142,7 +149,9 @@ def _possible(fit: Table | None, settings: options.Values, table: Table, screen:
     if fit is not None:
         return names
     unfitted = [name for name in names if SCORES[name].learned and name not in settings]
-    screen.note(f"left out: {', '.join(unfitted)}, which learn first. Give images that the model knows: --fit CACHE.")
+    screen.note(
+        f"left out: {', '.join(unfitted)}, which learn first. Give images that the model knows: {option} CACHE."
+    )
     return [name for name in names if name not in unfitted]
 
 
@@ -163,7 +172,7 @@ def _of_each(name: str, texts: dict[str, str], table: Table) -> dict[str, dict[s
     return {f"{name}:{one}": texts | {"of": one} for one in found}
 
 
-def _made(name: str, texts: dict[str, str], fit: Table | None, *, unasked: Screen | None) -> Score:
+def _made(name: str, texts: dict[str, str], fit: Table | None, *, option: str, unasked: Screen | None) -> Score:
     """A score with these settings, fitted; `unasked` is where to tell which one was taken if nobody has said."""
     score = make_score(name, **_values(name, texts))
     if isinstance(score, Density) and unasked and not texts and fit is not None:
@@ -172,7 +181,7 @@ def _made(name: str, texts: dict[str, str], fit: Table | None, *, unasked: Scree
         return score
     if fit is None:
         raise DubitoError(
-            f"{name} learns from {', '.join(score.learns_from)}. Give it images that the model knows: --fit CACHE."
+            f"{name} learns from {', '.join(score.learns_from)}. Give it images that the model knows: {option} CACHE."
         )
     return score.fit(fit)
 

@@ -28,8 +28,9 @@ def acquire(  # noqa: PLR0913 (a command's options)
     cache: options.Cache,
     *,
     strategy: Annotated[
-        choices.Strategy, typer.Option("--strategy", help="How images are chosen; see the guide.")
-    ] = "top",
+        choices.Strategy,
+        typer.Option("--strategy", help="How images are chosen; see the guide. power needs scores of 0 and above."),
+    ] = "power",
     count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="How many images.")] = 100,
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write the picks as CSV.")] = None,
     labelled: Annotated[
@@ -97,6 +98,10 @@ def _known(table: "Table", files: list[Path], screen: Screen) -> list[int]:
         try:
             # Spreadsheets write a mark in front, which utf-8-sig takes off.
             rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
+        except OSError as error:
+            raise dubito.DubitoError(
+                f"--labelled: '{path}' cannot be read ({error.strerror}). Give a CSV with a column id."
+            ) from error
         except UnicodeDecodeError as error:
             raise dubito.DubitoError(
                 f"--labelled: '{path}' must be a CSV in UTF-8; it is not ({error.reason})."

@@ -57,11 +57,22 @@ def compare(  # noqa: PLR0913 (a command's options)
     with screen.waiting("scoring, with a paired bootstrap"):
         given = None
         if score or wanted or head or load:
-            given = ready_scores(cache, table, screen, names=score, settings=wanted, fit=train, heads=head, load=load)
+            given = ready_scores(
+                cache,
+                table,
+                screen,
+                names=score,
+                settings=wanted,
+                fit=train,
+                heads=head,
+                load=load,
+                option="--train",
+            )
         found = dubito.compare(
             table,
             foreign,
-            train=open_fit(train, cache) if given is None else None,
+            # Scores that are given have learned from it already; whether its images are others is asked all the same.
+            train=open_fit(train, cache, "--train") if given is None or train is None else dubito.open(train),
             scores=given,
             confidence=confidence,
             resamples=resamples,

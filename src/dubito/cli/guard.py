@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 import dubito
+from dubito import choices
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid, short
 
@@ -34,7 +35,10 @@ def fit(  # noqa: PLR0913 (a command's options)
     cache: options.Cache,
     *,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where the guard is kept.", show_default=False)],
-    risk: Annotated[float, typer.Option("--risk", help="At most this share of accepted images is wrong.")] = 0.05,
+    risk: Annotated[
+        float | None,
+        typer.Option("--risk", help="At most this share of accepted images is wrong.", show_default="0.05"),
+    ] = None,
     confidence: Annotated[float, typer.Option("--confidence", help="Of the promise.")] = 0.95,
     coverage: Annotated[
         float | None, typer.Option("--coverage", help="Instead: at least this share of images is accepted.")
@@ -52,7 +56,13 @@ def fit(  # noqa: PLR0913 (a command's options)
         typer.Option("--sets", help="Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow"),
     ] = None,
     class_wise: Annotated[bool, typer.Option("--class-wise", help="Of prediction sets: for every class.")] = False,
-    novel: Annotated[float, typer.Option("--novel", help="Refuse this share of the known images as novel.")] = 0.005,
+    set_method: Annotated[
+        choices.SetMethod, typer.Option("--set-method", help="Of prediction sets: small ones, or never empty ones.")
+    ] = "lac",
+    novel: Annotated[
+        float,
+        typer.Option("--novel", help="Refuse images rarer than all but this share of those that scores are chosen on."),
+    ] = 0.005,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the split.")] = 0,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -79,7 +89,7 @@ def fit(  # noqa: PLR0913 (a command's options)
             false_alarms=false_alarms,
             scores=score or None,
             train=learned,
-            sets=_sets(sets, class_wise),
+            sets=_sets(sets, set_method, class_wise),
             novel=novel,
             seed=seed,
         )
@@ -96,7 +106,9 @@ def run(  # noqa: PLR0913 (a command's options)
     weights: options.Weights = "pretrained",
     device: options.Device = None,
     csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="All verdicts, one line an image.")] = None,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Show the first N images.")] = 20,
+    top: Annotated[
+        int, typer.Option("--top", min=0, metavar="N", help="Show the first N images; CSV and JSON have all.")
+    ] = 20,
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -141,12 +153,12 @@ def export(
     screen.result(result, Text(f"{path}: {size / 1e6:.1f} MB"))
 
 
-def _sets(coverage: float | None, class_wise: bool) -> "PredictionSets | bool":
+def _sets(coverage: float | None, method: choices.SetMethod, class_wise: bool) -> "PredictionSets | bool":
     if coverage == 0:
         return False
-    if coverage is None:
-        return dubito.PredictionSets(class_wise=True) if class_wise else True
-    return dubito.PredictionSets(coverage, class_wise=class_wise)
+    if coverage is None and method == "lac" and not class_wise:
+        return True
+    return dubito.PredictionSets(0.9 if coverage is None else coverage, method, class_wise)
 
 
 def _loaded(folder: Path, name: str | None, weights: str, device: str | None) -> "Guard":

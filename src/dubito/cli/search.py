@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import dubito
 from dubito.choices import Clean
 from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts, grid
+from dubito.errors import SkippedImagesWarning, TableError
 
 if TYPE_CHECKING:
     from dubito.apps.search import Retrieved, SafeIndex
@@ -30,7 +32,7 @@ def build(  # noqa: PLR0913 (a command's options)
     cache: options.Cache,
     *,
     to: Annotated[
-        Path, typer.Option("--to", metavar="DIR", help="The folder of the index; replaced as one step if there is one.")
+        Path, typer.Option("--to", metavar="DIR", help="The folder of the index: new, empty, or an index to replace.")
     ],
     score: Annotated[
         str | None,
@@ -62,7 +64,9 @@ def build(  # noqa: PLR0913 (a command's options)
     wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
         from dubito.apps.search import SafeIndex
+        from dubito.apps.search._save import check_place
 
+        check_place(to)  # before anything that takes long
         table = dubito.open(cache)
     with screen.waiting("scoring and building"):
         judge = _judge(cache, table, screen, score, wanted, fit, head)
@@ -91,6 +95,12 @@ def query(  # noqa: PLR0913 (a command's options)
     others: Annotated[
         bool, typer.Option("--others", help="Never an item of the query's own id: for queries that are items.")
     ] = False,
+    refuse_above: Annotated[
+        float | None,
+        typer.Option(
+            "--refuse-above", metavar="U", help="Refuse queries above this uncertainty; by default as the index does."
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="For images; by default the one of the index.")
     ] = None,
@@ -106,12 +116,20 @@ def query(  # noqa: PLR0913 (a command's options)
         opened = SafeIndex.load(index)
     with tempfile.TemporaryDirectory() as place:
         table = _queries(opened, queries, model, weights, Path(place) / "queries", screen)
+        if refuse_above is None:
+            _check_classes(opened, table)
         with screen.waiting("searching"):
             names = table.id.tolist()
-            found = opened.search(table, k=k, sets=sets, at_most=at_most, exclude=names if others else None)
-    answers = found.to_json()
-    answers["queries"] = [{"id": name, **one} for name, one in zip(names, answers["queries"], strict=True)]
-    result = {"index": str(index), "queries_from": queries, "k": k, "refused": int(found.refused.sum()), **answers}
+            own = names if others else None
+            found = opened.search(table, k=k, sets=sets, at_most=at_most, exclude=own, refuse_above=refuse_above)
+    result = {
+        "index": str(index),
+        "queries_from": queries,
+        "k": k,
+        "refused": int(found.refused.sum()),
+        "skipped": [{"id": name, "reason": why} for name, why in table.skipped],
+        **found.to_json(),
+    }
     screen.result(result, *_shown(found, names))
 
 
@@ -153,7 +171,32 @@ def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, 
         raise typer.BadParameter("the index does not know its model; give --model, or a cache instead of images.")
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=options.parse_weights(weights))
-    return dubito.extract(classifier, queries, place, progress=not screen.json)
+    from dubito.cache.extract import told_skipped
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkippedImagesWarning)  # it names a folder that nobody will find
+        table = dubito.extract(classifier, queries, place, progress=not screen.json)
+    table.name = queries
+    if table.skipped:
+        screen.note(told_skipped(table))
+    return table
+
+
+def _check_classes(index: "SafeIndex", queries: "Table") -> None:
+    """Raise for queries that no threshold of a class is for, with the options that help."""
+    thresholds = index.thresholds
+    if thresholds.by_class is None or not index.rule.refuses_queries:
+        return
+    if "label" not in queries:
+        wrong, better = f"{queries.name} has no labels", "Give a cache with labels (dubito extract --labels FILE)"
+    elif unknown := sorted({*queries.label.tolist()} - thresholds.by_class.keys()):
+        wrong, better = f"no item has class {unknown[0]}, as {queries.name} has", "Ask without these images"
+    else:
+        return
+    raise TableError(
+        f"the index has a threshold for each class, and {wrong}. {better}, or one threshold with --refuse-above U (of "
+        f"all items together it is {thresholds.everywhere:.4g}), or build the index without --per-class."
+    )
 
 
 def _described(index: "SafeIndex", to: Path) -> dict[str, Any]:

@@ -47,7 +47,10 @@ def suspects(  # noqa: PLR0913 (a command's options)
 
 
 def _shown(found: "Suspects", to: Path | None) -> list[RenderableType]:
+    place = [Text(f"written: {to}")] if to else []
+    if not len(found):
+        return [Text(found.title(), style="bold"), *place]
     header, *lines = found.lines()
     rows = [[name, short(label), short(suggested), *rest] for name, label, suggested, *rest in lines[:_SHOWN]]
     more = [Text(f"... and {len(lines) - _SHOWN} more")] if len(lines) > _SHOWN else []
-    return [grid(found.title(), header, rows, numbers=3), *more, *([Text(f"written: {to}")] if to else [])]
+    return [grid(found.title(), header, rows, numbers=3), *more, *place]

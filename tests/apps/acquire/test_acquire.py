@@ -4,6 +4,8 @@ import csv
 import json
 import subprocess
 import sys
+from copy import deepcopy
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -31,6 +33,11 @@ def images(n: int = 120, seed: int = 0) -> Table:
         label=label,
         id=[f"photo, {i}" for i in range(n)],
     )
+
+
+def written(folder: Path) -> list[dict[str, str]]:
+    with (folder / "picks.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -70,6 +77,26 @@ def test_a_score_that_learns_is_fitted_on_the_labelled_rows_and_left_as_it_was()
     expected = dubito.Neighbours(k=1).fit(table.rows(range(10))).score(table)
     assert picks.u == pytest.approx(expected[picks.rows].numpy())
     assert not score.is_fitted
+
+
+@pytest.mark.parametrize("score", [dubito.Neighbours(), dubito.Temperature()])
+def test_a_score_that_learns_needs_labelled_rows(score):
+    told = rf"{score.name} learns .* no rows of table in memory are labelled\. Give labelled=\.\.\., or a fitted score"
+    with pytest.raises(TableError, match=told):
+        Acquire("top", score).pick(images(), 3)
+    fitted = deepcopy(score).fit(images(seed=1))
+    assert len(Acquire("top", fitted).pick(images(), 3)) == 3
+
+
+def test_by_default_images_are_drawn_by_their_entropy():
+    """As u^beta: a sure image is as good as never drawn, and no two rounds are alike."""
+    table = Table(logit=[[0.0, 0.0]] * 20 + [[60.0, 0.0]] * 20)
+    drawn = [Acquire().pick(table, 5, round=i).rows.tolist() for i in range(4)]
+    assert max(map(max, drawn)) < 20
+    assert len({tuple(rows) for rows in drawn}) == 4
+    assert Acquire().strategy == "power"
+    with pytest.raises(ValueRangeError, match=r"must not be negative; .* Choose 'softrank'"):
+        Acquire(score=dubito.Energy()).pick(table, 5)
 
 
 def test_more_picks_than_the_pool_takes_all_and_says_so():
@@ -172,11 +199,11 @@ def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
     partly = whole.extended(label=torch.where(torch.arange(120) < 10, whole.label, -1))
     options = {"rounds": 2, "count": 5, "start": range(10), "to": tmp_path}
     with pytest.raises(
-        TableError, match=r"5 of 15 of .* have none yet \(-1\). Label them, and make the same call again"
-    ):
+        TableError, match=r"5 of 15 of .* have none yet \(-1\): 'photo, .* and 2 more. Label them"
+    ) as told:
         Acquire("top").run(partly, **options)
-    with (tmp_path / "picks.csv").open(newline="") as file:
-        asked = [int(row["id"].split()[1]) for row in csv.DictReader(file)]
+    assert str(told.value).endswith(f"make the same call again. They are in {tmp_path / 'picks.csv'}.")
+    asked = [int(row["id"].split()[1]) for row in written(tmp_path)]
     label = partly.label.clone()
     label[asked] = whole.label[asked]
     with pytest.raises(TableError, match="5 of 20 of"):
@@ -184,6 +211,62 @@ def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
     found = Acquire("top").run(whole, **options)
     assert found.labelled.tolist()[10:15] == asked
     assert len(found.labelled) == 20
+
+
+def test_a_loop_can_start_without_any_label(tmp_path):
+    whole = images()
+    options = {"rounds": 2, "count": 5, "start": 10}
+    nothing = whole.extended(label=torch.full((120,), -1))
+    with pytest.raises(TableError, match="10 of 10 of") as told:
+        Acquire("power").run(nothing, **options, to=tmp_path)
+    assert str(told.value).endswith(f"They are in {tmp_path / 'picks.csv'}.")
+    expected = Acquire("power").run(whole, **options)
+    begun = written(tmp_path)
+    assert [row["id"] for row in begun] == [f"photo, {row}" for row in expected.start]
+    assert {(row["round"], row["u"]) for row in begun} == {("", "")}
+    assert [row["rank"] for row in begun] == [str(rank) for rank in range(1, 11)]
+    label = torch.full((120,), -1)
+    label[expected.start] = whole.label[expected.start]
+    with pytest.raises(TableError, match="5 of 15 of"):
+        Acquire("power").run(whole.extended(label=label), **options, to=tmp_path)
+    assert [row["id"] for row in written(tmp_path)] == expected.rounds[0].picks.ids
+    assert Acquire("power").run(whole, **options, to=tmp_path).to_json() == expected.to_json()
+    assert expected.to_csv(tmp_path / "other.csv").read_bytes() == (tmp_path / "picks.csv").read_bytes()
+
+
+def test_without_a_folder_the_images_to_label_are_named():
+    nothing = images().extended(label=torch.full((120,), -1))
+    with pytest.raises(
+        TableError, match=r"\(-1\): 'photo, 4', 'photo, 7'. Label them, and make the same call again\.$"
+    ):
+        Acquire().run(nothing, rounds=1, count=1, start=[7, 4])
+
+
+def test_a_loop_that_waits_for_its_first_labels_keeps_its_start_and_may_change_the_rest(tmp_path):
+    nothing = images().extended(label=torch.full((120,), -1))
+    with pytest.raises(TableError, match="10 of 10 of"):
+        Acquire("top").run(nothing, rounds=1, count=5, start=10, to=tmp_path)
+    before = (tmp_path / "picks.csv").read_bytes()
+    with pytest.raises(ArtefactError, match=r"another loop: the labelled rows at the beginning differ\. Use"):
+        Acquire("top").run(nothing, rounds=1, count=5, start=8, to=tmp_path)
+    with pytest.raises(ArtefactError, match=r"another loop: the pool differs\. Use another"):
+        Acquire("top").run(images(seed=1), rounds=1, count=5, start=10, to=tmp_path)
+    assert (tmp_path / "picks.csv").read_bytes() == before
+    found = Acquire("random").run(images(), rounds=1, count=4, start=10, to=tmp_path)
+    assert found.to_json() == Acquire("random").run(images(), rounds=1, count=4, start=10).to_json()
+
+
+def test_a_first_choice_that_fails_can_be_mended_in_the_same_folder(tmp_path):
+    options = {"rounds": 1, "count": 3, "start": 5, "trainer": lambda table, rows: dubito.Energy(), "to": tmp_path}
+    with pytest.raises(ValueRangeError, match="Choose 'softrank', which takes the order alone"):
+        Acquire().run(images(), **options)
+    assert len(Acquire("softrank").run(images(), **options).labelled) == 8
+
+
+def test_a_loop_without_a_start_leaves_the_folder_free(tmp_path):
+    with pytest.raises(TableError, match=r"at least one labelled row; none came\. Begin with start=10 or more"):
+        Acquire().run(images(), rounds=1, count=3, start=0, to=tmp_path)
+    assert len(Acquire().run(images(), rounds=1, count=3, start=10, to=tmp_path).labelled) == 13
 
 
 def test_a_csv_that_cannot_be_written_is_told(tmp_path):
@@ -258,10 +341,12 @@ def test_a_finished_loop_can_be_prolonged(tmp_path):
 
 def test_another_loop_in_the_same_folder_is_refused(tmp_path):
     Acquire("top").run(images(), rounds=1, count=5, start=6, to=tmp_path)
-    with pytest.raises(ArtefactError, match="holds another loop: the strategy differ"):
+    with pytest.raises(ArtefactError, match=r"holds another loop: the strategy differs\. Use another folder"):
         Acquire("random").run(images(), rounds=1, count=5, start=6, to=tmp_path)
     with pytest.raises(ArtefactError, match="another loop: the pool, the labelled rows at the beginning differ"):
         Acquire("top").run(images(121), rounds=1, count=5, start=[*range(6)], to=tmp_path)
+    with pytest.raises(ArtefactError, match=r"another loop: its settings differ\. Use"):
+        Acquire("top", beta=2.0).run(images(), rounds=1, count=5, start=6, to=tmp_path)
     (tmp_path / "acquisition.json").write_text("{")
     with pytest.raises(ArtefactError, match=r"cannot be read .* Delete it to begin anew"):
         Acquire("top").run(images(), rounds=1, count=5, start=6, to=tmp_path)

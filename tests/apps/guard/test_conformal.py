@@ -7,6 +7,8 @@ from dubito.apps.guard.conformal import PredictionSets, conformal_quantile, fitt
 from dubito.errors import ArtefactError, DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.table import Table
 
+from .world import blobs
+
 
 def data(n: int, seed: int = 0, c: int = 4) -> Table:
     draw = torch.Generator().manual_seed(seed)
@@ -146,3 +148,8 @@ def test_class_wise_holds_with_few_images_of_a_class() -> None:
         new = Table(logit=torch.tensor([0.0, 1.0]) + torch.randn(100, 2, generator=draw))
         share.append(float(PredictionSets(0.9, "lac", class_wise=True).fit(table).sets(new)[:, 1].double().mean()))
     assert sum(share) / 200 == pytest.approx(12 / 13, abs=0.02)
+
+
+def test_class_wise_sets_of_no_class_are_refused() -> None:
+    with pytest.raises(GuardError, match=r"at least 99 images of a class; none of 4 classes has so many in blobs\."):
+        PredictionSets(0.99, class_wise=True).fit(blobs(200))

@@ -59,7 +59,7 @@ def test_one_image_is_one_verdict(guard: Guard) -> None:
 
 def test_the_promise_is_seen_on_the_calibration_images(guard: Guard) -> None:
     found = guard.threshold
-    assert guard.rows == {"learn": 90, "choose": 90, "calibrate": 420}
+    assert guard.rows.items() >= {"learn": 90, "choose": 90, "calibrate": 420}.items()
     assert found.of == 420
     assert found.errors is not None
     assert found.errors / found.accepted < 0.15
@@ -88,7 +88,7 @@ def test_the_split_is_the_seed_s(model: WrappedClassifier, table: Table) -> None
     one, same, other = (Guard.fit(None, table, 0.2, scores=scores, novel=0.0, seed=seed) for seed in (0, 0, 1))
     assert one.threshold == same.threshold
     assert one.threshold.value != other.threshold.value
-    assert one.rows == {"learn": 0, "choose": 120, "calibrate": 480}  # nothing to learn
+    assert one.rows.items() >= {"learn": 0, "choose": 120, "calibrate": 480}.items()  # nothing to learn
 
 
 def test_the_calibration_images_decide_nothing_but_the_threshold() -> None:
@@ -128,7 +128,7 @@ def test_coverage_needs_no_labels() -> None:
 def test_train_is_what_scores_learn_from() -> None:
     train = blobs(300, seed=5)
     found = Guard.fit(None, blobs(300), 0.2, train=train)
-    assert found.rows == {"learn": 300, "choose": 60, "calibrate": 240}
+    assert found.rows.items() >= {"learn": 300, "choose": 60, "calibrate": 240}.items()
     density = found.scores["density"]
     assert isinstance(density, Density)
     assert torch.equal(density.means_, Density(max_iterations=density.max_iterations).fit(train).means_)
@@ -159,7 +159,7 @@ def test_novel_images_are_refused_whatever_the_scores(scores: Any) -> None:
     (verdict,) = guard.decide(far)
     assert (verdict.accept, verdict.reason) == (False, "unlike the known images: density below all of them")
     assert not any(isinstance(guard.scores[name], Density) for name in guard.combination.weights)
-    assert "novelty       images rarer than almost all known ones are refused" in str(guard)
+    assert f"novelty       {guard.rows['novel']} of 420 calibration images are refused as unlike" in str(guard)
 
 
 def test_without_a_density_a_guard_says_so() -> None:
@@ -231,6 +231,8 @@ def test_images_need_the_model() -> None:
 
 def test_what_is_asked_for_must_make_sense() -> None:
     table = blobs(200)
+    with pytest.raises(ValueRangeError, match=r"risk and coverage came together; .* Give one of them\."):
+        Guard.fit(None, blobs(10), risk=0.05, coverage=0.9)
     with pytest.raises(ValueRangeError, match="coverage and false_alarms came together"):
         Guard.fit(None, table, coverage=0.5, false_alarms=0.1)
     with pytest.raises(ValueRangeError, match="risk must be a number between 0 and 1"):

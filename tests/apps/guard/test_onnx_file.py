@@ -1,5 +1,6 @@
 """The exported graph against PyTorch: logits, uncertainty and acceptance, for batches of any size."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,12 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     guard.threshold = guard.threshold._replace(value=0.5)
     session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
     assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
+    told = session.get_modelmeta().custom_metadata_map
+    assert told["dubito.promise"] == "at most 20 % of the accepted images are wrong, with confidence 95 %"
+    assert json.loads(told["dubito.threshold"]) == 0.5
+    assert json.loads(told["dubito.classes"]) == ["ant", "bee", "cat", "dog", "eel"]
+    assert json.loads(told["dubito.transform"]) == model.transform.describe()
+    assert json.loads(told["dubito.model"])["model"] == "tiny"
     for n in (1, 3, 50):
         x = inputs(n, seed=9)
         logits, u, accept = session.run(None, {"input": x.numpy()})

@@ -277,6 +277,33 @@ def test_a_place_that_cannot_be(index, tmp_path):
         index.save(tmp_path / "file" / "index")
 
 
+@pytest.mark.parametrize("name", ["holiday.jpg", "index.json", "vectors"])
+def test_other_things_are_not_mixed_with_an_index(index, tmp_path, name):
+    (tmp_path / name).write_text('{"title": "mine"}')
+    with pytest.raises(ArtefactError, match=rf"holds other things \({name}\) and no index. Give a new or empty folder"):
+        index.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]  # nothing was written, not even a lock
+    assert (tmp_path / name).read_text() == '{"title": "mine"}'
+
+
+def test_an_index_is_replaced_whatever_lies_beside_it(index, tmp_path):
+    index.save(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    index.remove(["0-3é"])
+    index.save(tmp_path)
+    assert (len(SafeIndex.load(tmp_path)), (tmp_path / "notes.txt").read_text()) == (59, "mine")
+
+
+@pytest.mark.parametrize("head", [None, "{ cut", '{"format": 99}'])
+def test_what_is_left_of_an_index_is_replaced(index, tmp_path, head):
+    index.save(tmp_path)
+    (tmp_path / "index.json").unlink()
+    if head is not None:
+        (tmp_path / "index.json").write_text(head)
+    index.save(tmp_path)
+    assert len(SafeIndex.load(tmp_path)) == 60
+
+
 class KilledError(BaseException):
     """Nothing catches it, so that nothing is tidied up, as after a kill."""
 

@@ -97,6 +97,22 @@ def test_a_refusal_says_why():
     assert index.search(np.eye(4)[:2], [0.5, 3.25], k=1, refuse_above=[0.25, 4.0]).refused.tolist() == [True, False]
 
 
+def test_answers_are_called_by_the_names_of_the_queries():
+    index = SafeIndex.build(np.eye(2), [0.1, 0.2], ids=["a", "b"], quantile=1.0)
+    asked = Table(feature=[[1.0, 0.0], [0.0, 1.0]], id=["new/1.jpg", "new/2.jpg"])
+    found = index.search(asked, [0.1, 0.5], k=1)
+    assert found.queries == ["new/1.jpg", "new/2.jpg"]
+    assert str(found).splitlines()[1:] == [
+        "new/1.jpg  a        1.000",
+        "new/2.jpg  -        -       its uncertainty 0.5 is above 0.2, the 1 quantile of the items",
+    ]
+    assert [one["id"] for one in found.to_json()["queries"]] == found.queries
+    unnamed = index.search(asked.feature, [0.1, 0.5], k=1)
+    assert unnamed.queries is None
+    assert str(unnamed).splitlines()[1].startswith("0      a")
+    assert "id" not in unnamed.to_json()["queries"][0]
+
+
 def test_all_queries_may_be_refused(items):
     index = SafeIndex.build(items["feature"], items["u"])
     found = index.search(items["feature"][:3], [9.0, 9.0, 9.0], k=2, sets=True)
@@ -356,6 +372,13 @@ def test_another_model_and_another_score_are_refused():
     index = SafeIndex.build(table(0, source="model a"), MaxProbability())
     with pytest.raises(TableError, match=r"cache/1 was made by another model \(model b\) than the items of the index"):
         index.search(table(1, source="model b"))
+    named = SafeIndex.build(table(0, source="a1", maker={"model": "timm:small"}), MaxProbability())
+    narrow = Table(name="photos/new", feature=np.ones((1, 3)), source="b2", maker={"model": "timm:large"})
+    for ask in (named.search, named.add):
+        with pytest.raises(
+            TableError, match=r"photos/new was made by another model \(timm:large, b2\) than .* \(timm:small, a1\)"
+        ):
+            ask(narrow)
     with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
         index.add(table(1, source="model a"), Entropy())
     with pytest.raises(TableError, match="needs the uncertainty of every query; none came with an array of features"):

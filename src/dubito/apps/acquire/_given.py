@@ -14,6 +14,10 @@ from dubito.table import Rows, Table, to_tensor
 from dubito.types import Json, Score
 
 
+class UnlabelledError(TableError):
+    """Rows to train on have no labels yet: people are to give them."""
+
+
 @runtime_checkable
 class Extends(Protocol):
     """What a trainer may return: something that adds columns to any table, as `LinearHeads` and `HeadMasks` do."""

@@ -29,9 +29,9 @@ from dubito.apps.acquire.linear import LinearTrainer
 from dubito.apps.acquire.ranked import stochastic, top
 from dubito.apps.acquire.result import Acquisition, Picks, Round
 from dubito.apps.acquire.spread_out import Distances, spread_out
-from dubito.apps.acquire.state import PICKS, read_rounds, write_rounds
+from dubito.apps.acquire.state import PICKS, read_rounds, telling_where, write_rounds, write_start
 from dubito.choices import Strategy
-from dubito.errors import DubitoWarning, ValueRangeError
+from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.heads._state import alone
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
@@ -56,7 +56,7 @@ class Acquire:
     """Chooses images to label.
 
     Attributes:
-        strategy: See above.
+        strategy: See above; power needs uncertainties that are not negative.
         score: The uncertainty; by default the entropy of the logits. One that learns and is not fitted is fitted on the
             labelled rows. None for bald and batch_bald, which go by the mutual information of the ensemble `of`.
         of: An ensemble of the table; batch_bald needs its members' logits.
@@ -65,11 +65,11 @@ class Acquire:
         seed: Of everything that is drawn, with the number of the round.
 
     >>> pool = Table(logit=[[2.0, 0.0], [0.1, 0.0], [0.0, 5.0], [0.3, 0.0]])
-    >>> Acquire().pick(pool, 2).rows.tolist(), Acquire().pick(pool, 2, labelled=[1]).rows.tolist()
+    >>> Acquire("top").pick(pool, 2).rows.tolist(), Acquire("top").pick(pool, 2, labelled=[1]).rows.tolist()
     ([1, 3], [3, 0])
     """
 
-    strategy: Strategy = "top"
+    strategy: Strategy = "power"
     score: Score | None = None
     of: str = "members"
     beta: float = 1.0
@@ -154,7 +154,8 @@ class Acquire:
             trainer: Called with the pool and its labelled rows (ascending) before every choice, and once at the end; by
                 default linear classifiers on the features, with 20 members where the strategy looks at disagreement.
             test: Other images with labels: the accuracy of what was trained, if it extends tables by a column logit.
-            to: A folder for the state and for picks.csv, written after every round. The same call goes on from there.
+            to: A folder for the state and for picks.csv, written after every round, and before the first one with the
+                images to begin with. The same call goes on from there.
         """
         some_rows("acquire", pool)
         if rounds < 0 or count < 1:
@@ -167,6 +168,8 @@ class Acquire:
         with nullcontext() if folder is None else alone(folder):
             identity = self._identity(pool, begin, count, trainer, test)
             done = [] if folder is None else read_rounds(folder, identity)
+            if folder is not None and not done and len(begin):
+                write_start(folder, identity, ids_of(pool, begin))
             # What was chosen stays; a training at the end of a shorter loop is done again if this one goes on.
             found = Acquisition(pool.name, self.strategy, begin, [one for one in done if one.picks is not None])
             found.rounds = found.rounds[:rounds]
@@ -174,7 +177,8 @@ class Acquire:
                 found.rounds = done[: rounds + 1]
             while len(found.rounds) <= rounds:
                 last = len(found.rounds) == rounds or len(found.labelled) == len(pool)
-                found.rounds.append(self._round(pool, found, count, trainer, test, last=last))
+                with telling_where(folder):
+                    found.rounds.append(self._round(pool, found, count, trainer, test, last=last))
                 if folder is not None:
                     found.to_csv(folder / PICKS)
                     write_rounds(folder, identity, found.rounds)
@@ -235,6 +239,11 @@ class Acquire:
         if score is None:
             score = Entropy()
         if score.learned and not score.is_fitted:
+            if not len(known):
+                raise TableError(
+                    f"acquire: {score.name} learns from labelled rows; no rows of {table.name} are labelled. Give "
+                    f"labelled=..., or a fitted score."
+                )
             # A copy: the next round has more labels, and fits anew.
             score = deepcopy(score).fit(table.rows(torch.from_numpy(known)))
         return score.score(table).numpy()

@@ -18,6 +18,8 @@ from jaxtyping import Float32, Float64, Int64
 from scipy.optimize import minimize
 from torch import Tensor
 
+from dubito.apps.acquire._given import UnlabelledError, ids_of
+from dubito.data.image_set import some
 from dubito.ensembles._lazy import logits_of, said_by
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
@@ -98,9 +100,11 @@ class LinearTrainer:
             raise TableError("LinearTrainer needs at least one labelled row; none came. Begin with start=10 or more.")
         label = table.select("label").rows(rows).label.numpy()
         if (label < 0).any():
-            raise TableError(
-                f"LinearTrainer: all labelled rows must have a label from 0 on; {(label < 0).sum()} of {len(rows)} of "
-                f"{table.name} have none yet ({label.min()}). Label them, and make the same call again."
+            without = ids_of(table, rows.numpy()[label < 0])
+            raise UnlabelledError(
+                f"LinearTrainer: all labelled rows must have a label from 0 on; {len(without)} of {len(rows)} of "
+                f"{table.name} have none yet ({label.min()}): {some(without)}. Label them, and make the same call "
+                f"again."
             )
         own = "logit" not in table or table.label_space == "own"
         classes = int(table.label.max()) + 1 if own else table.shape("logit")[1]

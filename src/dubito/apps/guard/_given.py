@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dubito.apps._apart import example, shared_rows
 from dubito.apps.guard.promise import Promise
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import GuardError, ModelError, TableError
@@ -69,21 +70,15 @@ def check_apart(table: Table, learn: Table) -> None:
     """Raise GuardError where scores would learn from the images that the promise is tested on."""
     if len(learn) == 0:
         raise GuardError(f"guard.fit: train must have rows for scores to learn from; {learn.name} has none.")
-    column = next((name for name in ("logit", "feature") if name in table and name in learn), None)
-    if column is None or table.shape(column)[1] != learn.shape(column)[1]:
-        return
-    known = _hashes(learn, column)
-    shared = sum(one in known for one in _hashes(table, column))
-    if shared > _SHARED * len(table):
+    shared = shared_rows(table, learn)
+    count = len(shared.here)
+    if count > _SHARED * len(table):
         raise GuardError(
-            f"guard.fit: at least {shared} of the {len(table)} images of {table.name} are in train, {learn.name}, too. "
-            f"Scores that have learned from them know them by heart, and the promise would not hold for others. Give "
-            f"other images as train, or leave it out: a part of the table is set aside for it."
+            f"guard.fit: at least {count} of the {len(table)} images of {table.name} are in train, {learn.name}, too"
+            f"{example(table, learn, shared)}. Scores that have learned from them know them by heart, and the promise "
+            f"would not hold for others. Give other images as train, or leave it out: a part of the table is set aside "
+            f"for it."
         )
-
-
-def _hashes(table: Table, column: str) -> set[int]:
-    return {hash(row.tobytes()) for batch in table.batches(column) for row in batch.whole(column).float().numpy()}
 
 
 def checked_labels(table: Table, promise: Promise) -> bool:

@@ -75,7 +75,7 @@ def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, maker: Js
         raise BrokenImageError(broken[0][1] if broken else f"{images.name} holds no images.")
     if broken:
         warnings.warn(
-            f"{len(broken)} of {len(images)} images could not be decoded and have no verdict: {broken[0][1]}",
+            f"{len(broken)} of {len(images)} images could not be decoded and have no verdict: {_some(broken)}",
             SkippedImagesWarning,
             stacklevel=3,
         )
@@ -146,3 +146,11 @@ def _made(column: str, maker: Json, wanted: set[str]) -> Probe:
         f"the guard's scores read column '{column}', written by {writer_of(column) or 'a probe of yours'}, which "
         f"cannot be made anew from its name. Give the probe to Guard.fit or Guard.load: probes=[...]."
     )
+
+
+def _some(broken: Sequence[tuple[str, str]]) -> str:
+    """The first reason, and the names of a few others."""
+    others = [name for name, _ in broken[1:4]]
+    left = len(broken) - 1 - len(others)
+    more = f" Likewise {', '.join(others)}" + (f" and {left} more." if left else ".") if others else ""
+    return broken[0][1] + more

@@ -16,20 +16,18 @@ It holds on average over calibration sets and over all images, accepted and refu
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Literal, final, get_args
+from typing import final, get_args
 
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from dubito.apps.guard.thresholds import check_levels
+from dubito.choices import SetMethod
 from dubito.errors import ArtefactError, DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.scores._answers import errors_of
 from dubito.table import Table
 from dubito.types import Json
-
-SetMethod = Literal["aps", "lac"]
-"""How classes are judged for a prediction set."""
 
 
 def needed_for_sets(coverage: float) -> int:
@@ -73,14 +71,15 @@ class PredictionSets:
 
     Attributes:
         coverage: That probability, at least.
-        method: "aps": sets grow with the difficulty. "lac": the smallest sets on average, sometimes empty.
+        method: "lac": the smallest sets on average, sometimes empty. "aps": never empty, and large where there are many
+            classes, as it counts all the little probabilities too.
         class_wise: For every class by itself, which needs many images of each. A class with too few is in all sets.
         thresholds_: (1), or (c) class-wise: q, once fitted.
         rows_: How many images they are from.
     """
 
     coverage: float = 0.9
-    method: SetMethod = "aps"
+    method: SetMethod = "lac"
     class_wise: bool = False
     thresholds_: Float64[Tensor, "q"] | None = field(default=None, init=False, repr=False)
     rows_: int = field(default=0, init=False, repr=False)
@@ -112,6 +111,11 @@ class PredictionSets:
         groups = [scores[labels == one] for one in range(c)] if self.class_wise else [scores]
         self.thresholds_ = torch.tensor([conformal_quantile(one, self.coverage) for one in groups], dtype=torch.float64)
         self.rows_ = len(table)
+        if bool(self.thresholds_.isinf().all()):
+            raise GuardError(
+                f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; none of {c} "
+                f"classes has so many in {table.name}. Give more images, or leave class_wise out."
+            )
         if few := int(self.thresholds_.isinf().sum()):
             warnings.warn(
                 f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; {few} of {c} "

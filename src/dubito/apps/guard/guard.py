@@ -94,7 +94,7 @@ class Guard:
         cls,
         model: Classifier | None,
         table: Table,
-        risk: float = 0.05,
+        risk: float | None = None,
         confidence: float = 0.95,
         *,
         coverage: float | None = None,
@@ -112,7 +112,7 @@ class Guard:
             model: Whose answers are guarded; None where only tables will be judged.
             table: Labelled images that the model was not trained on, like those to come. With coverage=..., labels
                 may be missing.
-            risk: At most this share of the accepted images is wrong.
+            risk: At most this share of the accepted images is wrong; 0.05 unless another promise is asked for.
             confidence: With this probability, over tables like this one.
             coverage: Promise instead that at least this share of all images is accepted.
             false_alarms: Promise instead that at most this share of the right answers is refused.
@@ -161,6 +161,7 @@ class Guard:
                 "learn": 0 if learn is None else len(learn),
                 "choose": len(split.choose),
                 "calibrate": len(split.calibrate),
+                "novel": judge.novel,
             },
             model,
             probes,
@@ -283,8 +284,8 @@ class Guard:
         if found.errors is not None:
             seen += f", {found.errors} of them wrong ({found.errors / max(1, found.accepted):.1%})"
         lines = [f"promise       {self.promise}", f"uncertainty   {by}", f"calibration   {seen}"]
-        novelty = "not looked at" if self.gate is None else "images rarer than almost all known ones are refused"
-        lines.append(f"novelty       {novelty}")
+        told = f"{self.rows['novel']} of {found.of} calibration images are refused as unlike the known ones"
+        lines.append(f"novelty       {'not looked at' if self.gate is None else told}")
         if sets is not None:
             kind = "of every class" if sets.class_wise else "of images"
             lines.append(f"sets          hold the true class for {100 * sets.coverage:g} % {kind} ({sets.method})")

@@ -32,6 +32,7 @@ class Judge:
     roles: Roles
     gate: float | None
     selection: Judged
+    novel: int = 0
 
     @classmethod
     def choose(
@@ -61,6 +62,7 @@ class Judge:
         names = dict.fromkeys([*self.combination.weights, *([self.roles.density] if self.roles.density else [])])
         scored = {name: self.scores[name].score(split.calibrate) for name in names}
         far = novel_rows(scored, self.roles.density, self.gate, len(split.calibrate))
+        self.novel = int(far.sum())
         u = torch.where(far, torch.inf, self.combination.of(scored, self.grids)).numpy()
         wrong = None if self.selection[1] is None else errors_of(split.calibrate, by="guard.fit").numpy()
         try:

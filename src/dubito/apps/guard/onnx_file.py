@@ -9,14 +9,18 @@ Scores of logits and features can be written, with all that they have learned: a
 Those of members, and of gradients of more than the last layer, cannot, and are named. Ranks, reasons and prediction
 sets stay in Python.
 
-Logits, and uncertainties made of them or of ranks, agree with PyTorch to 1e-4; a density, which is a sum over all
-features, to 1e-4 of its value: a runtime rounds the last digit of a feature otherwise, and features are then rounded as
-caches keep them. `accept` can differ only where the uncertainty is as close as that to the threshold.
+How inputs are made (size, mean, standard deviation ...), classes, promise, threshold and the model's fingerprint are in
+the file's metadata, under `dubito.transform` and so on, as JSON.
+
+Logits, and uncertainties made of them or of ranks, agree with PyTorch to 1e-4; large ones, such as a density, which is
+a sum over all features, to 1e-4 of their value: a runtime rounds the last digit of a feature otherwise, and features
+are then rounded as caches keep them. `accept` can differ only where the uncertainty is as close to the threshold.
 """
 
 import contextlib
 import copy
 import io
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -57,15 +61,34 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
     path = Path(to)
     if path.is_dir():
         raise ArtefactError(f"'{path}' cannot be written (it is a folder). Give a file, such as guard.onnx.")
-    program = _exported(GuardModule(guard, example))
+    proto = _exported(GuardModule(guard, example)).model_proto
     try:
+        _tell(proto, guard)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, program.model_proto.SerializeToString())
+        write_file(path, proto.SerializeToString())
     except OSError as error:
         raise ArtefactError(f"'{path}' cannot be written ({error.strerror}). Give another place.") from error
     except ValueError as error:  # of protobuf, above 2 GB
         raise ArtefactError(f"'{path}' cannot be written as one file ({error}). Guard a smaller model.") from error
     return path
+
+
+def _tell(proto: Any, guard: "Guard") -> None:
+    """What a runtime cannot see in the graph, as metadata: how inputs are made, what is promised, whose it is."""
+    from onnx.helper import set_model_props  # noqa: PLC0415 (optional)
+
+    maker = guard.maker or {}
+    told = {
+        "promise": str(guard.promise),
+        "threshold": guard.threshold.value,
+        "gate": guard.gate,
+        "scores": guard.combination.weights,
+        "transform": guard.model.transform.describe() if guard.model else None,
+        "classes": None if guard.classes is None else list(guard.classes),
+        "model": maker,
+    }
+    props = {f"dubito.{key}": value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}
+    set_model_props(proto, props)
 
 
 def _exported(module: "GuardModule") -> Any:

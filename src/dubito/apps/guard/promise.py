@@ -17,6 +17,7 @@ from dubito.apps.guard.thresholds import Threshold, check_levels, risk_threshold
 from dubito.errors import GuardError, ValueRangeError
 
 PromiseKind = Literal["risk", "coverage", "false_alarms"]
+RISK = 0.05
 Judged = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | None]
 """Uncertainties of images, and which of them are wrong, if that is known."""
 
@@ -38,13 +39,17 @@ class Promise:
         check_levels(**{self.kind: self.level}, confidence=self.confidence)
 
     @classmethod
-    def of(cls, risk: float, confidence: float, coverage: float | None, false_alarms: float | None) -> "Promise":
-        """The one that is asked for: coverage or false alarms take the place of the risk."""
-        if coverage is not None and false_alarms is not None:
-            raise ValueRangeError("guard: coverage and false_alarms came together; a threshold keeps one promise.")
-        if coverage is not None:
-            return cls("coverage", coverage, confidence)
-        return cls("risk", risk, confidence) if false_alarms is None else cls("false_alarms", false_alarms, confidence)
+    def of(cls, risk: float | None, confidence: float, coverage: float | None, false_alarms: float | None) -> "Promise":
+        """The one that is asked for; a risk of 0.05 where none is."""
+        asked: dict[PromiseKind, float | None] = {"risk": risk, "coverage": coverage, "false_alarms": false_alarms}
+        given = [(kind, level) for kind, level in asked.items() if level is not None]
+        if len(given) > 1:
+            raise ValueRangeError(
+                f"guard: {' and '.join(kind for kind, _ in given)} came together; a threshold keeps one promise. "
+                f"Give one of them."
+            )
+        kind, level = given[0] if given else ("risk", RISK)
+        return cls(kind, level, confidence)
 
     def threshold(self, selection: Judged, calibration: Judged) -> Threshold:
         """The threshold that keeps it, from images that nothing was chosen on; candidates are the selection's.

@@ -1,6 +1,6 @@
 """Whether what comes fits an index: names, classes, score, model; and what queries are held against."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from dubito.apps.search.rule import Rule, Thresholds
 from dubito.errors import ArtefactError, TableError, ValueRangeError
 from dubito.metrics import Array
 from dubito.table import Table, to_tensor
-from dubito.types import Score
+from dubito.types import Json, Score
 
 
 def width_of(items: Table | Array) -> int:
@@ -47,18 +47,22 @@ def fitting(
     ids: Names | None = None,
     labels: Array | None = None,
 ) -> Given:
-    """Items or queries of the same width, score and model as the items that are there; a table is judged by `score`."""
+    """Items or queries of the same width and score as the items that are there; a table is judged by `score`."""
     if uncertainty is None and isinstance(features, Table):
         uncertainty = score
     if isinstance(uncertainty, Score) and state.rows and score is not None:
         _check_score(by, uncertainty, score)
-    found = given(by, features, uncertainty, width=width, ids=ids, labels=labels)
-    if state.source and found.source and state.source != found.source:
+    return given(by, features, uncertainty, width=width, ids=ids, labels=labels)
+
+
+def check_source(by: str, features: Table | Array, source: str | None, maker: Json | None) -> None:
+    """Raise for a table of another model than that of the items, where both are known."""
+    if isinstance(features, Table) and features.source and source and features.source != source:
         raise TableError(
-            f"{by}: {found.name} was made by another model ({found.source}) than the items of the index "
-            f"({state.source}), so that cosines mean nothing. Extract it with the same model and transform."
+            f"{by}: {features.name} was made by another model ({_called(features.maker, features.source)}) than the "
+            f"items of the index ({_called(maker, source)}), so that cosines mean nothing. Extract it with the same "
+            f"model and transform."
         )
-    return found
 
 
 def check_judged(found: Given, score: Score | None, what: str) -> None:
@@ -133,6 +137,12 @@ def limits_of(
     limits = thresholds.of(found.rows, found.labels)
     which = "the items of its class" if rule.per_class else "the items"
     return limits, f"the {rule.quantile:.4g} quantile of {which}"
+
+
+def _called(maker: Mapping[str, Any] | None, source: str) -> str:
+    """A model by its name, if it has one, and by its hash: one name may have several weights and transforms."""
+    name = (maker or {}).get("model")
+    return f"{name}, {source}" if name else source
 
 
 def _check_score(by: str, came: Score, known: Score) -> None:

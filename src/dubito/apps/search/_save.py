@@ -42,6 +42,7 @@ def write_index(folder: Path, parts: Parts) -> None:
             f"SafeIndex.save: the score {parts.score.name} is none of dubito's own, so that it could not be read back. "
             f"Set index.score = None and save again; after load, give queries their uncertainties."
         )
+    check_place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / _LOCK, timeout=0):
@@ -58,6 +59,24 @@ def write_index(folder: Path, parts: Parts) -> None:
         ) from error
     except (OSError, DiskFullError) as error:
         raise _told(error, folder) from error
+
+
+def check_place(folder: Path) -> None:
+    """Raise for a folder of other things, such as photographs: an index there would lie among them."""
+    try:
+        with contextlib.suppress(ArtefactError):
+            read_head(folder)
+            return
+        names = {path.name for path in folder.iterdir()} - {_LOCK} if folder.is_dir() else set()
+    except OSError as error:
+        raise _told(error, folder) from error
+    ours = {name for name in names if is_ours(name)}
+    strangers = sorted(names - ours - ({HEAD} if ours else set()))  # a head beside our files is ours, if damaged
+    if strangers:
+        raise ArtefactError(
+            f"the index cannot be saved in '{folder}': it holds other things ({', '.join(strangers[:3])}) and no "
+            f"index. Give a new or empty folder, or that of an index to replace."
+        )
 
 
 def _write_all(folder: Path, parts: Parts) -> Json:

@@ -48,6 +48,7 @@ class Retrieved:
         against: What the threshold is, in words.
         sets: For each query the set within its uncertainty, None for a refused one; None unless asked for.
         exact: Whether every item was compared, or an approximation was searched.
+        queries: The queries' names, where they came as a table with ids.
     """
 
     ids: Shaped[np.ndarray, "n k"]
@@ -59,6 +60,7 @@ class Retrieved:
     against: str
     sets: tuple[NeighbourSet | None, ...] | None
     exact: bool
+    queries: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,7 +78,8 @@ class Retrieved:
 
     def _query(self, row: int) -> Json:
         answered = not self.refused[row]
-        found: Json = {"refused": not answered, "reason": self.reason(row)}
+        found: Json = {} if self.queries is None else {"id": self.queries[row]}
+        found |= {"refused": not answered, "reason": self.reason(row)}
         if self.uncertainty is not None:
             found["uncertainty"] = float(self.uncertainty[row])
         found["ids"] = self.ids[row].tolist() if answered else []
@@ -93,5 +96,5 @@ class Retrieved:
         for row in range(len(self)):
             reason = self.reason(row)
             first = ["-", "-", reason] if reason else [str(self.ids[row, 0]), f"{self.similarities[row, 0]:.3f}", ""]
-            lines.append([str(row), *first])
+            lines.append([str(row) if self.queries is None else self.queries[row], *first])
         return "\n".join(aligned(lines))

@@ -138,7 +138,10 @@ class SafeIndex:
         return index
 
     def save(self, folder: str | Path) -> Path:
-        """Write the index into a folder; killed at any instant, it leaves the old one or the new one."""
+        """Write the index into a folder: a new or empty one, or in place of the index there.
+
+        Killed at any instant, it leaves the old one or the new one.
+        """
         place = Path(folder)
         backend = _checks.in_memory(self.backend)
         fresh = self._radii if self._radii and self._radii.revision == backend.state().revision else None
@@ -203,6 +206,7 @@ class SafeIndex:
             labels: Classes, if the items before have some.
         """
         state = self.backend.state()
+        _checks.check_source("SafeIndex.add", items, state.source, self.maker)
         found = _checks.fitting(
             "SafeIndex.add", items, uncertainty, width=self.width, score=self.score, state=state, ids=ids, labels=labels
         )
@@ -252,6 +256,7 @@ class SafeIndex:
         """
         state = self.backend.state()
         thresholds, k = _checks.some(state), operator.index(k)
+        _checks.check_source("SafeIndex.search", queries, state.source, self.maker)
         found = _checks.fitting(
             "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
         )
@@ -272,6 +277,7 @@ class SafeIndex:
             against=against,
             sets=nearby,
             exact=hits.exact,
+            queries=found.ids,
         )
 
     def approximate(self, kind: str | None = None, *, effort: int | None = None) -> Approximation:

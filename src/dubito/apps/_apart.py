@@ -1,0 +1,167 @@
+"""Which images two tables share, by what the model made of them: names may differ, and the same names mean little.
+
+    same image   <=>   |a_j - b_j| <= 1e-3 s_j + 3e-6 max|a|   for every column j,   s_j its smaller standard deviation
+
+Features of one image differ in their last digits between batch sizes and machines, so bytes are not compared; where a
+row was kept in half precision, one step of it is allowed for, too. Nearest rows are found exactly by faiss, in at most
+64 random projections of the standardised columns, and then compared in all columns. Rows that are not finite or have
+one value in all columns tell nothing and are never the same. In two or three columns different images come close by
+chance: how many do is estimated from those in a box four times as wide, and if chance explains all, none is told.
+"""
+
+from typing import NamedTuple
+
+import faiss
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dubito.table import Table
+
+_OF_SPREAD, _OF_ROW, _OF_HALF = 1e-3, 3e-6, 2**-10
+_MOST_OF_SPREAD = 0.2
+"""Half precision may be too coarse for a column that hardly varies; it is not an excuse for more than this."""
+_SEARCHED, _CANDIDATES, _WIDER = 64, 3, 4
+_CLIP = 10.0
+"""Standard deviations: far outliers would cost float32 the digits that tell near rows apart."""
+_FAR = 0.15**2
+"""Mean square difference, in standard deviations, above which rows are not compared in all columns."""
+_AT_ONCE = 2048
+
+
+class Shared(NamedTuple):
+    """Rows of one table that are images of another.
+
+    Attributes:
+        here: Rows of the table, in order.
+        there: For each, a row of the other one that is the same image.
+    """
+
+    here: Int[Tensor, "s"]
+    there: Int[Tensor, "s"]
+
+
+class _Columns(NamedTuple):
+    """What is known of the columns of one table."""
+
+    mean: Float[Tensor, "d"]
+    spread: Float[Tensor, "d"]
+
+
+def shared_rows(table: Table, other: Table) -> Shared:
+    """Rows of `table` that are images of `other`, too, by features or, without, by logits.
+
+    >>> shared_rows(Table(feature=[[1.0, 5.0], [2.0, 3.0]]), Table(feature=[[2.000001, 3.0], [7.0, 8.0]])).here
+    tensor([1])
+    """
+    none = Shared(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    column = _both_have(table, other)
+    if column is None or not len(table) or not len(other):
+        return none
+    mine, theirs = _columns(table, column), _columns(other, column)
+    candidates = _nearest(table, other, column, mine, theirs)
+    same, near = none, 0
+    for first in range(0, len(table), _AT_ONCE):
+        ratio, which = _closest(table, other, column, candidates[first : first + _AT_ONCE], first, mine, theirs)
+        rows = (ratio <= 1).nonzero().flatten()
+        same = Shared(torch.cat([same.here, rows + first]), torch.cat([same.there, which[rows]]))
+        near += int(((ratio > 1) & (ratio <= _WIDER)).sum())
+    # By chance, rows lie evenly in so small a box; those of one image lie at its centre.
+    by_chance = near / (float(_WIDER) ** min(table.shape(column)[1], _SEARCHED) - 1)
+    return same if len(same.here) > 2 * by_chance + 3 * by_chance**0.5 else none
+
+
+def example(table: Table, other: Table, shared: Shared) -> str:
+    """A shared image by its names, for a message; empty if it has none."""
+    if "id" not in table or not len(shared.here):
+        return ""
+    here = str(table.select("id").rows(shared.here[:1]).id[0])
+    there = str(other.select("id").rows(shared.there[:1]).id[0]) if "id" in other else here
+    return f" (such as '{here}'" + (")" if here == there else f", there '{there}')")
+
+
+def _both_have(table: Table, other: Table) -> str | None:
+    for column in ("feature", "logit"):
+        if column in table and column in other and table.shape(column)[1:] == other.shape(column)[1:]:
+            return column
+    return None
+
+
+def _columns(table: Table, column: str) -> _Columns:
+    """Mean and spread, of finite rows."""
+    width, n = table.shape(column)[1], 0
+    mean, squares = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    for batch in table.batches(column, size=_AT_ONCE):
+        x = batch.whole(column).double()
+        x = x[x.isfinite().all(1)]
+        if not len(x):
+            continue
+        # Chan et al. 1983: no digits are lost where the mean is far from zero.
+        delta, n = x.mean(0) - mean, n + len(x)
+        squares += x.var(0, correction=0) * len(x) + delta**2 * (n - len(x)) * len(x) / n
+        mean += delta * len(x) / n
+    return _Columns(mean, (squares / max(n, 1)).sqrt())
+
+
+def _nearest(table: Table, other: Table, column: str, mine: _Columns, theirs: _Columns) -> Int[Tensor, "n k"]:
+    """The nearest rows of the other table; -1 where there is none near enough."""
+    width = table.shape(column)[1]
+    mean = (mine.mean + theirs.mean) / 2
+    spread = ((mine.spread**2 + theirs.spread**2) / 2 + (mine.mean - theirs.mean) ** 2 / 4).sqrt()
+    # A column that is almost dead would be nothing but rounding.
+    scale = 1 / (spread + 1e-3 * spread.mean()).clamp(min=torch.finfo(torch.float32).tiny)
+    draw = torch.Generator().manual_seed(0)
+    project = torch.randn(width, _SEARCHED, generator=draw) / width**0.5 if width > _SEARCHED else torch.eye(width)
+    queries, bank = (_projected(one, column, mean, scale, project) for one in (table, other))
+    distance, index = faiss.knn(queries.numpy(), bank.numpy(), min(_CANDIDATES, len(other)), metric=faiss.METRIC_L2)
+    near = torch.from_numpy(distance) <= _FAR * queries.shape[1]
+    return torch.where(near, torch.from_numpy(index), -1)
+
+
+def _projected(
+    table: Table, column: str, mean: Float[Tensor, "d"], scale: Float[Tensor, "d"], project: Float[Tensor, "d p"]
+) -> Float[Tensor, "n p"]:
+    parts = []
+    for batch in table.batches(column, size=_AT_ONCE):
+        x = (batch.whole(column).double() - mean) * scale
+        parts.append(x.nan_to_num(0.0).clamp(-_CLIP, _CLIP).float() @ project)
+    return torch.cat(parts).contiguous()
+
+
+def _closest(
+    table: Table,
+    other: Table,
+    column: str,
+    candidates: Int[Tensor, "b k"],
+    first: int,
+    mine: _Columns,
+    theirs: _Columns,
+) -> tuple[Float[Tensor, "b"], Int[Tensor, "b"]]:
+    """The largest difference in tolerances, of each of these rows and the candidate that is most like it."""
+    best = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
+    which = torch.full((len(candidates),), -1)
+    spread, most = torch.minimum(mine.spread, theirs.spread), torch.maximum(mine.spread, theirs.spread)
+    for candidate in candidates.T:
+        rows = (candidate >= 0).nonzero().flatten()
+        if not len(rows):
+            continue
+        a = table.select(column).rows(rows + first).whole(column).double()
+        b = other.select(column).rows(candidate[rows]).whole(column).double()
+        allowed = _OF_SPREAD * spread + _OF_ROW * a.abs().amax(1, keepdim=True)
+        step = (_OF_HALF * a.abs()).minimum(_MOST_OF_SPREAD * most)
+        allowed = allowed + torch.where((_halved(a) | _halved(b))[:, None], step, 0.0)
+        ratio = ((a - b).abs() / allowed).amax(1)
+        ratio = torch.where(_telling(a) & _telling(b), ratio, torch.inf)
+        closer = ratio < best[rows]
+        best[rows[closer]], which[rows[closer]] = ratio[closer], candidate[rows[closer]]
+    return best, which
+
+
+def _halved(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:
+    """Whether all values are such as half precision has."""
+    return (x.half() == x).all(1)
+
+
+def _telling(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:
+    """Finite, and not one value in all columns."""
+    return x.isfinite().all(1) & (x != x[:, :1]).any(1)
