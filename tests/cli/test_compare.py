@@ -37,6 +37,7 @@ def test_scores_that_learn_take_train(run: Run, labelled: Path, ood: Path) -> No
     answer = run("compare", labelled, *options)
     assert answer.code == 1
     assert "neighbours learns from feature" in answer.err
+    assert "that the model knows: --train CACHE." in answer.err
 
 
 def test_without_labels_and_foreign_images_there_is_nothing_to_compare(run: Run, cache: Path) -> None:
