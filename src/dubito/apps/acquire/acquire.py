@@ -174,7 +174,7 @@ class Acquire:
             found = Acquisition(pool.name, self.strategy, begin, [one for one in done if one.picks is not None])
             found.rounds = found.rounds[:rounds]
             if len(found.rounds) == rounds and len(done) > rounds:
-                found.rounds = done[: rounds + 1]
+                found.rounds.append(Round(done[rounds].labelled, done[rounds].accuracy, None))
             while len(found.rounds) <= rounds:
                 last = len(found.rounds) == rounds or len(found.labelled) == len(pool)
                 with telling_where(folder):
