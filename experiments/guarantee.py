@@ -16,11 +16,12 @@ it is known exactly. `exceeded` is the share of draws with R(t) > risk: it must 
     none         the share of draws in which no threshold could be promised: `Guard.fit` raises then
     most         what the same exact test reaches at the best single fixed threshold, if an oracle named it beforehand,
                  and all images were used: coverage times the chance to pass
+    possible     a bound on the coverage of every procedure that keeps the promise whatever the images are: `possible`
 
 Procedures: fallback testing with exact binomial tails (ours), Bonferroni over the same candidates, fallback with
 Hoeffding-Bentkus tails, and "naive": the largest threshold whose own error rate is at most `risk`, which promises
-nothing. Of ImageNet's scores, larger draws (10 times as many images, with replacement) show what the number of images
-costs.
+nothing. Of ImageNet's scores, larger draws (10 and 100 times as many images, with replacement) show what the number of
+images costs.
 
 `splits` are random halves without replacement instead: a guard fitted on one half, its accepted error counted on the
 other. The error rate seen on a finite half scatters around R(t), so it lies above `risk` more often than R(t) does; the
@@ -121,15 +122,52 @@ class Population:
 def study(population: Population, risk: float, draws: int) -> dict[str, Any]:
     """All procedures at one risk."""
     n, best = len(population), population.best(risk)
-    found: dict[str, Any] = {"best": round(best, 4), "most": round(population.most(risk, n), 4)}
+    found: dict[str, Any] = {
+        "best": round(best, 4),
+        "most": round(population.most(risk, n), 4),
+        "possible": round(possible(population, risk, n), 4),
+    }
     for name, settings in PROCEDURES.items():
         found[name] = summed(population, risk, [drawn(population, risk, n, seed, settings) for seed in range(draws)])
     found["naive"] = summed(population, risk, [naive(population, risk, n, seed) for seed in range(draws)])
-    if n < 5000:
-        large = [drawn(population, risk, 10 * n, seed, {}) for seed in track(range(draws), "ten times as many")]
-        found["ten_times"] = summed(population, risk, large)
+    for name, times in (("ten_times", 10), ("hundred_times", 100)) if n < 5000 else ():
+        large = [drawn(population, risk, times * n, seed, {}) for seed in track(range(draws), f"{times} times as many")]
+        found[name] = summed(population, risk, large)
     found["splits"] = halves(population, risk, draws)
     return found
+
+
+def possible(population: Population, risk: float, n: int) -> float:
+    """No procedure that keeps the promise for all images, on n of them, has a larger expected coverage here than this.
+
+    Take a threshold t with k of N images and the rate R(t) < r below it, such that what any larger threshold adds is
+    wrong at least at rate r. Weigh wrong images below t by r / R(t) and right ones by (1 - r) / (1 - R(t)): there, the
+    rate is r at t and at least r above, so the procedure may answer t or more with probability delta at most. It then
+    tests the one population against the other, and Neyman and Pearson bound how often it answers t or more here, by the
+    most powerful test, q(t). Above the best threshold, q <= delta by the promise; below the first such t, q <= 1.
+    The expected coverage is the sum of q over coverages.
+    """
+    k = np.arange(1, len(population) + 1)
+    excess = population.errors[1:] - risk * k
+    apt = k[(excess <= np.minimum.accumulate(excess[::-1])[::-1]) & (excess < 0)]
+    if not len(apt):
+        return 1.0
+    apt = apt[np.unique(np.linspace(0, len(apt) - 1, 60).round().astype(int))]
+    q = [most_powerful(n, one / len(population), population.errors[one] / one, risk) for one in track(apt, "possible")]
+    edges = np.append(apt / len(population), population.best(risk))
+    within = edges[0] + float(np.sum(np.minimum.accumulate(q) * np.diff(edges)))
+    return within + (1 - CONFIDENCE) * (1 - population.best(risk))
+
+
+def most_powerful(n: int, share: float, rate: float, risk: float) -> float:
+    """How often the best test of level delta, with k ~ Bin(n, share) accepted, tells `rate` of errors from `risk`."""
+    k = np.arange(binom.ppf(1e-9, n, share), binom.ppf(1 - 1e-9, n, share) + 1)[:, None]
+    e = np.arange(binom.ppf(1e-9, k[0, 0], rate), binom.ppf(1 - 1e-9, k[-1, 0], risk) + 1)
+    of_k = binom.pmf(k, n, share)
+    here, there = (of_k * binom.pmf(e, k, one) for one in (rate, risk))
+    order = np.argsort((there / np.maximum(here, 1e-300)).ravel())
+    level, power = np.cumsum(there.ravel()[order]), np.cumsum(here.ravel()[order])
+    return float(np.interp(1 - CONFIDENCE, np.append(0, level), np.append(0, power))) + 4e-9
 
 
 def drawn(population: Population, risk: float, n: int, seed: int, settings: dict[str, Any]) -> float:

@@ -111,6 +111,27 @@ def test_taking_the_best_looking_threshold_breaks_it() -> None:
     assert broken / 200 > 0.25
 
 
+def gap(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Wrong with probability 0.2 for u in [0.2, 0.3], 1 above 0.8, else 0: the rate is above 0.05 from 0.27 to 0.4."""
+    rng = np.random.default_rng(seed)
+    u = rng.random(n)
+    return u, rng.random(n) < np.select([(u > 0.2) & (u < 0.3), u > 0.8], [0.2, 1.0], 0.0)
+
+
+def test_with_many_images_a_rise_in_between_is_jumped() -> None:
+    found = risk_threshold(gap(2_000, 0), gap(20_000, 1), risk=0.05, confidence=0.95)
+    assert 0.79 < found.value <= 0.8 + 0.02 / 0.95  # (0.02 + t - 0.8) / t <= 0.05
+
+
+def test_the_promise_is_kept_where_the_rate_rises_and_falls() -> None:
+    broken = 0
+    for seed in range(400):
+        t = threshold(gap(100, seed), gap(400, 10_000 + seed), risk=0.05, confidence=0.95)
+        rate = (0.2 * (min(max(t, 0.2), 0.3) - 0.2) + max(t - 0.8, 0.0)) / max(t, 1e-9)
+        broken += rate > 0.05
+    assert broken / 400 <= 0.05 + 2.6 * (0.05 * 0.95 / 400) ** 0.5
+
+
 def test_fallback_accepts_more_than_bonferroni() -> None:
     covered = {"fallback": 0.0, "bonferroni": 0.0}
     for seed in range(60):

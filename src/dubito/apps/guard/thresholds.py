@@ -16,11 +16,13 @@ bad one has passed, the level was 0 after the bad one before t_j, so L_j is at m
 up to a_j: a fixed number. So the first bad one to pass is t_j with probability A_j at most, and these sums share no a:
 together they are delta at most. Nothing is paid for the number of candidates.
 
-Where to begin is ours: at the very fewest, one unlucky image would end it. Four fifths of delta lie where the test is
-most likely to pass, as far as the selection split tells; one fifth lies where three fifths as many are accepted, in
-case that was too bold. Where a fifth could not pass even without an error, delta is not divided. All of this rests on
-the selection split and on n, never on calibration images. No candidate lies above the selection split: images more
-uncertain than all of them are refused, also where everything known could be accepted.
+Where to begin is ours: at the very fewest, one unlucky image would end it. Seven tenths of delta lie where the test is
+most likely to pass, as far as the selection split tells; two tenths where three fifths as many are accepted, and most
+of the rest where two fifths are, in case that was too bold; a fiftieth lies on candidates far above, so that with many
+images the best is found even if the error rate rises above r and falls again. A share that could not pass even without
+an error goes to the likeliest. All of this rests on the selection split and on n, never on calibration images. No
+candidate lies above the selection split: images more uncertain than all of them are refused, also where everything
+known could be accepted.
 
 Shares of images (coverage, refused right answers) are order statistics: P(F(u_(k)) >= c) = P(Bin(n, c) <= k - 1).
 """
@@ -40,8 +42,10 @@ Testing = Literal["fallback", "bonferroni"]
 """One after the other, levels handed on; or all at once, each at its share of the level."""
 CANDIDATES = 200
 _CHANCE = 0.05
-_BOLD, _SAFE = 0.8, 0.6
-"""The share of the level at the likeliest candidate; and how many as many the one with the rest accepts."""
+_SAFER = ((0.6, 0.2), (0.4, 0.08))
+"""Where to begin, too: accepting so much of what the likeliest candidate accepts, with this share of the level."""
+_FAR, _STRIDE = 0.02, 10
+"""The share of the level on every so-manieth candidate above the likeliest."""
 
 
 class Threshold(NamedTuple):
@@ -234,11 +238,14 @@ def _levels(
     c = binom.ppf(delta, k, risk)
     c = np.where(binom.cdf(c, k, risk) <= delta, c, c - 1)
     likeliest = int(np.argmax(binom.logcdf(c, k, (errors + 1) / (accepted + 1))))
-    safe = int(np.searchsorted(accepted, _SAFE * accepted[likeliest]))
-    bold = _BOLD if (1 - risk) ** k[safe] <= (1 - _BOLD) * delta else 1.0
+    far = np.arange(likeliest + _STRIDE, len(k), _STRIDE)
+    shares = [(int(np.searchsorted(accepted, part * accepted[likeliest])), share) for part, share in _SAFER]
+    shares += [(int(place), _FAR / len(far)) for place in far]
     levels = np.zeros(len(k))
-    levels[likeliest] = bold * delta
-    levels[safe] += (1 - bold) * delta
+    for place, share in shares:
+        if (1 - risk) ** k[place] <= share * delta:
+            levels[place] += share * delta
+    levels[likeliest] += delta - levels.sum()
     return levels, likeliest
 
 
