@@ -114,6 +114,8 @@ def test_attributes():
     assert len(table) == 3
     assert table.columns == ("id", "feature", "logit", "label", "loss")
     assert (table.name, table.classes, table.label_space) == ("cache/train", ["cat", "dog"], "own")
+    assert table.label_names is None
+    assert small(classes=["cat", "dog"]).label_names == ["cat", "dog"]
     assert table.skipped == [("c.jpg", "cut short")]
     assert table.id.tolist() == ["a.jpg", "b.jpg", "a longer name.jpg"]
     assert table.loss.tolist() == pytest.approx([0.1, 0.2, 0.3])
@@ -216,14 +218,15 @@ def test_a_missing_column_is_a_missing_attribute():
     ids=str,
 )
 def test_rows_of_every_column(rows, kept):
-    table = small(classes=["cat", "dog"], label_space="own", skipped=[("c", "broken")], name="mine")
+    about = {"classes": ["cat", "dog"], "label_space": "own", "label_names": ["owl", "ape"], "name": "mine"}
+    table = small(skipped=[("c", "broken")], **about)
     chosen = table.rows(rows)
     assert len(chosen) == len(kept)
     assert chosen.columns == table.columns
     assert chosen.id.tolist() == [table.id[i] for i in kept]
     assert chosen.label.tolist() == [table.label[i].item() for i in kept]
     assert chosen.feature.tolist() == [table.feature[i].tolist() for i in kept]
-    assert (chosen.name, chosen.classes, chosen.label_space) == ("mine", ["cat", "dog"], "own")
+    assert (chosen.classes, chosen.label_space, chosen.label_names, chosen.name) == tuple(about.values())
     assert chosen.skipped == [("c", "broken")]
 
 

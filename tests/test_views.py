@@ -130,6 +130,13 @@ def test_only_columns_that_all_have():
     assert joined(own, own).label_space == "own"
 
 
+def test_labels_are_joined_where_their_names_agree():
+    beasts, fish = (table_of(2, label_space="own", label_names=names) for names in (["ape", "owl"], ["cod", "eel"]))
+    assert "label" not in joined(beasts, fish)
+    unnamed = joined(table_of(2, label_space="own"), beasts)
+    assert ("label" in unnamed, unnamed.label_names) == (True, ["ape", "owl"])
+
+
 def test_photographs_of_a_table_without_epochs_are_its_rows():
     crops = Table(loss=[1.0, 2.0, 3.0, 4.0], photo=[0, 1, 0, 1], epoch=[0, 0, 1, 1])
     both = joined(Table(loss=[5.0, 6.0, 7.0]), crops)

@@ -83,6 +83,7 @@ class Table:
         name: How errors call it: a cache's folder or "table in memory".
         classes: Class names of the logits, if known.
         label_space: "model" when labels are indices into the logits, "own" when they are another set of classes.
+        label_names: Names of the labels, if known: those of `classes`, or of the other set.
         skipped: Images that could not be decoded and have no row: (id, reason).
         source: Which model, by its hash, made the columns; None for arrays from elsewhere.
         maker: The same model part by part: its name, and weights, tensors, operations, head and transform, to say what
@@ -99,6 +100,7 @@ class Table:
         name: str = "table in memory",
         classes: Sequence[str] | None = None,
         label_space: str = "model",
+        label_names: Sequence[str] | None = None,
         skipped: Sequence[tuple[str, str]] = (),
         source: str | None = None,
         maker: Mapping[str, Any] | None = None,
@@ -112,6 +114,7 @@ class Table:
         self.skipped = skipped
         self.classes = classes
         self.label_space = label_space
+        self.label_names = classes if label_names is None and label_space == "model" else label_names
         self._columns: dict[str, Column] = {
             key: _column(key, value) for key, value in columns.items() if value is not None
         }
@@ -212,6 +215,7 @@ class Table:
             name=self.name,
             classes=self.classes,
             label_space=self.label_space,
+            label_names=self.label_names,
             skipped=self.skipped,
             source=self.source,
             maker=self.maker,

@@ -59,7 +59,7 @@ def joined(*tables: Table) -> Table:
     tables = _with_photos(tables)
     first = tables[0]
     names = [name for name in first.columns if all(name in table for table in tables)]
-    if len({table.label_space for table in tables}) > 1:
+    if not _same_labels(tables):
         names = [name for name in names if name != "label"]
     columns: dict[str, Any] = {}
     for name in names:
@@ -75,7 +75,14 @@ def joined(*tables: Table) -> Table:
         raise TableError(f"joined: {', '.join(table.name for table in tables)} have no column in common.")
     found = _like(first, columns, name=" + ".join(table.name for table in tables))
     found.maker = maker
+    found.label_names = next((table.label_names for table in tables if table.label_names), None)
     return found
+
+
+def _same_labels(tables: Sequence[Table]) -> bool:
+    """Whether a number means one class in all of them, as far as names tell."""
+    names = {tuple(table.label_names) for table in tables if "label" in table and table.label_names}
+    return len({table.label_space for table in tables}) == 1 and len(names) <= 1
 
 
 def ensemble(tables: Sequence[Table] | Table) -> Table:
@@ -110,6 +117,7 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
         name=f"ensemble of {', '.join(table.name for table in tables)}",
         classes=next((table.classes for table in tables if table.classes), None),
         label_space=labelled[0].label_space if labelled else "model",
+        label_names=next((table.label_names for table in labelled if table.label_names), None),
         skipped=tables[0].skipped,
         source=None if None in sources else hashlib.blake2b(repr(sources).encode(), digest_size=8).hexdigest(),
         maker={"model": f"ensemble of {models}", "members": makers} if known else None,
@@ -305,6 +313,7 @@ def _like(table: Table, columns: dict[str, Any], name: str | None = None) -> Tab
         name=name or table.name,
         classes=table.classes,
         label_space=table.label_space,
+        label_names=table.label_names,
         skipped=table.skipped,
         source=table.source,
         maker=table.maker,

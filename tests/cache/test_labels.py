@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from timm.data import ImageNetInfo
@@ -87,6 +89,38 @@ def test_no_warning_where_the_user_has_said_it():
     assert resolve(["p", "q"], TIMM, "own") == ([0, 1], "own")
     assert resolve(["p", "q"], TIMM, "model") == ([0, 1], "model")
     assert resolve(["p", "q"], None) == ([0, 1], "model")
+
+
+@pytest.mark.parametrize(
+    ("ours", "space", "names"),
+    [
+        (["cat", "dog"], "own", ["q", "p"]),
+        (None, None, ["q", "p"]),  # as many names as outputs: the folder's names serve
+        (["q", "p"], None, ["q", "p"]),
+    ],
+)
+def test_labels_keep_their_names(tmp_path, ours, space, names):
+    model = dubito.wrap(small_network(2), transform=dubito.Preprocess((16, 16), 16), classes=ours)
+    images = ArrayImages(inputs=torch.zeros(2, 3, 16, 16), labels=torch.arange(2), classes=["q", "p"])
+    table = dubito.extract(model, images, tmp_path / "cache", label_space=space, workers=0)
+    assert list(table.label_names) == list(dubito.open(tmp_path / "cache").label_names) == names
+    assert table.classes == ours
+
+
+def test_new_names_of_the_same_labels_are_taken_over(model, tmp_path):
+    for names in (["p", "q"], ["ape", "quail"]):
+        images = ArrayImages(inputs=torch.zeros(2, 3, 16, 16), labels=torch.arange(2), classes=names)
+        table = dubito.extract(model, images, tmp_path / "cache", label_space="own", workers=0)
+        assert table.label_names == dubito.open(tmp_path / "cache").label_names == names
+
+
+def test_a_cache_from_before_labels_had_names_opens(model, tmp_path):
+    dubito.extract(model, torch.zeros(2, 3, 16, 16), tmp_path / "cache", labels=[5, 7], label_space="own", workers=0)
+    path = tmp_path / "cache" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["label_names"]
+    path.write_text(json.dumps(manifest))
+    assert dubito.open(tmp_path / "cache").label_names is None
 
 
 class Counted(Dataset):

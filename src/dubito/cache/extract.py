@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from dubito.cache._run import Run
 from dubito.cache.column import forget_shards
 from dubito.cache.fingerprint import CARRIED, identity
-from dubito.cache.labels import resolve_labels
+from dubito.cache.labels import names_of_labels, resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import table_of_cache
 from dubito.cache.shard import check_name, is_leftover, list_shards, sweep
@@ -87,6 +87,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             model=model.name,
             classes=None if model.classes is None else list(model.classes),
             label_space=space,
+            label_names=names_of_labels(opened, model, space),
             batch_size=batch_size or _BATCH.get(model.device.type, 16),
             shard_size=shard_size,
         )
@@ -123,7 +124,7 @@ def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment)
 
 def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> Manifest:
     """The manifest to go on with: the folder's own if it fits, otherwise the new one, written before any shard."""
-    before = read_manifest(folder)
+    before, renamed = read_manifest(folder), False
     if before is not None and not before.begun and not list_shards(folder):
         before = None  # nothing was extracted: what was asked for then does not bind
     elif before is None:
@@ -138,12 +139,13 @@ def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> Manife
         for name, probe in probes.items():
             if name in before.probes:
                 check_probe(folder, name, before.probes[name]["settings"], probe.settings())
-        manifest = before
+        renamed = before.label_names != manifest.label_names
+        before.label_names, manifest = manifest.label_names, before
     sweep(folder)
     new = [probe for name, probe in probes.items() if name not in manifest.probes]
     for probe in new:
         manifest.probes[probe.name] = {"settings": probe.settings(), "price": probe.price}
-    if new:
+    if new or renamed:
         manifest.write(folder)
     return manifest
 

@@ -49,6 +49,12 @@ def resolve_labels(
     return labels, "own"
 
 
+def names_of_labels(images: Images, model: Classifier, space: LabelSpace | None) -> list[str] | None:
+    """What the images call their labels, where the model does not name them itself."""
+    known = images.classes if space == "own" or (space == "model" and model.classes is None) else None
+    return None if known is None else list(known)
+
+
 def check_range(labels: Int[Tensor, "n"], classes: int, ids: Sequence[str]) -> None:
     """Raise ImagesError for a label that is no class of the model."""
     bad = (labels < 0) | (labels >= classes)

@@ -43,6 +43,7 @@ class Manifest:
         label_space: "model" or "own"; None without labels.
         batch_size: Rows that went through the model at once: kept on resuming, as it changes the last bits.
         shard_size: Images a shard.
+        label_names: Names of the labels where they are not `classes`, if known.
         probes: By probe: its settings, and when finished its columns and shards.
         skipped: Images that could not be decoded, with the reason.
     """
@@ -53,6 +54,7 @@ class Manifest:
     label_space: str | None
     batch_size: int
     shard_size: int
+    label_names: list[str] | None = None
     probes: dict[str, Json] = field(default_factory=dict)
     skipped: list[list[str]] = field(default_factory=list)
     format: int = FORMAT

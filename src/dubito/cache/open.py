@@ -50,6 +50,7 @@ def table_of_cache(folder: Path, known: Json | None) -> Table:
         name=str(folder),
         classes=manifest.classes,
         label_space=manifest.label_space or "model",
+        label_names=manifest.label_names,
         skipped=[(name, why) for name, why in manifest.skipped],
         source=model_digest(manifest.identity),
         maker=_maker(manifest, known or {}, made_losses="loss" in columns),

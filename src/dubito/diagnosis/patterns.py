@@ -144,7 +144,7 @@ def patterns(known: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> P
     foreign = ood.select("feature").rows(torch.randperm(len(ood), generator=draw)[:examples].sort().values).feature
     own_cosine, own_norm = _own(known, classes, mean, count)
     ood_mean, ood_share, ood_cosine, ood_norm = _resembled(ood, mean)
-    names = known.classes if known.label_space == "model" else None
+    names = known.label_names
     owner = mean.argmax(0)
     order = _grouped(owner, mean)
     return Patterns(
