@@ -48,5 +48,34 @@ def write_document(
     return path
 
 
+def top(
+    title: str, lead: str, facts: Sequence[str], *, verdict: str = "", words: Sequence[str] = (), more: str = ""
+) -> str:
+    """The top of a page: what it is, what it is about, what was found, and what it was made of.
+
+    Args:
+        title: Of the page.
+        lead: One or two sentences on what is to be seen.
+        facts: Short ones, in a row.
+        verdict: The finding in a sentence.
+        words: Further findings.
+        more: HTML below all that; everything else is plain text.
+    """
+    lines = [
+        '<p class="brand">dubito</p>',
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="lead">{escape(lead)}</p>',
+        f'<p class="verdict">{escape(verdict)}</p>' if verdict else "",
+        _listed("words", words) if words else "",
+        _listed("facts", facts),
+        more,
+    ]
+    return "\n".join(["<header>", *filter(None, lines), "</header>"])
+
+
+def _listed(kind: str, texts: Sequence[str]) -> str:
+    return f'<ul class="{kind}">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ul>'
+
+
 def _text(name: str) -> str:
     return files("dubito.report").joinpath(name).read_text(encoding="utf-8")

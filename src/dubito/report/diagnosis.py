@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from dubito.diagnosis.result import SCORES, Causes, Diagnosis
-from dubito.report._document import write_document
+from dubito.report._document import top, write_document
 from dubito.report._drawings import bars, histogram
 
 _HEAD = {
@@ -73,18 +73,11 @@ def _header(found: Diagnosis, title: str, verdict: str) -> str:
         f"density fitted on {found.fitted_on}",
         f"D: {found.density}",
     ]
-    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     lead = (
         "A model should be less sure of images that show nothing it knows. What it fails to tell apart is split into "
         "three causes, each with its own cure."
     )
-    return f"""<header>
-<p class="brand">dubito</p>
-<h1>{escape(title)}</h1>
-<p class="lead">{escape(lead)}</p>
-<p class="verdict">{escape(_minus(verdict))}</p>
-<ul class="facts">{listed}</ul>
-</header>"""
+    return top(title, lead, facts, verdict=_minus(verdict))
 
 
 def _table(found: Diagnosis) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from dubito.diagnosis.collapse import Collapse, EnsembleDiagnosis
-from dubito.report._document import write_document
+from dubito.report._document import top, write_document
 from dubito.report._drawings import histogram
 from dubito.report._falls import fall
 
@@ -36,17 +36,11 @@ def _header(found: EnsembleDiagnosis, title: str) -> str:
     facts = [f"{first.name}, {first.rows:,} images", f"{first.members} {found.of}{sizes}", first.order]
     if first.foreign:
         facts.append(f"foreign: {first.foreign}")
-    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    words = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.findings()[1:])
-    return f"""<header>
-<p class="brand">dubito</p>
-<h1>{escape(title)}</h1>
-<p class="lead">What members of an ensemble disagree about is what they do not know. Put together into sub-ensembles,
-they seem to agree: nothing has been learned by that.</p>
-<p class="verdict">{escape(found.verdict)}</p>
-<ul class="facts">{listed}</ul>
-<ul class="words">{words}</ul>
-</header>"""
+    lead = (
+        "What members of an ensemble disagree about is what they do not know. Put together into sub-ensembles, they "
+        "seem to agree: nothing has been learned by that."
+    )
+    return top(title, lead, facts, verdict=found.verdict, words=found.findings()[1:])
 
 
 def _table(found: EnsembleDiagnosis) -> str:

@@ -15,7 +15,7 @@ from typing import final
 from PIL import Image
 
 from dubito.errors import ValueRangeError
-from dubito.report._document import write_document
+from dubito.report._document import top, write_document
 from dubito.report._thumbnail import thumbnail
 
 
@@ -115,17 +115,12 @@ def _names(cards: Sequence[Card]) -> list[str]:
 
 
 def _head(title: str, lead: str, facts: Sequence[str]) -> str:
-    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    return f"""<header>
-<p class="brand">dubito</p>
-<h1>{escape(title)}</h1>
-<p class="lead">{escape(lead)}</p>
-<ul class="facts">{listed}</ul>
-<div class="legend">
+    legend = """<div class="legend">
 <span>surest picture here</span><span class="scale"></span><span>most uncertain picture here</span>
 </div>
-<p class="fine">Higher is always more uncertain. Bars and colours compare the pictures of this page with each other.</p>
-</header>"""
+<p class="fine">Higher is always more uncertain. Bars and colours compare the pictures of this page with each
+other.</p>"""
+    return top(title, lead, facts, more=legend)
 
 
 def _summary(summary: Summary) -> str:

@@ -14,7 +14,7 @@ from dubito.apps._rejection_words import UNCERTAINTIES
 from dubito.apps.rejection_result import ORIGINAL, Rejected, RejectionStudy
 from dubito.diagnosis.pictures import new_figure
 from dubito.errors import ValueRangeError
-from dubito.report._document import write_document
+from dubito.report._document import top, write_document
 from dubito.report._lines import curves, palette
 
 _METRICS = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "calibration error"}
@@ -97,19 +97,11 @@ def _header(study: RejectionStudy, title: str) -> str:
     facts += [f"T = {', '.join(f'{at:.3g}' for at in study.temperatures)}"]
     facts += [] if study.calibrated_on is None else [f"T fitted on {study.calibrated_on}"]
     facts += ["ensembles by their own predictions" if study.predictions == "own" else "all by the original's"]
-    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    words = "".join(f"<li>{escape(sentence)}</li>" for sentence in study.findings())
     lead = (
         "Images are sorted by an uncertainty, and the most uncertain ones are left to somebody else. A good order "
         "keeps the errors out of what is accepted."
     )
-    return f"""<header>
-<p class="brand">dubito</p>
-<h1>{escape(title)}</h1>
-<p class="lead">{escape(lead)}</p>
-<ul class="words">{words}</ul>
-<ul class="facts">{listed}</ul>
-</header>"""
+    return top(title, lead, facts, words=study.findings())
 
 
 def _table(study: RejectionStudy) -> str:
