@@ -9,7 +9,7 @@ export PYTHONWARNINGS ?= default
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs bench clean
+.PHONY: help setup demo test check examples format docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -36,6 +36,9 @@ check: $(READY)  ## format, lint, types, import rule, docs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_import_rule.py
 	$(BIN)/mkdocs build --strict --quiet
+
+examples: $(READY)  ## run every example of README and documentation, and compare what it prints
+	$(BIN)/python docs/_blocks.py --jobs $(PROCESSES)
 
 format: $(READY)  ## let ruff format and mend
 	$(BIN)/ruff format .

@@ -118,14 +118,12 @@ def large(n: int, d: int, place: Path) -> dict[str, Any]:
     with watched_memory(peak):
         u = np.random.default_rng(7).random(n)
         index, build_seconds = timed(lambda: SafeIndex.build(dubito.Table(feature=Drawn(n, d)), u))
-        kept, settle_seconds = timed(lambda: index.kept)
         save_seconds = seconds_of(lambda: index.save(place / "index"))
     return {
         "rows_large": n,
-        "kept_large": kept,
+        "kept_large": index.kept,
         "draw_seconds": round(draw_seconds, 1),
         "build_seconds": round(build_seconds, 1),
-        "settle_seconds": round(settle_seconds, 2),
         "save_seconds": round(save_seconds, 1),
         "vectors_gb": round(n * d * 4 / 1e9, 3),
         "memory_gb": round((max(peak) - before - n * d * 4) / 1e9, 3),

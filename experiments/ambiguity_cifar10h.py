@@ -13,7 +13,8 @@ Whatever learns does so from the other 5,000 test images, of which no votes are 
     figures   Spearman with the entropy of people's votes; AUROC for images with more than 0.5 nat; and the mean entropy
               of people's votes on as many images as there are of those, the most ambiguous by each score
     guard     `Guard.fit` on the other 5,000: images refused as "ambiguous between A and B": how many, people's entropy
-              on them and on the others, and how often people's two most frequent classes are A and B
+              on them and on the others; on how many of them people differ at all, and how often their two most
+              frequent classes are A and B then
 
 The last line is one JSON object; --write puts it into expected/ambiguity_cifar10h.json, too.
 """
@@ -101,6 +102,7 @@ def guarded(other: Table, known: Table, counts: np.ndarray, people: torch.Tensor
     pairs = np.sort(judged.label.numpy(), axis=1)
     votes = np.sort(np.argsort(-counts, axis=1, kind="stable")[:, :2], axis=1)
     same = (pairs == votes).all(1)
+    divided = said.numpy() & ((counts > 0).sum(1) > 1)  # where all people agree, there is no second class
     wrong = known.logit.argmax(1) != known.label
     return {
         "uncertainty": guard.combination.weights,
@@ -109,7 +111,8 @@ def guarded(other: Table, known: Table, counts: np.ndarray, people: torch.Tensor
         "called_ambiguous": int(said.sum()),
         "entropy_of_votes_on_them": round(float(people[said].mean()), 4),
         "entropy_of_votes_on_others": round(float(people[~said].mean()), 4),
-        "same_two_classes_as_people": round(float(same[said.numpy()].mean()), 4),
+        "called_ambiguous_and_people_differ": int(divided.sum()),
+        "same_two_classes_as_people": round(float(same[divided].mean()), 4),
     }
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from dubito.table import (
     Column,
     Table,
     asked_otherwise,
+    check_table,
     ensembles_in,
     gradients_in,
     to_tensor,
@@ -291,6 +294,22 @@ def test_a_column_on_disk_is_read_when_it_is_needed():
 def test_to_tensor_keeps_the_shape_of_a_number():
     assert to_tensor(3.0, "x").shape == ()
     assert to_tensor(np.float32(3.0), "x").shape == ()
+
+
+def test_what_is_no_table_is_told():
+    check_table(Table(), by="x.fit")
+    for path in ("cache/train", Path("cache/train")):
+        with pytest.raises(TableError) as error:
+            check_table(path, by="density.fit")
+        assert str(error.value) == (
+            'density.fit: table must be a table; the path "cache/train" came. Open it: dubito.open("cache/train").'
+        )
+    with pytest.raises(TableError) as error:
+        check_table(np.zeros(3), by="evaluate", what="ood")
+    assert str(error.value) == (
+        "evaluate: ood must be a table, from dubito.extract or dubito.open; ndarray came. "
+        "Make one of arrays by dubito.Table(logit=..., feature=..., label=...)."
+    )
 
 
 def test_the_maker_goes_with_the_rows():

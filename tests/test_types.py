@@ -1,9 +1,10 @@
+import inspect
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from dubito.errors import MissingColumnError, NotFittedError, ValueRangeError
+from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
 from dubito.table import Table
 from dubito.types import Score, finite
 
@@ -87,6 +88,20 @@ def test_before_fit_the_missing_attributes_are_named():
 def test_a_score_without_rows_is_no_score():
     with pytest.raises(TypeError, match="abstract"):
         Score()
+
+
+def test_a_path_in_place_of_a_table_is_told():
+    # The types are checked first under test, and not where people work: the functions inside are asked.
+    fitted = Norm().fit(Table(feature=[[1.0]], label=[0]))
+    with pytest.raises(
+        TableError, match=r'norm\.fit: table must be a table; .* Open it: dubito\.open\("cache/train"\)\.'
+    ):
+        inspect.unwrap(Score.fit)(fitted, "cache/train")
+    assert not fitted.is_fitted
+    with pytest.raises(TableError, match=r'first\.score: table must be a table; the path "cache/test" came\. Open it'):
+        inspect.unwrap(Score.score)(First(), "cache/test")
+    with pytest.raises(TableError, match=r"first\.score: table must be a table, from .*; Tensor came\. Make one"):
+        inspect.unwrap(Score.score)(First(), torch.zeros(2, 3))
 
 
 def test_scores_that_are_not_finite_are_errors():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dubito import metrics as metrics
     from dubito.apps.acquire import Acquire as Acquire
+    from dubito.apps.acquire import add_labels as add_labels
     from dubito.apps.ambiguity import ambiguity as ambiguity
     from dubito.apps.compare import compare as compare
     from dubito.apps.evaluate import evaluate as evaluate
@@ -140,6 +141,7 @@ _HOMES = {
     "evaluate": "dubito.apps.evaluate",
     "compare": "dubito.apps.compare",
     "Acquire": "dubito.apps.acquire",
+    "add_labels": "dubito.apps.acquire",
     "suspect_labels": "dubito.apps.suspects",
     "Map": "dubito.apps.map",
     "draw_map": "dubito.report.map",

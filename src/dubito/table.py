@@ -6,6 +6,7 @@ Columns that every extraction writes are attributes: id, label (n), feature (n,d
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -220,6 +221,17 @@ class Table:
             source=self.source,
             maker=self.maker,
             **columns,
+        )
+
+
+def check_table(table: object, *, by: str, what: str = "table") -> None:
+    """Raise TableError for what is no table, such as the path of one."""
+    if isinstance(table, str | PathLike):
+        raise TableError(f'{by}: {what} must be a table; the path "{table}" came. Open it: dubito.open("{table}").')
+    if not isinstance(table, Table):
+        raise TableError(
+            f"{by}: {what} must be a table, from dubito.extract or dubito.open; {type(table).__name__} came. "
+            f"Make one of arrays by dubito.Table(logit=..., feature=..., label=...)."
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dubito.choices import Kind
 from dubito.errors import NotFittedError, TableError, ValueRangeError
-from dubito.table import Table
+from dubito.table import Table, check_table
 
 Json = dict[str, Any]
 AnyScore = TypeVar("AnyScore", bound="Score")
@@ -187,6 +187,7 @@ class Score(ABC):
         """
         for name in (*self.learned, "fitted_on_", "maker_"):
             self.__dict__.pop(name, None)
+        check_table(table, by=f"{self.name}.fit")
         table.require(*self.learns_from, by=f"{self.name}.fit")
         self.learn(table)
         self.fitted_on_ = table.source
@@ -195,6 +196,7 @@ class Score(ABC):
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The uncertainty of every row, float64, higher = more uncertain; the table is read in batches."""
+        check_table(table, by=f"{self.name}.score")
         table.require(*self.needs, by=f"{self.name}.score")
         self.check_fitted()
         self.check_source(table)

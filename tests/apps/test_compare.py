@@ -7,8 +7,9 @@ import torch
 
 import dubito
 from dubito import Table, compare
+from dubito.apps._comparison_given import check_settings, check_table, given_scores, named_tables
+from dubito.apps._comparison_words import question_words
 from dubito.apps._possible import possible_scores
-from dubito.apps.compare import _named
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.metrics import aurc, auroc, correct, interval
 
@@ -147,9 +148,9 @@ def test_json_is_plain():
 
 def test_few_errors_are_mentioned():
     logit = torch.tensor([[3.0, 0.0]]).repeat(40, 1) + torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
-    table = Table(logit=logit, label=[1] * 3 + [0] * 37)
+    table = Table(logit=logit, label=[1] * 12 + [0] * 28)
     said = compare(table, scores={"entropy": dubito.Entropy(), "energy": dubito.Energy()}, resamples=200).findings()[0]
-    assert "Only 3 images of the rarer kind are there. Differences below about 0." in said
+    assert "Only 12 images of the rarer kind are there. Differences below about 0." in said
 
 
 @pytest.mark.parametrize(("label", "word"), [(0, "right"), (1, "wrong")])
@@ -169,7 +170,7 @@ def test_what_cannot_be_compared_is_refused():
         compare(table, [images(5, 2), images(5, 2)])
     with pytest.raises(TableError, match="'u' must be a fitted score, so that every table can be scored; list came"):
         compare(table, scores={"u": [0.0] * 20})
-    with pytest.raises(ValueRangeError, match=r"resamples=1, confidence=0.95 came. 1000 and 0.95 are usual"):
+    with pytest.raises(ValueRangeError, match=r"resamples=1, seed=0 came. 0.95, 1000 and 0 are usual"):
         compare(table, resamples=1)
     with pytest.raises(TableError, match="no score can be computed from table in memory"):
         compare(Table(label=[0, 1]))
@@ -198,8 +199,29 @@ def test_tables_of_another_width_and_paths_are_refused():
     table = images(20)
     with pytest.raises(TableError, match=r"column 'logit' of foreign 'x' \(.*\) must be 4 wide, as in set 0; 7 came"):
         compare(table, {"x": Table(logit=torch.zeros(5, 7))})
-    with pytest.raises(TableError, match=r"foreign must be a table, or several; 'cache/x' came. Open a cache by"):
-        _named("cache/x")
+    with pytest.raises(TableError, match=r"foreign must be a table, .*; 'cache/x' came. Open a cache with"):
+        named_tables("cache/x")
+
+
+def test_what_is_no_table_score_or_setting_is_told():
+    with pytest.raises(TableError, match=r"compare: train must be a table, .*; 'cache/x' came. Open a cache with"):
+        check_table("train", "cache/x")
+    with pytest.raises(TableError, match=r"scores must be fitted ones by name, such as .*; list came. Leave them out"):
+        given_scores(["entropy"])
+    for asked in ((95, 100, 0), ("0.9", 100, 0), (0.9, 1, 0), (0.9, 10.5, 0), (0.9, 100, -1), (0.9, 100, "x")):
+        with pytest.raises(ValueRangeError, match=rf"compare needs .* resamples={asked[1]}, seed={asked[2]} came"):
+            check_settings(*asked)
+
+
+def test_with_a_handful_of_foreign_images_nobody_is_told_to_be_behind():
+    scores = {"density": dubito.Density().fit(images(200, 7)), "entropy": dubito.Entropy()}
+    few, more = (
+        compare(images(100), {"far": images(n, 3, shift=5.0)}, scores=scores, resamples=50)["far"] for n in (9, 10)
+    )
+    assert few.scores["entropy"].behind.surely  # as far as the bootstrap of nine can tell
+    assert few.leading == ["density", "entropy"]
+    assert "Only 9 images of the rarer kind are there: too few to tell any scores apart." in question_words(few)
+    assert more.leading == ["density"]
 
 
 def test_foreign_images_may_be_called_errors():

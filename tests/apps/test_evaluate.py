@@ -1,3 +1,4 @@
+import inspect
 import json
 
 import numpy as np
@@ -259,6 +260,37 @@ def test_scores_that_are_no_numbers(table):
 def test_a_score_that_is_not_fitted(table):
     with pytest.raises(NotFittedError, match=r"neighbours\.score was called before fit"):
         evaluate({"u": Neighbours()}, table, **QUICK)
+
+
+def test_scores_need_no_mapping(table):
+    expected = {"entropy": Entropy().score(table), "max_probability": MaxProbability().score(table)}
+    wrong = ~metrics.correct(table.logit, table.label)
+    for given in ([Entropy(), MaxProbability()], ("entropy", MaxProbability()), ["entropy", "max_probability"]):
+        found = evaluate(given, table, metrics=["aurc"], **QUICK)
+        assert {name: row["aurc"].value for name, row in found.scores.items()} == {
+            name: metrics.aurc(u, wrong) for name, u in expected.items()
+        }
+    for given in (Entropy(), "entropy"):
+        found = evaluate(given, table, ood=data(50, seed=3), metrics=["ood_auroc"], **QUICK)
+        assert list(found.scores) == ["entropy"]
+        assert set(found["entropy"]) == {"ood_auroc"}
+        assert found.microseconds["entropy"] > 0
+
+
+def test_two_scores_of_one_name_are_refused(table):
+    with pytest.raises(TableError, match=r"evaluate: scores in a list must have different names; two .* 'neighbours'"):
+        evaluate([Neighbours(k=1), Neighbours(k=2)], table, **QUICK)
+
+
+def test_a_path_in_place_of_a_table_is_told(table):
+    # The types are checked first under test, and not where people work: the function inside is asked.
+    asked = inspect.unwrap(evaluate)
+    with pytest.raises(TableError, match=r'evaluate: table must be a table; the path "cache/test" came\. Open it: '):
+        asked({"u": Entropy()}, "cache/test")
+    with pytest.raises(TableError, match=r'evaluate: ood must be a table; .* dubito\.open\("cache/odd"\)\.'):
+        asked({"u": Entropy()}, table, ood="cache/odd")
+    with pytest.raises(TableError, match=r"evaluate: scores must be .*; Tensor came\. Give arrays by name: "):
+        asked(torch.zeros(N), table)
 
 
 def test_a_table_without_rows(table):

@@ -155,6 +155,26 @@ def test_names_of_classes_are_shown():
     assert found.predictions == found.labels
     own = Map.of(images(9, classes=["ant", "bee", "cat"], label_space="own"), [0.0] * 9)
     assert own.labels == ["0", "1", "2"] * 3
+    names = {"label_space": "own", "label_names": ["dry", "wet", "ice"]}
+    own = Map.of(images(9, classes=["ant", "bee", "cat"], **names), [0.0] * 9)
+    assert (own.labels, own.predictions) == (["dry", "wet", "ice"] * 3, ["ant", "bee", "cat"] * 3)
+
+
+def test_columns_that_a_map_does_not_show_are_not_read():
+    class Unread:
+        shape = (90, 1000, 1000)
+
+        def __getitem__(self, rows):
+            raise AssertionError("a million numbers an image")
+
+    assert len(Map.of(images(90, members_logit=Unread()), Entropy(), most=30)) == 30
+
+
+def test_a_map_has_no_scale():
+    table = images(30)
+    whole = laid_out(table, "tsne")
+    for scale in (2.0**-100, 2.0**100):  # exact in floating point
+        np.testing.assert_array_equal(laid_out(Table(feature=table.feature.double() * scale), "tsne"), whole)
 
 
 def test_what_cannot_be_drawn_is_refused():

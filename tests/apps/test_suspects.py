@@ -56,6 +56,13 @@ def test_sureness_by_hand():
     assert len(suspect_labels(table, [0.0] * 7, k=4, share=1.0, least=0.8)) == 0
 
 
+def test_seven_neighbours_against_two_are_half_sure():
+    """0.7 - 0.2 is a little below 0.5 in floating point; 5 of 10 is not."""
+    table = Table(feature=[[1.0, 0.0]] * 11, label=[0, *[1] * 7, 0, 0, 2])
+    found = suspect_labels(table, [0.0] + [1.0] * 10, k=10, share=0.1)
+    assert (found.rows.tolist(), found.sure.tolist()) == ([0], [0.5])
+
+
 def test_neighbours_are_those_of_brute_force_without_the_image_itself():
     draw = torch.Generator().manual_seed(3)
     feature = torch.randn(50, 6, generator=draw)
@@ -115,6 +122,13 @@ def test_csv_and_class_names(tmp_path):
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row == {"id": "c", "label": "dog", "suggested": "cat, tom", "sure": "1.000", "u": "0.1", "row": "2"}
+
+
+def test_labels_of_another_set_have_their_own_names():
+    feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
+    options = {"classes": ["tench", "goldfish"], "label_space": "own", "label_names": ["cat", "dog"]}
+    found = suspect_labels(Table(feature=feature, label=[0, 0, 1, 1, 1, 1], **options), [0.1] * 6, k=2, share=1.0)
+    assert found.lines()[1][1:3] == ["dog", "cat"]
 
 
 def test_what_cannot_be_judged_is_refused():

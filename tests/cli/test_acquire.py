@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import dubito
+from dubito.apps.acquire import LinearTrainer, add_labels
 
 from .conftest import Run
 
@@ -56,6 +57,51 @@ def test_labelled_images_may_come_from_a_spreadsheet(run: Run, cache: Path, tmp_
     (tmp_path / "done.csv").write_text("id,who\n" + "".join(f'"{name}",me\n' for name in first["ids"]), "utf-8-sig")
     second = run("acquire", cache, "--count", 2, "--labelled", tmp_path / "done.csv", "--json").json
     assert not set(first["ids"]) & set(second["ids"])
+
+
+def fill(path: Path, labels: list[str]) -> None:
+    """As a spreadsheet saves it where the comma is the decimal point."""
+    rows = read(path)
+    for row, label in zip(rows, labels, strict=True):
+        row["label"] = label
+    text = "".join(";".join(cells) + "\r\n" for cells in [rows[0].keys(), *(row.values() for row in rows)])
+    path.write_text(text, encoding="utf-8-sig", newline="")
+
+
+def test_labels_that_people_wrote_are_learned_from(run: Run, cache: Path, tmp_path: Path) -> None:
+    picks = tmp_path / "picks.csv"
+    first = run("acquire", cache, "--count", 4, "--to", picks, "--json").json
+    train = ("acquire", cache, "--count", 2, "--labelled", picks, "--train")
+    assert "--train needs --labelled FILE with labels in its column label; there are none." in run(*train).err
+    fill(picks, ["cat", "dog", "", "cat"])
+    for strategy in ("top", "batch_bald"):
+        second = run(*train, "--classes", "dog, cat", "--strategy", strategy, "--json").json
+        assert not set(second["ids"]) & set(first["ids"])
+    table = dubito.open(cache)
+    pool = add_labels(table.select("id", "feature"), picks, classes=["dog", "cat"])
+    rows = (pool.label >= 0).nonzero()[:, 0]
+    assert pool.label[rows].tolist().count(1) == 2
+    expected = dubito.Acquire("top").pick(LinearTrainer()(pool, rows).extend(pool), 2, labelled=first["rows"])
+    assert run(*train, "--classes", "dog,cat", "--strategy", "top", "--json").json["rows"] == expected.rows.tolist()
+    assert "must be one of the 2 classes, 'cow', 'dog', or a number" in run(*train, "--classes", "cow,dog").err
+
+
+def test_picks_with_labels_are_not_overwritten(run: Run, cache: Path, tmp_path: Path) -> None:
+    picks = tmp_path / "picks.csv"
+    run("acquire", cache, "--count", 2, "--to", picks)
+    fill(picks, ["1", "2"])
+    before = picks.read_bytes()
+    answer = run("acquire", cache, "--count", 2, "--labelled", picks, "--to", picks)
+    assert answer.code == 1
+    assert "has labels of 2 images that are not among these picks" in answer.err
+    assert picks.read_bytes() == before
+    assert "--classes belongs to --train" in run("acquire", cache, "--classes", "a,b").err
+
+
+def test_ids_of_other_images_are_noted(run: Run, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("id\nnobody.jpg\n")
+    answer = run("acquire", cache, "--count", 2, "--labelled", tmp_path / "x.csv", "--json")
+    assert answer.json["notes"] == [f"--labelled: 1 of 1 ids are not in {cache}."]
 
 
 def test_suspects(run: Run, labelled: Path, tmp_path: Path) -> None:

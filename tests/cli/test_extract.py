@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import dubito
+from dubito.cli.extract import _by_place
+from dubito.table import Table
 
 from .conftest import COUNT, MODEL, Run, write_images
 
@@ -75,6 +77,14 @@ def test_accuracy_of_the_models_own_labels(run: Run, images: Path, weights: Path
     found = run("extract", MODEL, images, "--to", labelled, *options, "--json").json
     assert found["label_space"] == "model"
     assert found["accuracy"] == 8 / 12  # every third of the twelve labels is wrong
+
+
+def test_class_names_by_place_are_told_beside_the_accuracy() -> None:
+    columns = {"logit": [[1.0, 0.0], [1.0, 0.0]], "label": [0, 1]}
+    assert _by_place(Table(**columns, label_names=["cat", "dog"]))
+    assert not _by_place(Table(**columns))  # integers: the user counted
+    assert not _by_place(Table(**columns, label_names=["cat", "dog"], classes=["cat", "dog"]))
+    assert not _by_place(Table(**columns, label_names=["cat", "dog"], label_space="own"))
 
 
 def test_labels_of_another_set(run: Run, weights: Path, tmp_path: Path) -> None:

@@ -63,6 +63,34 @@ def test_run_decides_and_writes(run: Run, guard: Path, images: Path, weights: Pa
         assert [row["reason"] for row in csv.DictReader(file)] == [one["reason"] for one in found["verdicts"]]
 
 
+def test_run_judges_a_cache_without_the_model(
+    run: Run, guard: Path, labelled: Path, images: Path, weights: Path
+) -> None:
+    answer = run("guard", "run", guard, labelled, "--json")
+    assert answer.code == 0, answer.err
+    asked = run("guard", "run", guard, images, "--weights", weights, "--json").json
+    assert [one["id"] for one in answer.json["verdicts"]] == [one["id"] for one in asked["verdicts"]]
+    assert answer.json["accepted"] == asked["accepted"]
+
+
+def test_a_guard_of_a_wrapped_model_says_what_to_do(run: Run, labelled: Path, images: Path, tmp_path: Path) -> None:
+    made = dubito.Guard.fit(None, dubito.open(labelled), confidence=0.6, coverage=0.5, scores=["entropy"], sets=False)
+    for maker, said in (({"model": "mine"}, "belongs to mine, which was wrapped in Python"), (None, "does not name")):
+        made.maker = maker
+        answer = run("guard", "run", made.save(tmp_path / "guard"), images)
+        assert answer.code == 2
+        assert said in " ".join(answer.err.split())
+
+
+def test_fit_does_not_write_among_other_things(run: Run, labelled: Path, images: Path) -> None:
+    before = sorted(images.iterdir())
+    answer = run("guard", "fit", labelled, "--to", images, *COVER)
+    assert answer.code == 1
+    assert "it holds other things" in answer.err
+    assert "Give a new or empty folder, or that of a guard to replace." in answer.err
+    assert sorted(images.iterdir()) == before
+
+
 def test_run_shows_reasons(run: Run, guard: Path, images: Path, weights: Path) -> None:
     answer = run("guard", "run", guard, images, "--weights", weights, "--top", 3)  # the guard names its model
     assert answer.code == 0, answer.err

@@ -107,6 +107,24 @@ def test_a_class_without_items_names_options(run: Run, labelled: Path, tmp_path:
     assert f"no item has class {int(table.label[0])}, as {labelled} has. Ask without these images, or" in answer.err
 
 
+def test_another_model_is_told_before_its_classes(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
+    table = dubito.open(labelled)
+    table.source = "another"
+    SafeIndex.build(table, dubito.Entropy(), per_class=True).save(tmp_path / "index")
+    answer = run("search", "query", tmp_path / "index", cache, "--k", 1)
+    assert (answer.code, "was made by another model" in answer.err) == (1, True)
+
+
+def test_a_quantile_that_leaves_nothing_out_is_told(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
+    answer = run("search", "build", labelled, "--to", tmp_path / "a", "--score", "entropy", "--per-class")
+    told = "no image is left out: a quantile of a class needs more images of it. Lower --quantile, or leave --per-class"
+    assert (answer.code, told in answer.err) == (0, True), answer.err
+    answer = run("search", "build", cache, "--to", tmp_path / "b", "--score", "entropy", "--quantile", 0.95)
+    assert "no image is left out: there are too few images, or too many alike. Lower --quantile." in answer.err
+    answer = run("search", "build", cache, "--to", tmp_path / "c", "--score", "entropy", "--clean", "queries")
+    assert "left out" not in answer.err
+
+
 def test_an_index_is_not_built_among_photographs(run: Run, cache: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "photos", 1)
     answer = run("search", "build", cache, "--to", tmp_path / "photos", "--json")
@@ -129,7 +147,11 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
     ("arguments", "code", "text"),
     [
         (("--quantile", 0), 1, "quantile must be in (0, 1], the share of items that is kept"),
-        (("--per-class",), 1, "per_class=True needs the class of every item"),
+        (
+            ("--per-class",),
+            1,
+            "has no labels. Extract it with some (images in class folders, or dubito extract --labels",
+        ),
         (("--score", "entropy", "--head", "auto"), 2, "--score and --head are two ways to name the one score"),
         (("--score", "neighbours"), 1, "Give it images that the model knows: --fit CACHE"),
         (("--clean", "neither"), 2, "Invalid value for '--clean'"),

@@ -1,4 +1,7 @@
+import dataclasses
 import functools
+import inspect
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from torchvision import models as zoo
 from torchvision import transforms as T
 
 import dubito
-from dubito.errors import ModelError
+from dubito.errors import ModelError, ValueRangeError
 from dubito.models.from_timm import transform_of
 from dubito.models.transform import FunctionTransform, NoTransform, Preprocess
 from dubito.types import Transform
@@ -189,3 +192,62 @@ def test_all_kinds_keep_the_contract():
 def test_pixels_of_another_size_are_refused():
     with pytest.raises(ModelError, match=r"pixels must come as 32x32, the model's input size; 8x16 came"):
         Preprocess((32, 32)).finish(torch.zeros(2, 8, 16, 3, dtype=torch.uint8))
+
+
+def unchecked(*args, **settings) -> Preprocess:
+    """As where people work: under test, types are checked before anything else is."""
+    made = Preprocess.__new__(Preprocess)
+    inspect.unwrap(Preprocess.__init__)(made, *args, **settings)
+    return made
+
+
+def test_one_number_is_a_square():
+    image = photo(60, 31)
+    for square in (Preprocess(20), Preprocess([20, 20]), unchecked(np.int64(20)), unchecked(torch.Size([20, 20]))):
+        assert square == Preprocess((20, 20))
+        assert square.size == (20, 20)
+        assert square.describe() == Preprocess((20, 20)).describe()
+        assert torch.equal(square.prepare(image), Preprocess((20, 20)).prepare(image))
+    assert Preprocess(20, [24, 22]).resize == (24, 22)
+    assert Preprocess(20, 24).resize == 24  # the short side, no square
+    assert dataclasses.replace(Preprocess((20, 20), 24), size=16) == Preprocess((16, 16), 24)
+
+
+@pytest.mark.parametrize("size", [0, -3, (48, 0), (48, -1), (1, 2, 3), (48,), True])
+def test_sizes_that_are_none(size):
+    with pytest.raises(ValueRangeError) as error:
+        Preprocess(size)
+    assert str(error.value) == (
+        f"Preprocess: size must be (height, width), or one number for a square, in whole pixels from 1 on; "
+        f"{size!r} came. Say Preprocess(size=(224, 224), resize=256)."
+    )
+    with pytest.raises(ValueRangeError, match=r"^Preprocess: resize must be the short side, \(height, width\) or None"):
+        Preprocess(48, size)
+
+
+@pytest.mark.parametrize("size", [48.0, (48.0, 48), "48", None])
+def test_sizes_of_another_kind(size):
+    with pytest.raises(ValueRangeError, match=rf"size must be .*; {re.escape(repr(size))} came\. Say Preprocess"):
+        unchecked(size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"mean": (0.5, 0.5)},
+            r"mean must be three numbers, one a channel; \(0\.5, 0\.5\) came\. Say mean=\(0\.5, 0\.5, 0",
+        ),
+        ({"mean": (0.5, float("nan"), 0.5)}, "mean must be three numbers"),
+        (
+            {"std": (1.0, 0.0, 1.0)},
+            r"std must be three numbers other than zero, one a channel; \(1\.0, 0\.0, 1\.0\) came",
+        ),
+        ({"mean": 0.5}, r"mean must be three numbers, one a channel; 0\.5 came"),
+        ({"channels": "bgr"}, r"channels must be one of RGB, BGR; 'bgr' came\. Choose one"),
+        ({"interpolation": "cubic"}, r"interpolation must be one of nearest, .*, bicubic, .*; 'cubic' came"),
+    ],
+)
+def test_other_settings_that_have_no_meaning(settings, said):
+    with pytest.raises(ValueRangeError, match=f"^Preprocess: {said}"):
+        unchecked(8, **settings)

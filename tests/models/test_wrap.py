@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
+from dubito.cache.extract import extract
 from dubito.errors import ModelError
 from dubito.models import wrap
 
@@ -301,3 +304,73 @@ def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
     assert torch.allclose(model.logits(tiles), said, atol=1e-6)
     assert torch.allclose(model.logits(tiles).mean(1), model.logits(model.features(IMAGES)), atol=1e-6)
     assert model.feature_grid(IMAGES).shape == (4, 6, 4, width)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (
+            (2, 1, 3, 8, 6),
+            r"mine cannot take inputs of shape \(n, 1, 3, 8, 6\) \(RuntimeError: .*\)\. There is one axis too many: a "
+            r"transform makes \(channels, h, w\) of an image, without unsqueeze\(0\)\.",
+        ),
+        ((1, 8, 6, 3), r"shape \(n, 8, 6, 3\) .*\)\. Their channels come last: put them first"),
+        (
+            (2, 1, 8, 6),
+            r"shape \(n, 1, 8, 6\) .* 3 channels, but got 1 .*\)\. Let transform=.*: look at axes, channels",
+        ),
+    ],
+)
+def test_inputs_that_the_module_refuses(shape, said, seen):
+    model = wrap(Excited("mean"), name="mine")
+    if seen:
+        model.features(IMAGES)
+    with pytest.raises(ModelError, match=said) as error:
+        model.features(torch.zeros(shape))
+    assert isinstance(error.value.__cause__, RuntimeError)
+    assert isinstance(error.value, RuntimeError)  # as torch's own, for those who expect that
+    assert model.features(IMAGES).shape == (4, 4)
+
+
+class Raises(nn.Module):
+    """Raises what it was given."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [AssertionError(), IndexError("one\ntwo"), ValueError("too many to unpack")])
+def test_whatever_a_module_says_of_its_inputs_is_told(error):
+    first = str(error).partition("\n")[0]
+    with pytest.raises(ModelError, match=rf"\({type(error).__name__}: {first}\)\. Let transform=") as told:
+        wrap(Raises(error)).features(X)
+    assert told.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), NotImplementedError("mps"), KeyError("key")])
+def test_what_is_no_fault_of_the_inputs_is_left_alone(error):
+    with pytest.raises(type(error)) as told:
+        wrap(Raises(error)).features(X)
+    assert told.value is error
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (lambda x: x[None], r"shape \(n, 1, 3, 8, 6\) .*one axis too many"),
+        (lambda x: x[:1], r"shape \(n, 1, 8, 6\) .*3 channels, but got 1 channels"),
+    ],
+)
+def test_an_extraction_tells_what_came_out_of_the_transform(then, said, tmp_path):
+    def transform(image):
+        return then(torch.from_numpy(np.asarray(image) / 255).permute(2, 0, 1).float())
+
+    pixels = np.zeros((3, 8, 6, 3), np.uint8)
+    model = wrap(Excited("mean"), transform=transform, name="mine")
+    with pytest.raises(ModelError, match=rf"mine cannot take inputs of {said}"):
+        extract(model, [Image.fromarray(one) for one in pixels], tmp_path, workers=0, progress=False)

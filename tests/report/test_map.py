@@ -13,7 +13,7 @@ from PIL import Image
 
 from dubito import Table, draw_map
 from dubito.apps.map import Map
-from dubito.errors import MissingPackageError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, DiskFullError, MissingPackageError, TableError, ValueRangeError
 from dubito.report._map_look import COLOURS, OTHER, colouring, key, ranked
 from dubito.report.map import write_map_page
 from dubito.report.map_figure import map_figure
@@ -101,6 +101,14 @@ def test_the_page_holds_every_point_and_loads_nothing(tmp_path, folder):
     assert data["colourings"]["label"] == {"classes": ["class 0", "class 1"], "of": [0, 1] * 4}
     assert data["first"] == "label"
     assert "uncertainty: entropy" in page
+
+
+def test_names_that_utf8_cannot_write_are_shown_as_far_as_it_goes(tmp_path):
+    found = a_map(ids=["a\udcff.png"] * 8, labels=["b\udcff"] * 8, name="c\udcff")
+    page = write_map_page(found, tmp_path / "map.html").read_text()
+    assert '<th scope="row">a?.png</th>' in page
+    assert data_of(page)["id"][0] == "a\udcff.png"
+    assert map_figure(found).legends[1].get_texts()[0].get_text() == "b?"
 
 
 def test_names_stay_text(tmp_path):
@@ -228,14 +236,45 @@ def test_what_cannot_be_written_is_refused_before_the_layout(tmp_path, folder, m
     for given, wrong, words in (
         (table, {"png": tmp_path / "map.xyz"}, r"png must end in one of .*; '.*map.xyz' came. Name it map.png"),
         (table, {"to": tmp_path}, "to must be a file; '.*' is a folder"),
+        (
+            table,
+            {"to": folder / "0.png" / "a.html"},
+            r"a.html' cannot be written \('.*0.png' is no folder\). Give another",
+        ),
+        (table, {"to": "a.svg", "png": Path("a.svg")}, "to and png must be two files; 'a.svg' came for both"),
         (table, {"images": folder}, "images are for the thumbnails of the page; none is written"),
         (table, {"to": tmp_path / "a.html", "colour": "label"}, "colour must be one of uncertainty; 'label' came"),
         (table, {"to": tmp_path / "a.html", "thumbnails": -1}, "thumbnails must not be negative"),
         (strange, {"to": tmp_path / "a.html", "images": folder}, "such as '0.png'; 'x' is not, nor any other"),
     ):
-        with pytest.raises((ValueRangeError, TableError), match=words):
+        with pytest.raises((ArtefactError, ValueRangeError, TableError), match=words):
             draw_map(given, [0.0] * 3, **wrong)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_turns_out_not_to_be_writable_is_told(tmp_path, monkeypatch):
+    table = Table(feature=torch.eye(3))
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dubito.report.map.write_file", refused)
+    monkeypatch.setattr("dubito.report._document.write_file", refused)
+    for place in ({"to": tmp_path / "map.html"}, {"png": tmp_path / "map.png"}):
+        with pytest.raises(
+            ArtefactError, match=r"map\..*' cannot be written \(Permission denied\). Give another place."
+        ):
+            draw_map(table, [0.0] * 3, **place)
+
+    def full(*_: object) -> None:
+        raise DiskFullError("it goes on from there")
+
+    monkeypatch.setattr("dubito.report.map.write_file", full)
+    with pytest.raises(DiskFullError, match=r"no space left for '.*map.png'. What was there before is safe: free some"):
+        draw_map(table, [0.0] * 3, png=tmp_path / "map.png")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ArtefactError, match=r"map.png' cannot be written \('.*' may not be written\)"):
+        draw_map(table, [0.0] * 3, png=tmp_path / "new" / "map.png")
 
 
 @pytest.mark.parametrize("kind", ["zip", "npz"])

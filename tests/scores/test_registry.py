@@ -1,7 +1,8 @@
 import pytest
 
-from dubito.errors import DubitoError
-from dubito.scores import SCORES, Cool, Neighbours, make_score
+from dubito.errors import TableError, ValueRangeError
+from dubito.scores import SCORES, Cool, Entropy, Margin, Neighbours, make_score
+from dubito.scores.registry import by_name
 
 
 def test_names_are_those_of_the_scores():
@@ -26,11 +27,47 @@ def test_made_by_name_with_settings():
     ],
 )
 def test_an_unknown_name_is_answered_with_near_ones(name, said):
-    with pytest.raises(DubitoError) as error:
+    with pytest.raises(ValueRangeError) as error:
         make_score(name)
     assert str(error.value).startswith(said)
 
 
 def test_an_unknown_setting():
-    with pytest.raises(DubitoError, match=r"score 'cool' does not take these settings \(.*'temperature'.*\)\."):
+    with pytest.raises(ValueRangeError, match=r"score 'cool' does not take these settings \(.*'temperature'.*\)\."):
         make_score("cool", temperature=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (Entropy(), {"entropy": Entropy()}),
+        ("entropy", {"entropy": Entropy()}),
+        ([Cool(scale=0.2), "margin"], {"cool": Cool(scale=0.2), "margin": Margin()}),
+        (("margin", "entropy"), {"margin": Margin(), "entropy": Entropy()}),
+        ({"mine": [0.1, 0.2], "cold": Cool(), "e": "entropy"}, {"mine": [0.1, 0.2], "cold": Cool(), "e": Entropy()}),
+        ([], {}),
+    ],
+)
+def test_what_a_user_gives_as_scores_by_name(given, found):
+    assert list(by_name(given, by="x").items()) == list(found.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            [Cool(0.1), Entropy(), Cool(0.2)],
+            r"x: scores in a list must have different names; two are called 'cool'\. Give them by name: \{'one': ",
+        ),
+        (["entropy", Entropy()], "two are called 'entropy'"),
+        (Entropy, r"x: scores must be scores, or names of them; the class Entropy came\. Say Entropy\(\)\."),
+        ({"u": Entropy}, r"the class Entropy came\. Say Entropy\(\)\."),
+        ([0.1, 0.2], r"x: scores must be .* names of them; float came\. Give arrays by name: \{'mine': array\}\."),
+        (None, "NoneType came"),
+    ],
+)
+def test_what_is_no_score(given, said):
+    with pytest.raises(TableError, match=said):
+        by_name(given, by="x")
+    with pytest.raises(ValueRangeError, match=r"there is no 'entropi'\. Nearest: entropy"):
+        by_name(["entropi"], by="x")

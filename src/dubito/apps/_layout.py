@@ -55,7 +55,8 @@ def laid_out(
     x = principal_components(table, components, seed=seed)
     if len(x) < _FEW or not x.any():
         return np.ascontiguousarray(x[:, :2])
-    start = x[:, :2] / x[:, 0].std() + _JITTER * np.random.default_rng(seed).normal(size=(len(x), 2))
+    x = x / x[:, 0].std()  # neither layout knows a scale, and their sums of squares could overflow
+    start = x[:, :2] + _JITTER * np.random.default_rng(seed).normal(size=(len(x), 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about threads and defaults of these packages
         if method == "umap":

@@ -9,9 +9,7 @@ asked for, the true best is among those that are not behind. Wrong answers are t
 better when lower, and is told as what more of it a score has than the best.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -19,12 +17,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dubito.apps._apart import example, shared_rows
+from dubito.apps._comparison_given import (
+    check_same_model,
+    check_settings,
+    check_table,
+    given_scores,
+    named_tables,
+    warn_of_shared,
+)
 from dubito.apps._comparison_words import head_words
 from dubito.apps._possible import Possible, possible_scores, reads, why_not_foreign
-from dubito.apps._scored import both, fitted, some_rows
+from dubito.apps._scored import both, some_rows
 from dubito.apps.comparison import ERRORS, Compared, Comparison, Cost, Question
-from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
+from dubito.errors import DubitoError, TableError
 from dubito.metrics import Array, Interval, aurc, auroc, behind_the_best, correct, paired_draws
 from dubito.scores import UncertaintyHead
 from dubito.table import Table
@@ -64,16 +69,15 @@ def compare(
     >>> found["error_auroc"].leading
     ['max_probability', 'entropy', 'cool', 'margin', 'max_logit', 'energy']
     """
+    check_table("table", table)
     some_rows("compare", table)
-    if resamples < 2 or not 0 < confidence < 1:
-        raise ValueRangeError(
-            f"compare needs at least two resamples and a confidence in (0, 1); resamples={resamples}, "
-            f"confidence={confidence} came. 1000 and 0.95 are usual."
-        )
-    strangers = _named(foreign)
-    _same_model(table, train, strangers)
-    _apart(table, train, strangers)
-    chosen = possible_scores(table, train) if scores is None else _given(scores)
+    check_settings(confidence, resamples, seed)
+    strangers = named_tables(foreign)
+    if train is not None:
+        check_table("train", train)
+    check_same_model(table, train, strangers)
+    warn_of_shared(table, train, strangers)
+    chosen = possible_scores(table, train) if scores is None else given_scores(scores)
     for name, score in list(chosen.scores.items()):
         for stranger in strangers.values():
             why = why_not_foreign(score, table, stranger)
@@ -182,70 +186,7 @@ def _timed(score: Score, table: Table) -> tuple[Float[Tensor, "n"], float]:
     return u, min(seconds)
 
 
-def _given(scores: Mapping[str, Array | Score]) -> Possible:
-    fitted("compare", scores)
-    return Possible({name: score for name, score in scores.items() if isinstance(score, Score)})
-
-
 def _some(chosen: Possible, table: Table) -> None:
     if not chosen.scores:
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
         raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
-
-
-def _named(foreign: Table | Mapping[str, Table] | Sequence[Table] | str | Path | None) -> dict[str, Table]:
-    if foreign is None:
-        return {}
-    if isinstance(foreign, Table):
-        foreign = [foreign]
-    if isinstance(foreign, str | Path):
-        raise TableError(
-            f"compare: foreign must be a table, or several; '{foreign}' came. Open a cache by dubito.open(folder)."
-        )
-    named = dict(foreign) if isinstance(foreign, Mapping) else {table.name: table for table in foreign}
-    if len(named) < len(foreign):
-        raise TableError(
-            f"compare: foreign tables need names of their own; {len(foreign)} came with {len(named)}. "
-            f"Give them by name: foreign={{'svhn': ..., 'textures': ...}}."
-        )
-    for name, table in named.items():
-        if len(table) == 0:
-            raise TableError(f"compare: foreign '{name}' must have at least one row; it has none. Leave it out.")
-    return named
-
-
-def _same_model(table: Table, train: Table | None, strangers: dict[str, Table]) -> None:
-    for name, other in {"train": train, **{f"foreign '{name}'": one for name, one in strangers.items()}}.items():
-        if other is not None and None not in (other.source, table.source) and other.source != table.source:
-            raise TableError(
-                f"compare: {name} ({other.name}) and {table.name} must come from one model with one transform; they "
-                f"have different weights or transforms. Extract both with the same model."
-            )
-        for column in ("logit", "feature"):
-            if other is None or column not in table or column not in other:
-                continue
-            width, came = table.shape(column)[1], other.shape(column)[1]
-            if width != came:
-                raise TableError(
-                    f"compare: column '{column}' of {name} ({other.name}) must be {width} wide, as in {table.name}; "
-                    f"{came} came. Extract both with the same model."
-                )
-
-
-def _apart(table: Table, train: Table | None, strangers: dict[str, Table]) -> None:
-    """Warn of images that are in two tables, by their features or logits: their names may differ."""
-    harms = {
-        "train": "scores that learn know them already, and look better than they are. Fit on other images of the same "
-        "kind.",
-        "foreign": "known and foreign at once, they cannot be told apart. Leave them out of one of the two.",
-    }
-    others = {"train": train, **{f"foreign '{name}'": one for name, one in strangers.items()}}
-    for name, other in others.items():
-        shared = None if other is None else shared_rows(table, other)
-        if other is not None and shared is not None and len(shared.here):
-            warnings.warn(
-                f"compare: {len(shared.here)} images of {table.name} are also in {name}"
-                f"{example(table, other, shared)}: {harms[name.partition(' ')[0]]}",
-                DubitoWarning,
-                stacklevel=3,
-            )

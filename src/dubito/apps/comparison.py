@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
-from dubito.apps._comparison_words import question_words, summary_words, without_words
+from dubito.apps._comparison_words import FEWEST, question_words, summary_words, without_words
 from dubito.apps._text import aligned, cell
 from dubito.errors import ValueRangeError
 from dubito.metrics import Behind, Interval
@@ -79,9 +79,14 @@ class Question:
         return TITLES[self.metric] if self.of_errors else f"{TITLES[self.metric]} {self.about}"
 
     @property
+    def rarer(self) -> int:
+        """How many images there are of the rarer of the two kinds."""
+        return min(self.positives, self.images - self.positives)
+
+    @property
     def leading(self) -> list[str]:
         """The scores that could be the best: what separates them is noise on these images."""
-        return [name for name, found in self.scores.items() if not found.behind.surely]
+        return [name for name, found in self.scores.items() if self.rarer < FEWEST or not found.behind.surely]
 
 
 @final
@@ -139,12 +144,13 @@ class Comparison:
         header = ["score"]
         for question in self.questions:
             header += [question.title, "behind the best"]
+        leading = [set(question.leading) for question in self.questions]
         body = []
         for name in self.ranking:
             line = [name]
-            for question in self.questions:
+            for question, ahead in zip(self.questions, leading, strict=True):
                 found = question.scores[name]
-                mark = "" if found.behind.surely else "= "
+                mark = "= " if name in ahead else ""
                 line += [cell(found.value), mark + _difference(found)]
             cost = self.costs[name]
             body.append([*line, f"{cost.microseconds:.1f}", _seconds(cost.fit_seconds), ", ".join(cost.reads)])

@@ -27,8 +27,9 @@ from dubito.metrics import Array, Interval
 from dubito.scores._layers import ScoreOfLayers
 from dubito.scores._members import ScoreOfMembers
 from dubito.scores.last_layer_gradient import GradNorm
+from dubito.scores.registry import by_name
 from dubito.scores.temperature import Temperature
-from dubito.table import Table, asked_otherwise
+from dubito.table import Table, asked_otherwise, check_table
 from dubito.types import Json, Score
 
 TITLES = {
@@ -53,7 +54,7 @@ Task = tuple[Any, ...]
 
 
 def evaluate(
-    scores: Mapping[str, Array | Score],
+    scores: Mapping[str, Array | Score | str] | Sequence[Score | str] | Score | str,
     table: Table,
     *,
     ood: Table | None = None,
@@ -65,7 +66,8 @@ def evaluate(
     """Every score by every metric that the table's columns allow.
 
     Args:
-        scores: By name: uncertainties (n,) of the table's rows, or fitted scores, whose cost is then measured.
+        scores: By name: fitted scores, whose cost is then measured, or uncertainties (n,) of the table's rows. Also one
+            score, or several, which go by their own names; the name of a registered score stands for it.
         table: Images of the classes that the model knows.
         ood: Images that it does not know: needs scores, not arrays.
         metrics: Names in TITLES, of which those that the columns allow are computed; all of them by default.
@@ -76,10 +78,12 @@ def evaluate(
 
     >>> table = Table(logit=[[3.0, 0.0], [0.2, 0.0], [0.0, 0.1], [0.0, 2.0]], label=[0, 1, 0, 1])
     >>> from dubito.scores import MaxProbability
-    >>> evaluate({"max_probability": MaxProbability()}, table, resamples=50)["max_probability"]["error_auroc"].value
+    >>> evaluate([MaxProbability(), "entropy"], table, resamples=50)["max_probability"]["error_auroc"].value
     1.0
     """
+    check_table(table, by="evaluate")
     some_rows("evaluate", table)
+    named = by_name(scores, by="evaluate")
     bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)
     chosen = _chosen(metrics)
     truth = _Truth.of(table, chosen)
@@ -87,13 +91,10 @@ def evaluate(
     def measured(tasks: dict[str, Task]) -> dict[str, Interval]:
         return {key: bootstrap(*task) for key, task in tasks.items() if key in chosen}
 
-    if ood is not None and len(ood) == 0:
-        raise TableError(
-            f"evaluate: ood must have at least one row; {ood.name} has none. Give images that the model does not know, "
-            f"or leave ood out."
-        )
+    if ood is not None:
+        _check_foreign(ood)
     found = Evaluation(name=table.name, rows=len(table), model=measured(truth.of_model()))
-    for name, score in scores.items():
+    for name, score in named.items():
         start = time.perf_counter()
         u = uncertainty("evaluate", name, score, table)
         seconds = time.perf_counter() - start
@@ -235,6 +236,15 @@ def _row_values(batch: Table) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         measures.nll_per_row(logit, label),
         measures.brier_per_row(logit, label),
     )
+
+
+def _check_foreign(ood: object) -> None:
+    check_table(ood, by="evaluate", what="ood")
+    if isinstance(ood, Table) and len(ood) == 0:
+        raise TableError(
+            f"evaluate: ood must have at least one row; {ood.name} has none. Give images that the model does not know, "
+            f"or leave ood out."
+        )
 
 
 def _asked_alike(name: str, score: Array | Score, table: Table, ood: Table) -> None:

@@ -102,13 +102,14 @@ class Map:
         rows = np.arange(len(table), dtype=np.int64)
         if len(rows) > most:
             rows = np.sort(np.random.default_rng(seed).permutation(len(rows))[:most])
-        drawn = table.rows(torch.from_numpy(rows)) if len(rows) < len(table) else table
+        drawn = table.select(*(name for name in ("feature", "label", "logit") if name in table))
+        if len(rows) < len(table):
+            drawn = drawn.rows(torch.from_numpy(rows))
         points = laid_out(drawn, method, perplexity=perplexity, neighbours=neighbours, components=components, seed=seed)
         label = drawn.label.tolist() if "label" in drawn else None
         said = None
         if "logit" in drawn:
             said = [one for batch in drawn.batches("logit") for one in batch.logit.argmax(1).tolist()]
-        classes = table.classes
         return cls(
             name=table.name,
             images=len(table),
@@ -117,8 +118,8 @@ class Map:
             u=values[rows],
             rows=rows,
             ids=ids_of(table, rows),
-            labels=_texts(label, classes if table.label_space == "model" else None),
-            predictions=_texts(said, classes),
+            labels=_texts(label, table.label_names),
+            predictions=_texts(said, table.classes),
             score=u.name if isinstance(u, Score) else "uncertainty",
         )
 

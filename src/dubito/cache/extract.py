@@ -20,6 +20,7 @@ from dubito.cache.fingerprint import CARRIED, identity
 from dubito.cache.labels import names_of_labels, resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import table_of_cache
+from dubito.cache.order import warn_of_order
 from dubito.cache.shard import check_name, is_leftover, list_shards, sweep
 from dubito.cache.targets import to_targets
 from dubito.choices import LabelSpace
@@ -93,9 +94,13 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         )
         begun, stated = _begin(folder, manifest, chosen), label_space is not None
         run = Run(model, opened, stored, folder, begun, chosen, stated, compared)
-        run.go(_workers(workers, opened), progress)
+        answered = run.go(_workers(workers, opened), progress)
     forget_shards()
     table = table_of_cache(folder, {part: manifest.identity[part] for part in CARRIED})
+    if answered and compared is None and stored is not None and space == "model":
+        by_place = opened.classes is not None and model.classes is None
+        warn_of_order(table, begun.shard_size, opened.name, by_place=by_place)
+        forget_shards()  # whoever reads them first verifies them
     if table.skipped:
         listed = f"All are listed in '{table.name}/{FILE}'."
         warnings.warn(f"{told_skipped(table)} {listed}", SkippedImagesWarning, stacklevel=2)

@@ -2,8 +2,6 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +37,16 @@ def acquire(  # noqa: PLR0913 (a command's options)
             "--labelled", metavar="FILE", help="A CSV with a column id, such as earlier picks: not chosen again."
         ),
     ] = [],  # noqa: B006 (typer copies it)
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train", help="Choose by a linear classifier that is trained on column label of the --labelled files."
+        ),
+    ] = False,
+    classes: Annotated[
+        str | None,
+        typer.Option("--classes", metavar="A,B,...", help="With --train: names of labels, if not the model's."),
+    ] = None,
     score: options.OneScore = None,
     settings: options.Settings = [],  # noqa: B006
     fit: options.Fit = None,
@@ -49,7 +57,7 @@ def acquire(  # noqa: PLR0913 (a command's options)
     beta: Annotated[
         float, typer.Option("--beta", metavar="B", help="Of softmax, power and softrank: larger is closer to top.")
     ] = 1.0,
-    number: Annotated[int, typer.Option("--round", min=0, metavar="N", help="Which round it is, for the CSV.")] = 0,
+    number: Annotated[int, typer.Option("--round", min=0, metavar="N", help="Which round it is: each draws anew.")] = 0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -59,6 +67,9 @@ def acquire(  # noqa: PLR0913 (a command's options)
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
         known = _known(table, labelled, screen)
+    if train or classes:
+        with screen.waiting("training"):
+            table = _trained(table, labelled, classes, strategy, seed, train=train)
     with screen.waiting("choosing"):
         chosen = given_score(cache, table, screen, score=score, settings=settings, fit=fit, head=head)
         maker = dubito.Acquire(strategy, chosen, of=of, beta=beta, seed=seed)
@@ -93,28 +104,40 @@ def given_score(
 
 def _known(table: "Table", files: list[Path], screen: Screen) -> list[int]:
     """The rows whose ids stand in these files."""
-    names: set[str] = set()
-    for path in files:
-        try:
-            # Spreadsheets write a mark in front, which utf-8-sig takes off.
-            rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig")))
-        except OSError as error:
-            raise dubito.DubitoError(
-                f"--labelled: '{path}' cannot be read ({error.strerror}). Give a CSV with a column id."
-            ) from error
-        except UnicodeDecodeError as error:
-            raise dubito.DubitoError(
-                f"--labelled: '{path}' must be a CSV in UTF-8; it is not ({error.reason})."
-            ) from error
-        if "id" not in (rows.fieldnames or []):
-            raise dubito.DubitoError(
-                f"--labelled: '{path}' must have a column id; it has {', '.join(rows.fieldnames or ['none'])}."
-            )
-        names |= {row["id"] for row in rows}
-    found = [row for row, name in enumerate(table.id) if str(name) in names] if names else []
-    if len(found) < len(names):
-        screen.note(f"--labelled: {len(names) - len(found)} of {len(names)} ids are not in {table.name}.")
-    return found
+    from dubito.apps.acquire.answers import read_answers
+    from dubito.apps.acquire.labels import rows_of_ids
+
+    names = [name for path in files for name in read_answers(path).lines]
+    found = rows_of_ids(table, names)
+    if len(found) < len(set(names)):
+        screen.note(f"--labelled: {len(set(names)) - len(found)} of {len(set(names))} ids are not in {table.name}.")
+    return [row for rows in found.values() for row in rows]
+
+
+def _trained(
+    table: "Table", files: list[Path], classes: str | None, strategy: choices.Strategy, seed: int, *, train: bool
+) -> "Table":
+    """The table with what a linear classifier says that was trained on the labels in the files."""
+    import torch
+
+    from dubito.apps.acquire import LinearTrainer, add_labels
+    from dubito.apps.acquire.answers import read_answers
+    from dubito.apps.acquire.labels import rows_of_ids
+
+    if not train:
+        raise dubito.DubitoError("--classes belongs to --train, which is not given. Give both, or neither.")
+    labels = [name for path in files for name in read_answers(path).labels]
+    if not labels:
+        raise dubito.DubitoError(
+            "--train needs --labelled FILE with labels in its column label; there are none. Fill it in first."
+        )
+    names = None if classes is None else [name.strip() for name in classes.split(",")]
+    # Labels of the cache itself are not trained on, and may be of other classes.
+    bare = table.select(*(key for key in table.columns if key != "label"))
+    pool = add_labels(bare, *files, classes=names)
+    rows = sorted(row for found in rows_of_ids(pool, labels).values() for row in found)
+    members = 20 if strategy in ("bald", "batch_bald") else 0
+    return LinearTrainer(members=members, seed=seed)(pool, torch.tensor(rows, dtype=torch.long)).extend(pool)
 
 
 def _shown(picks: "Picks", to: Path | None) -> list[RenderableType]:

@@ -34,7 +34,10 @@ _Model = Annotated[
 def fit(  # noqa: PLR0913 (a command's options)
     cache: options.Cache,
     *,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where the guard is kept.", show_default=False)],
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="DIR", help="A new folder, or that of a guard to replace.", show_default=False),
+    ],
     risk: Annotated[
         float | None,
         typer.Option("--risk", help="At most this share of accepted images is wrong.", show_default="0.05"),
@@ -73,6 +76,9 @@ def fit(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the cache"):
+        from dubito.apps.guard.saving import check_place
+
+        check_place(to)  # before anything that takes long
         table = dubito.open(cache)
         learned = None if train is None else dubito.open(train)
         if train is not None:
@@ -100,7 +106,14 @@ def fit(  # noqa: PLR0913 (a command's options)
 @app.command("run", epilog="Example: [bold]dubito guard run guard photos --csv verdicts.csv[/bold]")
 def run(  # noqa: PLR0913 (a command's options)
     guard: _Folder,
-    images: options.Images,
+    images: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGES",
+            help="A folder, an image, a .csv, .zip or .npz file; or a cache, for which no model is loaded.",
+            show_default=False,
+        ),
+    ],
     *,
     model: _Model = None,
     weights: options.Weights = "pretrained",
@@ -114,10 +127,11 @@ def run(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Accept or refuse what the model says of IMAGES, each with the reason."""
     screen = Screen.current(json=json, debug=debug)
-    with screen.waiting("loading guard and model"):
-        loaded = _loaded(guard, model, weights, device)
-    with screen.waiting("asking the model"):
-        found = loaded.decide(loaded.asked(images))
+    cached = (Path(images) / "manifest.json").is_file()
+    with screen.waiting("loading the guard" if cached else "loading guard and model"):
+        loaded = dubito.Guard.load(guard) if cached else _loaded(guard, model, weights, device)
+    with screen.waiting("judging the cache" if cached else "asking the model"):
+        found = loaded.decide(dubito.open(Path(images)) if cached else loaded.asked(images))
     if csv is not None:
         found.to_csv(csv)
     result = {
@@ -164,10 +178,13 @@ def _sets(coverage: float | None, method: choices.SetMethod, class_wise: bool) -
 def _loaded(folder: Path, name: str | None, weights: str, device: str | None) -> "Guard":
     """The guard with its model, which it names unless another source is given."""
     guard = dubito.Guard.load(folder)
-    name = name or (guard.maker or {}).get("model")
-    if name is None:
-        raise typer.BadParameter(f"the guard in '{folder}' does not name its model. Give it: --model source:name.")
-    model: Classifier = dubito.load(name, weights=options.parse_weights(weights), device=device)
+    own = str((guard.maker or {}).get("model") or "")
+    if name is None and ":" not in own:
+        known = f"belongs to {own}, which was wrapped in Python" if own else "does not name its model"
+        raise typer.BadParameter(
+            f"the guard in '{folder}' {known}. Give --model source:name; run also takes a cache in place of images."
+        )
+    model: Classifier = dubito.load(name or own, weights=options.parse_weights(weights), device=device)
     return dubito.Guard.load(folder, model)
 
 

@@ -68,12 +68,26 @@ def build(  # noqa: PLR0913 (a command's options)
 
         check_place(to)  # before anything that takes long
         table = dubito.open(cache)
+        if per_class and "label" not in table:
+            raise TableError(
+                f"--per-class needs the class of every image; {table.name} has no labels. Extract it with some (images "
+                f"in class folders, or dubito extract --labels FILE), or leave --per-class out."
+            )
     with screen.waiting("scoring and building"):
         judge = _judge(cache, table, screen, score, wanted, fit, head)
         index = SafeIndex.build(table, judge, quantile=quantile, clean=clean, per_class=per_class)
         if approximate is not None:
             index.approximate(None if approximate == "auto" else approximate)
         index.save(to)
+    if index.rule.cleans_items and quantile < 1 and index.kept == len(index):
+        few = (
+            "a quantile of a class needs more images of it"
+            if per_class
+            else "there are too few images, or too many alike"
+        )
+        screen.note(
+            f"no image is left out: {few}. Lower --quantile{', or leave --per-class out' if per_class else ''}."
+        )
     found = _described(index, to)
     screen.result({"cache": str(cache), **found}, facts(f"index of {cache}", _told(found)))
 
@@ -187,6 +201,8 @@ def _check_classes(index: "SafeIndex", queries: "Table") -> None:
     thresholds = index.thresholds
     if thresholds.by_class is None or not index.rule.refuses_queries:
         return
+    if queries.source != index.backend.state().origin.source:
+        return  # of another model, which `search` refuses first
     if "label" not in queries:
         wrong, better = f"{queries.name} has no labels", "Give a cache with labels (dubito extract --labels FILE)"
     elif unknown := sorted({*queries.label.tolist()} - thresholds.by_class.keys()):
@@ -219,7 +235,7 @@ def _told(found: dict[str, Any]) -> dict[str, str]:
         "folder": found["to"],
         "items": f"{found['items']:,}, of which {found['searched']:,} are searched",
         "uncertainty": f"{found['score']}, at most {found['threshold']:.4g} (quantile {found['quantile']:g}"
-        f"{', in each class' if found['per_class'] else ''}; clean: {found['clean']})",
+        f"{'; for each class another' if found['per_class'] else ''}; clean: {found['clean']})",
     }
     if approximation:
         told["approximation"] = f"{approximation['kind']}, recall {approximation['recall']:.3f} of ten neighbours"

@@ -7,9 +7,11 @@ with. They run in worker processes and hand over uint8; scaling and normalisatio
 """
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, final
+from numbers import Integral, Real
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as pixels
 
-from dubito.errors import ModelError
+from dubito.errors import ModelError, ValueRangeError
 from dubito.types import Json
 
 _REPEATS = 10
@@ -28,12 +30,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Preprocess:
     """Resize, centre crop, scale, normalise.
 
     Attributes:
-        size: Height and width of the model's input.
+        size: Height and width of the model's input; one number is a square.
         resize: The short side before the crop, an exact (height, width), or None to leave the size alone.
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos", with antialiasing.
         mean: Subtracted from pixels in 0..1, in the order of `channels`.
@@ -47,6 +49,29 @@ class Preprocess:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     channels: Literal["RGB", "BGR"] = "RGB"
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        resize: int | Sequence[int] | None = None,
+        interpolation: str = "bicubic",
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        channels: Literal["RGB", "BGR"] = "RGB",
+    ) -> None:
+        sides = _pixels(size, "size must be (height, width), or one number for a square")
+        if resize is not None:
+            resize = _pixels(resize, "resize must be the short side, (height, width) or None")
+        settings = {
+            "size": (sides, sides) if isinstance(sides, int) else sides,
+            "resize": resize,
+            "interpolation": _one_of(interpolation, "interpolation", [mode.value for mode in InterpolationMode]),
+            "mean": _one_a_channel(mean, "mean"),
+            "std": _one_a_channel(std, "std"),
+            "channels": _one_of(channels, "channels", ["RGB", "BGR"]),
+        }
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)  # frozen
 
     def prepare(self, image: Image.Image) -> Tensor:
         """An RGB image to uint8 (h, w, 3)."""
@@ -133,6 +158,36 @@ class NoTransform:
     def describe(self) -> Json:
         """Nothing to tell."""
         return {"kind": "none"}
+
+
+def _pixels(value: object, expected: str) -> int | tuple[int, int]:
+    """One whole number, or two."""
+    sides: Sequence[Any] = value if isinstance(value, tuple | list) and len(value) == 2 else [value]
+    if not all(type(side) is not bool and isinstance(side, Integral) and int(side) > 0 for side in sides):
+        raise ValueRangeError(
+            f"Preprocess: {expected}, in whole pixels from 1 on; {value!r} came. "
+            f"Say Preprocess(size=(224, 224), resize=256)."
+        )
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
+
+
+def _one_a_channel(value: object, name: str) -> tuple[float, ...]:
+    """Three numbers; a std of zero would divide by it."""
+    three = value if isinstance(value, tuple | list) and len(value) == 3 else [None]
+    if not all(isinstance(one, Real) and math.isfinite(one) and (one != 0 or name == "mean") for one in three):
+        kind = "numbers" if name == "mean" else "numbers other than zero"
+        raise ValueRangeError(
+            f"Preprocess: {name} must be three {kind}, one a channel; {value!r} came. Say {name}=(0.5, 0.5, 0.5)."
+        )
+    return tuple(three)
+
+
+def _one_of(value: str, name: str, known: list[str]) -> str:
+    if value not in known:
+        raise ValueRangeError(
+            f"Preprocess: {name} must be one of {', '.join(known)}; {value!r} came. Choose one of them."
+        )
+    return value
 
 
 def _ready(batch: Tensor, transform: str) -> Float[Tensor, "n ..."]:

@@ -28,6 +28,9 @@ from dubito.models.frozen import KeptBuffers, frozen
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.types import Json, Tiled, Transform
 
+_CHANNELS = (1, 3, 4)
+"""Of grey pictures, of colours, and with transparency."""
+
 
 def wrap(
     module: nn.Module,
@@ -286,12 +289,20 @@ class WrappedClassifier:
             try:
                 with spy or contextlib.nullcontext():
                     out = module(x)
+            except (torch.OutOfMemoryError, NotImplementedError):
+                raise  # of torch's RuntimeErrors, those that other inputs would not mend
+            except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+                raise _RefusedInputsError(_refusal(self.name, x, error)) from error
             finally:
                 if buffers is not None:
                     self._counts = buffers.restore() or self._plan is None
         if self._plan is None and self._writes:
             self._writes = x._version > 0
         return answer_of(out, len(x), self.name)
+
+
+class _RefusedInputsError(ModelError, RuntimeError):
+    """A module raised on its inputs. Also a RuntimeError, as most of what torch raises then."""
 
 
 def sample_of(module: nn.Module) -> Tensor:
@@ -317,6 +328,24 @@ def answer_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
     if answer.dim() != 2 or answer.shape[0] != n:
         raise ModelError(f"{name} must return (n, classes); {tuple(answer.shape)} came for {n} images.")
     return answer
+
+
+def _refusal(name: str, x: Tensor, error: Exception) -> str:
+    shape = tuple(x.shape[1:])
+    if len(shape) == 4 and shape[0] == 1:
+        repair = "There is one axis too many: a transform makes (channels, h, w) of an image, without unsqueeze(0)."
+    elif len(shape) == 3 and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
+        repair = "Their channels come last: put them first, as torchvision.transforms.ToTensor() does."
+    else:
+        repair = (
+            "Let transform=... make of an image what the model was built for, often (3, h, w): look at axes, channels "
+            "and size."
+        )
+    said = (str(error).splitlines() or [""])[0]
+    return (
+        f"{name} cannot take inputs of shape ({', '.join(map(str, ('n', *shape)))}) "
+        f"({type(error).__name__}: {said}). {repair}"
+    )
 
 
 def eager(module: nn.Module) -> nn.Module:

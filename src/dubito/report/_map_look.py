@@ -4,6 +4,7 @@ The first six colours are those of Okabe & Ito (2008); the others were chosen to
 other, for people with red, green or blue deficient sight (Machado et al. 2009), on a white and on a dark ground.
 """
 
+import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -86,6 +87,16 @@ def decimals(found: Map) -> int:
 def spoken(value: float, found: Map) -> str:
     """An uncertainty as text, with a real minus, and no minus zero."""
     return f"{round(float(value), decimals(found)) + 0.0:.10g}".replace("-", "\N{MINUS SIGN}")
+
+
+def writable(text: str) -> str:
+    """With question marks for halves of letters, which names of files may have whose bytes are no UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def escape(text: str) -> str:
+    """A name as HTML."""
+    return html.escape(writable(text))
 
 
 def rgb(shade: str) -> tuple[float, ...]:

@@ -218,8 +218,11 @@
     const rest = present.slice(data.colours.length).reduce((sum, one) => sum + counts.get(one), 0);
     const items = chosen.map(([one, shade]) => item(shade, colouring.classes[one], one, counts.get(one)));
     if (rest) items.push(item(data.other, `${present.length - chosen.length} other classes`, -1, rest));
+    // The buttons are new ones: who was at one of them by the keyboard stays there.
+    const held = [...key.children].findIndex((one) => one.contains(document.activeElement));
     key.replaceChildren(...items);
     lit = null;
+    items[held]?.firstChild.focus();
     const many = seen.reduce((sum, one) => sum + one, 0);
     const total = `${points.toLocaleString("en")} image${points === 1 ? "" : "s"}`;
     at("count").textContent = many === points ? total : `${many.toLocaleString("en")} of ${total}`;

@@ -5,18 +5,18 @@ uncertain and a random sample of the others have one. Names reach the page as da
 Without scripts, the table of the most uncertain images is still there.
 """
 
+import io
 import json
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dubito.apps.map import Map, opacity, radius
+from dubito.cache.shard import write_file
 from dubito.choices import Colouring, Layout
 from dubito.data import open_images
-from dubito.diagnosis.pictures import new_figure
 from dubito.errors import ValueRangeError
 from dubito.metrics import Array
 from dubito.report._document import write_document
@@ -27,6 +27,7 @@ from dubito.report._map_look import (
     check_colour,
     colouring,
     decimals,
+    escape,
     key,
     names_of,
     ranked,
@@ -34,6 +35,7 @@ from dubito.report._map_look import (
     spoken,
 )
 from dubito.report._map_pictures import SIDE, check_thumbnails, matched, pictures_of
+from dubito.report._map_places import check_places, ending, writing
 from dubito.report.map_figure import map_figure
 from dubito.table import Table
 from dubito.types import Json, Score
@@ -69,7 +71,7 @@ def draw_map(
     """
     # A layout can take minutes: what can be refused is refused before it.
     check_colour(colour, [name for name, column in _COLUMNS.items() if column in table])
-    _check_places(to, png)
+    check_places(to, png)
     if images is not None and to is None:
         raise ValueRangeError("draw_map: images are for the thumbnails of the page; none is written. Give to=... too.")
     opened = None if images is None else open_images(images)
@@ -80,8 +82,11 @@ def draw_map(
     if to is not None:
         write_map_page(found, to, images=opened, thumbnails=thumbnails, colour=colour)
     if png is not None:
-        Path(png).parent.mkdir(parents=True, exist_ok=True)
-        map_figure(found, colour=colour).savefig(png, dpi=150)
+        drawn, place = io.BytesIO(), Path(png)
+        map_figure(found, colour=colour).savefig(drawn, dpi=150, format=ending(png))
+        with writing(png):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_file(place, drawn.getvalue())
     return found
 
 
@@ -118,7 +123,8 @@ def write_map_page(
         f'<script type="application/json" id="data">{data}</script>',
         _most_uncertain(found, pictures),
     ]
-    return write_document(to, title, parts, styles=("page.css", "map.css"), script="map.js")
+    with writing(to):
+        return write_document(to, title, parts, styles=("page.css", "map.css"), script="map.js")
 
 
 _COLUMNS = {"label": "label", "prediction": "logit"}
@@ -145,20 +151,6 @@ _CONTROLS = """<form class="controls" id="controls" hidden>
 <p class="fine" id="keys">Wheel or pinch to zoom, drag to move, point at a circle or tap it to see the image. With the
 keyboard: arrows go from image to image, + and \N{MINUS SIGN} zoom, 0 shows the whole map, Escape lets go.</p>
 <ul class="key" id="key"></ul>"""
-
-
-def _check_places(to: str | Path | None, png: str | Path | None) -> None:
-    """Raise before a long layout for what could not be written after it."""
-    for name, path in (("to", to), ("png", png)):
-        if path is not None and Path(path).is_dir():
-            raise ValueRangeError(f"draw_map: {name} must be a file; '{path}' is a folder. Give '{path}/map.html'.")
-    if png is not None:
-        known = new_figure(1, 1)[0].canvas.get_supported_filetypes()
-        ending = Path(png).suffix[1:].lower()
-        if ending not in known:
-            raise ValueRangeError(
-                f"draw_map: png must end in one of {', '.join(sorted(known))}; '{png}' came. Name it map.png."
-            )
 
 
 def _data(found: Map, pictures: Mapping[int, str], first: str) -> Json:

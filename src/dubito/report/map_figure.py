@@ -20,6 +20,7 @@ from dubito.report._map_look import (
     ranked,
     rgb,
     smallest,
+    writable,
 )
 
 _LONG = 32
@@ -68,7 +69,7 @@ def _sizes(figure: Any, panel: Any, found: Map, *, shaded: bool) -> None:
 def _classes(figure: Any, panel: Any, paint: dict[str, str], *, other: bool, title: str) -> None:
     shown = [*paint.items(), *([("other", OTHER)] if other else [])]
     dots = [panel.scatter([], [], s=25, color=shade, lw=0) for _, shade in shown]
-    texts = [name if len(name) <= _LONG else f"{name[: _LONG - 1]}…" for name, _ in shown]
+    texts = [writable(name if len(name) <= _LONG else f"{name[: _LONG - 1]}…") for name, _ in shown]
     figure.legend(dots, texts, title=title, loc="outside right upper", **_KEY)
 
 

@@ -1,9 +1,10 @@
 """Every score by name: what the command line, `dubito list` and saved artefacts know."""
 
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from dubito.errors import DubitoError
+from dubito.errors import TableError, ValueRangeError
 from dubito.scores.density import Density
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.head import UncertaintyHead
@@ -61,11 +62,44 @@ def make_score(name: str, **settings: Any) -> Score:
     """
     if name not in SCORES:
         near = get_close_matches(name, SCORES, n=3, cutoff=0.4)
-        raise DubitoError(
+        raise ValueRangeError(
             f"score: there is no '{name}'. "
             + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(SCORES)}.")
         )
     try:
         return SCORES[name](**settings)
     except TypeError as error:
-        raise DubitoError(f"score '{name}' does not take these settings ({error}).") from error
+        raise ValueRangeError(f"score '{name}' does not take these settings ({error}).") from error
+
+
+def by_name(scores: object, *, by: str) -> dict[str, Any]:
+    """What a user gave as scores, by name: a mapping (of arrays, too), one score, or several; a name makes its score.
+
+    >>> by_name(["entropy", Cool(scale=0.2)], by="evaluate")
+    {'entropy': Entropy(), 'cool': Cool(scale=0.2)}
+    """
+    if isinstance(scores, Mapping):
+        return {name: _made(score, by) for name, score in scores.items()}
+    found: dict[str, Any] = {}
+    for one in scores if isinstance(scores, Sequence) and not isinstance(scores, str) else [scores]:
+        score = _made(one, by)
+        if not isinstance(score, Score):
+            raise TableError(
+                f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; {type(score).__name__} "
+                f"came. Give arrays by name: {{'mine': array}}."
+            )
+        if score.name in found:
+            raise TableError(
+                f"{by}: scores in a list must have different names; two are called '{score.name}'. "
+                f"Give them by name: {{'one': ..., 'other': ...}}."
+            )
+        found[score.name] = score
+    return found
+
+
+def _made(score: Any, by: str) -> Any:
+    if isinstance(score, type):
+        raise TableError(
+            f"{by}: scores must be scores, or names of them; the class {score.__name__} came. Say {score.__name__}()."
+        )
+    return make_score(score) if isinstance(score, str) else score

@@ -117,9 +117,12 @@ def test_what_cannot_be_asked_is_refused():
     with pytest.raises(ValueRangeError, match="acquire: score 'u': 1 of 10 values are NaN"):
         Acquire().pick(table, 1, u=[float("nan"), *range(9)])
     with pytest.raises(
-        TableError, match=r"must be indices from 0 to 9, or a mask of 10 booleans; int64 of shape \(1,\)"
+        TableError,
+        match=r"must be indices from 0 to 9, or a mask of 10 booleans; int64 of shape \(1,\), from 10 to 10,",
     ):
         Acquire().pick(table, 1, labelled=[10])
+    with pytest.raises(TableError, match=r"bool of shape \(3,\) came"):
+        Acquire().pick(table, 1, labelled=torch.ones(3, dtype=torch.bool))
     with pytest.raises(MissingColumnError, match=r"mutual_information\.score needs column 'members'"):
         Acquire("bald").pick(table.select("logit"), 1)
     with pytest.raises(MissingColumnError, match="strategy 'core_set' needs column 'feature'"):
@@ -154,8 +157,17 @@ def test_a_loop_learns(strategy):
     assert "36" in str(found)
 
 
-def test_a_loop_ends_when_nothing_is_left():
-    found = Acquire("top").run(images(20), rounds=9, count=8, start=6)
+def test_a_loop_ends_when_nothing_is_left(tmp_path):
+    calls = []
+
+    def trainer(table, rows):
+        calls.append(len(rows))
+        return dubito.Margin()
+
+    options = {"rounds": 9, "count": 8, "start": 6, "trainer": trainer, "to": tmp_path}
+    found = Acquire("top").run(images(20), **options)
+    assert Acquire("top").run(images(20), **options).to_json() == found.to_json()
+    assert calls == [6, 14, 20]  # and is not trained again
     assert [labelled for labelled, _ in found.curve] == [6, 14, 20]
     assert found.rounds[-1].picks is None
     assert found.rounds[-1].accuracy is None
@@ -166,9 +178,10 @@ def test_a_loop_ends_when_nothing_is_left():
     [
         lambda table, rows: dubito.Margin(),
         lambda table, rows: dubito.Margin().score(table),
+        lambda table, rows: dubito.Margin().score(table).tolist(),
         lambda table, rows: table.extended(logit=table.logit * 2),
     ],
-    ids=["score", "array", "table"],
+    ids=["score", "array", "list", "table"],
 )
 def test_a_trainer_may_return_a_score_uncertainties_or_a_table(answer):
     table, seen = images(), []
@@ -177,20 +190,52 @@ def test_a_trainer_may_return_a_score_uncertainties_or_a_table(answer):
         seen.append(rows.tolist())
         return answer(pool, rows)
 
-    found = Acquire("top").run(table, rounds=2, count=5, start=[7, 3], trainer=trainer)
+    found = Acquire("top").run(table, rounds=2, count=5, start=[7, 3], trainer=trainer, test=table)
     assert seen[0] == [3, 7]
     assert len(seen) == 3
     assert seen[1] == sorted([3, 7, *found.rounds[0].picks.rows.tolist()])
 
 
-def test_a_trainer_with_another_table_is_refused():
-    with pytest.raises(TableError, match="must give a table of the pool's 120 rows; 3 came"):
-        Acquire().run(images(), rounds=1, count=1, start=2, trainer=lambda table, rows: table.rows([0, 1, 2]))
+class Forgetful:
+    def extend(self, table):
+        table.extended(logit=table.logit)
 
 
-def test_a_trainer_that_returns_nothing_is_refused():
-    with pytest.raises(TableError, match=r"the trainer must return a Score, .*; None came. Let it end with return"):
-        Acquire().run(images(), rounds=1, count=1, start=2, trainer=lambda table, rows: None)
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda table: table.rows([0, 1, 2]), r"must give a table of the pool's 120 rows; 3 came\. Add columns"),
+        (lambda table: table.rows(list(range(119, -1, -1))), "so many came with other ids, or in another order"),
+        (lambda table: None, r"must return a Score, uncertainties \(120,\), .*; None came\. Let it end with return"),
+        (lambda table: table.logit, r"Tensor of shape \(120, 3\) came\. .* return pool\.extended\(logit=\.\.\.\)"),
+        (lambda table: {"accuracy": 0.9}, r"; dict came\. Let it end"),
+        (lambda table: [0.5] * 7, r"; list of shape \(7,\) came\. Let it end"),
+        (lambda table: "done", r"; str came\. Let it end"),
+        (lambda table: Forgetful(), r"extend\(table\) of Forgetful, .*, must give a table; NoneType came"),
+    ],
+)
+def test_a_trainer_that_returns_something_else_is_refused(answer, told):
+    with pytest.raises(TableError, match=told):
+        Acquire("top").run(images(), rounds=1, count=1, start=2, trainer=lambda table, rows: answer(table))
+
+
+def test_a_trainer_may_spoil_the_rows_that_it_is_given():
+    def trainer(table, rows):
+        rows += 50
+        return dubito.Margin()
+
+    found = Acquire("top").run(images(), rounds=2, count=5, start=[7, 3], trainer=trainer)
+    assert len(set(found.labelled.tolist())) == 12
+
+
+def test_a_loop_never_trains_on_images_without_label_whoever_trains():
+    nothing = images().extended(label=torch.full((120,), -1))
+    with pytest.raises(TableError, match=r"acquire: rows to train on must have a label from 0 on; 2 of 2"):
+        Acquire().run(nothing, rounds=1, count=1, start=2, trainer=lambda table, rows: dubito.Margin())
+    # A trainer that keeps its labels elsewhere.
+    bare = nothing.select("logit", "id")
+    found = Acquire("top").run(bare, rounds=1, count=1, start=2, trainer=lambda table, rows: dubito.Margin())
+    assert len(found.labelled) == 3
 
 
 def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
@@ -202,7 +247,8 @@ def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
         TableError, match=r"5 of 15 of .* have none yet \(-1\): 'photo, .* and 2 more. Label them"
     ) as told:
         Acquire("top").run(partly, **options)
-    assert str(told.value).endswith(f"make the same call again. They are in {tmp_path / 'picks.csv'}.")
+    where = f"They are in {tmp_path / 'picks.csv'}: its column label may be filled in."
+    assert str(told.value).endswith(f"make the same call again. {where}")
     asked = [int(row["id"].split()[1]) for row in written(tmp_path)]
     label = partly.label.clone()
     label[asked] = whole.label[asked]
@@ -219,7 +265,7 @@ def test_a_loop_can_start_without_any_label(tmp_path):
     nothing = whole.extended(label=torch.full((120,), -1))
     with pytest.raises(TableError, match="10 of 10 of") as told:
         Acquire("power").run(nothing, **options, to=tmp_path)
-    assert str(told.value).endswith(f"They are in {tmp_path / 'picks.csv'}.")
+    assert f"They are in {tmp_path / 'picks.csv'}: " in str(told.value)
     expected = Acquire("power").run(whole, **options)
     begun = written(tmp_path)
     assert [row["id"] for row in begun] == [f"photo, {row}" for row in expected.start]
@@ -348,9 +394,10 @@ def test_another_loop_in_the_same_folder_is_refused(tmp_path):
         Acquire("top").run(images(121), rounds=1, count=5, start=[*range(6)], to=tmp_path)
     with pytest.raises(ArtefactError, match=r"another loop: its settings differ\. Use"):
         Acquire("top", beta=2.0).run(images(), rounds=1, count=5, start=6, to=tmp_path)
-    (tmp_path / "acquisition.json").write_text("{")
-    with pytest.raises(ArtefactError, match=r"cannot be read .* Delete it to begin anew"):
-        Acquire("top").run(images(), rounds=1, count=5, start=6, to=tmp_path)
+    for damaged in ("{", "[]", '{"identity": 3, "rounds": []}'):
+        (tmp_path / "acquisition.json").write_text(damaged)
+        with pytest.raises(ArtefactError, match=r"cannot be read .* Delete it to begin anew"):
+            Acquire("top").run(images(), rounds=1, count=5, start=6, to=tmp_path)
 
 
 def test_json_is_plain():

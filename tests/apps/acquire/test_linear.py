@@ -64,6 +64,14 @@ def test_a_class_without_a_label_is_never_predicted():
     assert 2 not in said.logit.argmax(1).tolist()
 
 
+def test_the_first_labels_may_be_all_alike():
+    """People begin with a few images, and all of them are cats."""
+    table = pool().select("feature").extended(label=torch.where(torch.arange(80) < 5, 0, -1))
+    said = LinearTrainer(members=3)(table, torch.arange(5)).extend(table)
+    assert said.shape("logit") == (80, 2)
+    assert MutualInformation().score(said).isfinite().all()
+
+
 def test_columns_are_alike_in_blocks_and_as_a_whole():
     table = pool(700)
     said = LinearTrainer(members=3)(table, torch.arange(30)).extend(table)
@@ -85,7 +93,11 @@ def test_what_another_model_said_is_gone():
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(TableError, match=r"at least one labelled row; none came. Begin with start=10 or more"):
         LinearTrainer()(pool(), torch.arange(0))
-    with pytest.raises(MissingColumnError, match="LinearTrainer needs column 'label'"):
+    with pytest.raises(MissingColumnError, match="LinearTrainer needs column 'feature'"):
+        LinearTrainer()(Table(label=[0, 1]), torch.arange(2))
+    with pytest.raises(
+        TableError, match=r"must have a label from 0 on; 2 of 2 of table in memory have none yet \(-1\)"
+    ):
         LinearTrainer()(Table(feature=torch.zeros(3, 2)), torch.arange(2))
     with pytest.raises(
         ValueRangeError, match=r"members must be 0 or at least 2.* members=1, strength=1.0, seed=0 came"

@@ -38,5 +38,7 @@ def test_no_image_comes_twice_and_a_large_beta_is_top(kind):
 def test_power_takes_zeros_last_and_refuses_negative_scores():
     u = np.array([0.0, 0.3, 0.0, 0.2])
     assert set(stochastic(u, 2, "power", beta=1.0, rng=np.random.default_rng(0)).tolist()) == {1, 3}
+    drawn = stochastic(np.zeros(100), 10, "power", beta=1.0, rng=np.random.default_rng(0))
+    assert max(drawn) > 50  # not the first ten of the table
     with pytest.raises(ValueRangeError, match=r"must not be negative; -1 came. Choose 'softrank'"):
         stochastic(np.array([-1.0, 1.0]), 1, "power", beta=1.0, rng=np.random.default_rng(0))

@@ -46,6 +46,19 @@ def test_greedy_choices_are_those_of_brute_force(feature, kind):
     assert spread_out(distances, kind, free, 8, u=u, rng=np.random.default_rng(0)).tolist() == expected
 
 
+def test_images_of_far_clusters_are_told_apart():
+    """Two clusters 400 apart, whose images differ by thousandths: products of features would lose them."""
+    draw = torch.Generator().manual_seed(1)
+    feature = torch.randn(40, 8, generator=draw) * 1e-3 + torch.tensor([100.0, -100.0]).repeat(20)[:, None]
+    pairs, chosen = all_pairs(feature), [0, 1]
+    for _ in range(5):
+        chosen.append(int(np.where(np.isin(range(40), chosen), -1, pairs[:, chosen].min(axis=1)).argmax()))
+    distances, free = Distances(feature), np.arange(40) > 1
+    distances.add(np.array([0]))
+    distances.add(np.array([1]))
+    assert spread_out(distances, "core_set", free, 5, u=None, rng=np.random.default_rng(0)).tolist() == chosen[2:]
+
+
 def test_seeding_draws_by_weight_times_squared_distance():
     feature = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     u = np.array([0.0, 1.0, 0.5, 1.0])

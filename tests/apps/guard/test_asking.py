@@ -41,6 +41,14 @@ def test_it_says_what_extract_says(model: WrappedClassifier, folder: Path, tmp_p
         assert torch.equal(here.whole(column).float(), there.whole(column).float()), column
 
 
+def test_a_folder_with_the_name_of_an_image_is_many(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "holiday.jpg"
+    place.mkdir()
+    (place / "1.png").write_bytes((folder / "1.png").read_bytes())
+    images, single = as_images(place)
+    assert (len(images), single) == (1, False)
+
+
 @pytest.mark.parametrize("kind", ["path", "text", "pillow", "pixels", "grey"])
 def test_one_image_in_many_forms(model: WrappedClassifier, folder: Path, kind: str) -> None:
     picture = Image.open(folder / "1.png")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dubito.apps.guard.candidates import Roles, by_name, competing, fitted_scores, learns, roles_of
+from dubito.apps.guard.candidates import Roles, by_name, checked_score, competing, fitted_scores, learns, roles_of
 from dubito.errors import DubitoError, GuardError
 from dubito.scores import (
     Density,
@@ -26,6 +26,12 @@ def test_scores_by_name() -> None:
         by_name(["entropy", Entropy()])
     with pytest.raises(DubitoError, match="there is no 'entropie'"):
         by_name(["entropie"])
+
+
+@pytest.mark.parametrize(("given", "came"), [(3, "3"), (Entropy, "the class Entropy"), (None, "None")])
+def test_what_is_no_score_is_told(given: object, came: str) -> None:
+    with pytest.raises(GuardError, match=rf"scores must be scores, such as dubito.Entropy\(\), .*; {came} came"):
+        checked_score(given)
 
 
 def test_what_must_learn() -> None:

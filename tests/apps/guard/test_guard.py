@@ -6,7 +6,7 @@ import torch
 
 import dubito
 from dubito.apps.guard import Guard, PredictionSets, needed
-from dubito.apps.guard._given import check_model, check_tables
+from dubito.apps.guard._given import check_model, check_settings, check_tables
 from dubito.apps.guard.verdict import Decisions, Verdict
 from dubito.errors import DubitoWarning, GuardError, MissingColumnError, ModelError, TableError, ValueRangeError
 from dubito.models.wrap import WrappedClassifier
@@ -245,6 +245,23 @@ def test_what_is_asked_for_must_make_sense() -> None:
         Guard.fit(None, table, scores=[])
     with pytest.raises(MissingColumnError, match="guard: regrad needs column 'gradient'"):
         Guard.fit(None, table, scores=["regrad"])
+
+
+def test_what_is_no_setting_is_told() -> None:
+    for novel in ("x", 1, -0.1, float("nan")):
+        with pytest.raises(ValueRangeError, match=r"guard.fit: novel must be a share from 0 to below 1; .* came"):
+            check_settings(novel, 0)
+    for seed in ("x", -1, 0.5, None):
+        with pytest.raises(ValueRangeError, match=r"guard.fit: seed must be a whole number, from 0 on; .* came"):
+            check_settings(0.0, seed)
+
+
+def test_images_that_are_there_twice_are_told() -> None:
+    """All of them as two rows: the test would count 200 images where there are 100."""
+    once = blobs(300)
+    columns = {name: torch.cat([once.whole(name)] * 2) for name in once.columns}
+    with pytest.warns(DubitoWarning, match=r"photos has many images twice; at least \d+ of 480 .* dubito.audit finds"):
+        Guard.fit(None, Table(name="photos", **columns), coverage=0.7, scores=["entropy"], novel=0.0)
 
 
 def test_no_rows_have_no_verdicts() -> None:

@@ -144,6 +144,8 @@ def test_without_a_model_or_an_input(model: WrappedClassifier, table: Table) -> 
 
 
 def test_a_head_that_is_no_linear_layer_gives_logits_only(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = dubito.wrap(module)
@@ -151,8 +153,19 @@ def test_a_head_that_is_no_linear_layer_gives_logits_only(tmp_path: Path) -> Non
     x = inputs(6, seed=2)
     guard = Guard.fit(model, table, coverage=0.7, scores=["margin"], novel=0.0)
     assert GuardModule(guard, x)(x)[1].detach().numpy() == pytest.approx(guard(x).uncertainty.numpy(), abs=1e-5)
+    session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "guard.onnx", inputs(2))))
+    assert session.run(None, {"input": x.numpy()})[1] == pytest.approx(guard(x).uncertainty.numpy(), abs=1e-4)
     with pytest.raises(GuardError, match=r"not one plain nn.Linear.*and novel=0\."):
         GuardModule(Guard.fit(model, table, coverage=0.7, scores=["density"]), x)
+
+
+def test_other_precisions_are_told(tmp_path: Path) -> None:
+    model = network()
+    model = dubito.wrap(model.module.to(torch.bfloat16), name="short")
+    table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
+    guard = Guard.fit(model, table, coverage=0.5, scores=["entropy"], novel=0.0)
+    with pytest.raises(GuardError, match=r"short computes in bfloat16; only float32 .* Wrap module.float\(\)"):
+        GuardModule(guard, inputs(2))
 
 
 def test_examples_that_are_none(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
@@ -164,6 +177,26 @@ def test_examples_that_are_none(model: WrappedClassifier, table: Table, tmp_path
         guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(4))
     with pytest.raises(ArtefactError, match="it is a folder"):
         guard.export_onnx(tmp_path, inputs(2))
+
+
+def test_a_model_of_fixed_batches_is_told_and_not_written_for_the_size_of_the_example(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(108, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x.view(len(x), -1))  # a number, not a dimension, to whoever traces it
+
+    torch.manual_seed(0)
+    model = dubito.wrap(Counting(), name="counting")
+    table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
+    guard = Guard.fit(model, table, coverage=0.5, scores=["entropy"], novel=0.0)
+    with pytest.raises(GuardError, match=r"counting cannot be written .* any size .* `len\(x\)` \(in place of x.shape"):
+        guard.export_onnx(tmp_path / "guard.onnx", inputs(2))
+    assert not (tmp_path / "guard.onnx").exists()
 
 
 def test_a_model_that_chooses_its_way_is_told_and_nothing_is_written(

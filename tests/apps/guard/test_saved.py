@@ -1,17 +1,24 @@
+import errno
 import json
 import pickle
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 import dubito
 from dubito.apps.guard import Guard, PredictionSets
 from dubito.apps.guard.saved import sealed
-from dubito.errors import ArtefactError, DubitoWarning, ModelError
+from dubito.errors import ArtefactError, DiskFullError, DubitoWarning, ModelError
 from dubito.models.wrap import WrappedClassifier
+from dubito.scores.temperature import Temperature
+from dubito.table import Table
+from dubito.types import Score
 
 from .world import blobs, inputs, labelled, network
 
@@ -79,7 +86,8 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
             changed(files={"state.safetensors": "0"}),
             "state.safetensors is not the file that guard.json was written with",
         ),
-        (changed(files=None), "state.safetensors is not the file that guard.json was written with"),
+        (changed(files=None), "does not tell which files are its own"),
+        (changed(parts="../elsewhere"), "does not tell which files are its own"),
         (changed(threshold={"value": float("inf"), "accepted": 1, "errors": 0, "of": 1}), "cannot be restored"),
         (changed(promise={"kind": "risk", "level": 2.0, "confidence": 0.95}), "cannot be restored"),
         (changed(weights={"other": 1.0}), "lacks the score 'other'"),
@@ -110,16 +118,14 @@ def test_a_changed_threshold_is_noticed(saved: tuple[Guard, Path], tmp_path: Pat
 
 
 def test_a_score_of_another_guard_is_noticed(tmp_path: Path) -> None:
-    """As after a save that was broken off between two files: each of them is whole, but they are of two guards."""
+    """As after a copy that was broken off between two files: each of them is whole, but they are of two guards."""
     one, other = (
         Guard.fit(None, blobs(300, seed=seed), coverage=0.7, scores=["neighbours"]).save(tmp_path / str(seed))
         for seed in (0, 1)
     )
-    file = next((one / "scores").glob("*_neighbours/state.safetensors"))
-    file.write_bytes(next((other / "scores").glob("*_neighbours/state.safetensors")).read_bytes())
-    with pytest.raises(
-        ArtefactError, match=r"neighbours/state.safetensors is not the file .* or saving was broken off"
-    ):
+    file = next(one.glob("parts-*/*_neighbours/state.safetensors"))
+    file.write_bytes(next(other.glob("parts-*/*_neighbours/state.safetensors")).read_bytes())
+    with pytest.raises(ArtefactError, match=r"neighbours/state.safetensors is not the file .* damaged or replaced"):
         Guard.load(one)
 
 
@@ -130,27 +136,95 @@ def test_nothing_is_unpickled(saved: tuple[Guard, Path], tmp_path: Path) -> None
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "executed",))
 
-    for name in ("guard.json", "state.safetensors"):
+    for name in ("guard.json", "state.safetensors", "score.json"):
         path = saved[0].save(tmp_path / "guard")
-        (path / name).write_bytes(pickle.dumps(Mark()))
-        with pytest.raises(ArtefactError, match="cannot be read"):
+        next(path.rglob(name)).write_bytes(pickle.dumps(Mark()))
+        with pytest.raises(ArtefactError, match=r"cannot be read|is not the file that guard.json was written with"):
             Guard.load(path)
     assert not (tmp_path / "executed").exists()
 
 
 def test_saving_again_replaces_all(saved: tuple[Guard, Path], tmp_path: Path) -> None:
     path = saved[0].save(tmp_path / "guard")
-    (next((path / "scores").iterdir()) / "state.safetensors.part").write_bytes(b"left behind")
+    (path / "parts.part").mkdir()
+    (path / "parts.part" / "state.safetensors.part").write_bytes(b"left behind")
     other = Guard.fit(None, blobs(300), coverage=0.7, scores=["margin"])
-    assert Guard.load(other.save(path)).threshold == other.threshold
+    for _ in range(2):  # the same once more is no change
+        assert Guard.load(other.save(path)).threshold == other.threshold
+        assert len([one for one in path.iterdir() if one.name != ".lock"]) == 2  # guard.json and its own parts
+
+
+def test_a_save_that_fails_leaves_the_guard_before(
+    saved: tuple[Guard, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    other = Guard.fit(None, blobs(300), coverage=0.7, scores=["neighbours"])
+
+    def full(file: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for where in ("dubito.apps.guard.saving.write_file", "dubito.scores.artefact.write_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, full)
+            with pytest.raises(
+                DiskFullError, match=r"no space left for the guard .* so is what was saved there before"
+            ):
+                other.save(path)
+        assert Guard.load(path).to_json() == saved[0].to_json()
+        assert len([one for one in path.iterdir() if one.name != ".lock"]) == 2
+
+
+def test_a_folder_of_other_things_is_refused(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "cat.jpg").touch()
+    with pytest.raises(ArtefactError, match=r"it holds other things \(cat.jpg\) and no guard. Give a new or empty"):
+        saved[0].save(photos)
+    assert [one.name for one in photos.iterdir()] == ["cat.jpg"]
+    (photos / "guard.json").write_text("{}")  # somebody else's
+    with pytest.raises(ArtefactError, match=r"it holds other things \(cat.jpg, guard.json\) and no guard"):
+        saved[0].save(photos)
+    path = saved[0].save(tmp_path / "guard")
+    (path / "README.md").write_text("Ours since May.")
+    saved[0].save(path)  # a guard is replaced, and notes beside it stay
+    assert (path / "README.md").exists()
+    (path / "README.md").unlink()
+    (path / "guard.json").write_text("damaged")
+    assert Guard.load(saved[0].save(path)).to_json() == saved[0].to_json()
+
+
+def test_one_writer_at_a_time(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    with FileLock(path / ".lock"), pytest.raises(ArtefactError, match="somebody else is saving a guard"):
+        saved[0].save(path)
+
+
+def test_scores_that_could_not_be_read_back_are_not_saved(tmp_path: Path) -> None:
+    @dataclass
+    class Mine(Score):
+        name = "mine"
+        kind = "both"
+        needs = ("logit",)
+
+        def rows(self, batch: Table) -> torch.Tensor:
+            return -batch.logit.amax(1)
+
+    for score in (Mine(), Temperature(Mine())):
+        guard = Guard.fit(None, blobs(300), coverage=0.7, scores={"a": score})
+        with pytest.raises(ArtefactError, match=r"its score 'a' \(Mine\) is none of dubito's own"):
+            guard.save(tmp_path / "guard")
+    assert not (tmp_path / "guard").exists()
 
 
 def test_missing_and_broken_files_are_told(saved: tuple[Guard, Path], tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=r"no guard in .*: guard.json is not there"):
         Guard.load(tmp_path)
     path = saved[0].save(tmp_path / "guard")
-    (path / "state.safetensors").write_bytes(b"short")
-    with pytest.raises(ArtefactError, match="cannot be read"):
+    next(path.glob("parts-*/state.safetensors")).write_bytes(b"short")
+    with pytest.raises(ArtefactError, match=r"state.safetensors is not the file that guard.json was written with"):
+        Guard.load(path)
+    shutil.rmtree(next(path.glob("parts-*")))
+    with pytest.raises(ArtefactError, match="it is missing, damaged or replaced"):
         Guard.load(path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtefactError, match="cannot be"):

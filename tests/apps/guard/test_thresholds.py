@@ -225,6 +225,13 @@ def test_exactly_as_many_as_are_needed_suffice() -> None:
     assert (found.accepted, found.errors) == (59, 0)
 
 
+def test_with_so_few_images_it_begins_where_most_are_accepted() -> None:
+    """Of 20 known images one is novel, so that 57 of 60 are expected below: too few. In fact, all 60 are, and 59 do."""
+    known, right = np.append(np.linspace(0, 1, 19), np.inf), np.zeros(60, bool)
+    found = risk_threshold((known, right[:20]), (np.linspace(0, 1, 60), right), risk=0.05, confidence=0.95)
+    assert (found.accepted, found.errors) == (60, 0)
+
+
 def test_a_few_errors_too_many_may_be_bad_luck() -> None:
     """4 of 100 at risk 0.03: P(Bin(100, 0.03) >= 4) = 0.35, so more images may well help; 20 tell enough."""
     for wrongs, repair in ((4, "Give more labelled images"), (20, "More images of this kind will not help")):

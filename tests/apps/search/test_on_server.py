@@ -14,9 +14,9 @@ from dubito.apps.search import SafeIndex
 from dubito.apps.search import _connection as connection_module
 from dubito.apps.search import on_server as on_server_module
 from dubito.apps.search._items_table import ItemsTable
-from dubito.apps.search.backend import Backend, Block
+from dubito.apps.search.backend import Backend, Block, Origin
 from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError
-from dubito.scores import MaxProbability
+from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table
 
 D = 16
@@ -60,6 +60,17 @@ def test_it_answers_as_the_memory_does(server, name, settings):
     assert (remote.thresholds, remote.kept, len(remote)) == (memory.thresholds, memory.kept, len(memory))
     assert remote.left_out() == memory.left_out()
     assert isinstance(remote.backend, Backend)
+
+
+def test_quantiles_of_round_numbers_are_those_of_the_memory(server, name):
+    for place, (n, quantile, kept) in enumerate(
+        [(100, 0.55, 55), (100, 0.07, 7), (10, 0.9, 9), (7, 1.0, 7), (3, 0.01, 1)]
+    ):
+        memory = SafeIndex(D, quantile=quantile)
+        remote = SafeIndex.on_server(server.dsn, table=f"{name} {place}", width=D, quantile=quantile)
+        for index in (memory, remote):
+            index.add(data(0, n)["feature"], np.random.default_rng(5).permutation(n).astype(float))
+        assert (memory.kept, remote.kept, remote.thresholds.everywhere) == (kept, kept, kept - 1)
 
 
 def test_items_come_and_go_as_in_memory(server, name):
@@ -137,6 +148,29 @@ def test_a_score_judges_tables(server, name):
         index.search(Table(feature=made["feature"], logit=made["feature"], source="another"))
 
 
+def test_what_judged_the_items_is_known_to_other_processes(server, name):
+    made = data(0, 40)
+    names = {"label_space": "own", "label_names": ["ant", "bee", "cat"]}
+    table = Table(feature=made["feature"], logit=made["feature"][:, :3], label=made["label"], **names)
+    SafeIndex.on_server(server.dsn, table=name, width=D, per_class=True, score=MaxProbability()).add(table)
+    other = SafeIndex.on_server(server.dsn, table=name, score=Entropy())
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
+        other.search(table, k=1)
+    other.score = None
+    assert other.search(table, MaxProbability(), k=1).refused.any()
+    table.label_names = ["bee", "cat", "dog"]
+    with pytest.raises(TableError, match="needs queries of the items' classes; those of table in memory have other"):
+        other.search(table, MaxProbability(), k=1)
+
+
+def test_names_that_no_server_can_keep_are_not_there(server, name):
+    _, remote = both(server, name)
+    assert [one in remote for one in ("\udcff.png", "a\0b", "", "5")] == [False, False, False, True]
+    with pytest.raises(TableError, match="ids must be those of items; 1 of 2 are not"):
+        remote.remove(["5", "\udcff.png"])
+    assert remote.search(data(1, 1)["feature"], [0.0], k=1, exclude=["\udcff.png"]).ids.shape == (1, 1)
+
+
 def test_an_addition_that_fails_leaves_nothing(server, name):
     _, remote = both(server, name)
     before = remote.thresholds
@@ -149,7 +183,7 @@ def test_an_addition_that_fails_leaves_nothing(server, name):
         remote.add(np.ones((1, D)), [0.5], ids=["5"], labels=[0])
     unit = np.eye(1, D, dtype=np.float32)
     with pytest.raises(ServerError, match=r"added an item of the same id meanwhile \(Key \(id\)=\(5\) already exists"):
-        remote.backend.add([Block(["5"], unit, np.zeros(1), np.zeros(1, np.int64))], 1, None)
+        remote.backend.add([Block(["5"], unit, np.zeros(1), np.zeros(1, np.int64))], 1, Origin())
     with pytest.raises(TableError, match=r"some items went meanwhile, by another hand. Nothing was removed"):
         remote.backend.remove(["6", "never"])
     assert "6" in remote
@@ -168,7 +202,7 @@ def test_a_server_that_goes_in_the_middle_of_an_addition(server, name):
             yield Block([f"c{row}" for row in range(start, start + 1000)], unit, more["u"][rows], more["label"][rows])
 
     with pytest.raises(ServerError) as told:
-        remote.backend.add(blocks(), 20_000, None)
+        remote.backend.add(blocks(), 20_000, Origin())
     assert "SafeIndex.add: the server of 'postgres' at" in str(told.value)
     assert "It was one transaction, so nothing of it is there, and what was there before is safe" in str(told.value)
     assert "secret" not in str(told.value)
@@ -227,11 +261,11 @@ def test_writers_that_come_between_are_seen(server, name):
     _, remote = both(server, name)
     unit = np.eye(1, D, dtype=np.float32)
     with pytest.raises(TableError, match=r"that another hand has added meanwhile have some. Nothing was added"):
-        remote.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, None)
+        remote.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin())
     first = SafeIndex.on_server(server.dsn, table=f"{name} 2", width=D)
     first.add(Table(feature=np.eye(3, D), source="one"), [0.1, 0.2, 0.3])
-    with pytest.raises(TableError, match=r"by another model \(two\) than those that another hand has added meanwhile"):
-        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, "two")
+    with pytest.raises(TableError, match=r"of another model \(two\) than those that another hand has added meanwhile"):
+        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin(source="two"))
     assert ("x" in remote, "x" in first) == (False, False)
 
 

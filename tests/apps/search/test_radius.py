@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dubito.apps.search import SafeIndex
+from dubito.apps.search.in_memory import InMemory
 from dubito.apps.search.radius import Radii, matched, measure
 from dubito.errors import TableError
 
@@ -76,6 +77,17 @@ def test_items_that_come_move_the_radii():
     assert before[0] is not None
     assert after[0] is not None
     assert after[0].radius < before[0].radius  # neighbours are nearer where there are more
+
+
+def test_an_approximation_measures_as_it_searches(monkeypatch):
+    draw = np.random.default_rng(0)
+    x, u = draw.normal(size=(300, 6)), draw.random(300)
+    index = SafeIndex.build(x, u, clean="none")
+    exact = index.search(x[:20], u[:20], k=1, sets=True).sets
+    index = SafeIndex.build(x, u, clean="none")
+    index.approximate("IVF4,Flat", effort=4)  # all lists: exact after all
+    monkeypatch.setattr(InMemory, "_compared", None)  # to compare all items would fail
+    assert index.search(x[:20], u[:20], k=1, sets=True).sets == exact
 
 
 def test_equal_uncertainties_and_few_items():

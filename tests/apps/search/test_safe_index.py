@@ -1,11 +1,14 @@
 """The search against brute force, and what is refused and left out."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
 import dubito
-from dubito.apps.search import SafeIndex, Thresholds
+from dubito.apps.search import Rule, SafeIndex, Thresholds
 from dubito.errors import ValueRangeError
 from dubito.scores import MaxProbability, Neighbours
 from dubito.table import Table
@@ -160,7 +163,7 @@ def test_removing_everything_leaves_an_empty_index(items):
     index.remove(table(0, 5).id)
     assert (len(index), index.kept) == (0, 0)
     index.add(table(1, 7, source="b"))  # another model, and a score that is still there
-    assert (len(index), index.backend.state().source) == (7, "b")
+    assert (len(index), index.backend.state().origin.source) == (7, "b")
 
 
 def test_a_failed_addition_leaves_everything_as_it_was(items, queries):
@@ -174,6 +177,32 @@ def test_a_failed_addition_leaves_everything_as_it_was(items, queries):
     assert index.search(queries["feature"], queries["u"], k=3).ids.tolist() == before.ids.tolist()
     index.add(data(5, 20)["feature"], data(5, 20)["u"])
     assert len(index) == N + 20
+
+
+def test_threads_may_search_an_index_that_nobody_has_searched_before(items, queries, monkeypatch):
+    expected = SafeIndex.build(items["feature"], items["u"]).search(queries["feature"], queries["u"], k=3)
+    keeps = Rule.keeps
+
+    def slowly(*given):
+        found = keeps(*given)
+        time.sleep(0.05)  # so that all threads would be here at once, if a search did this
+        return found
+
+    monkeypatch.setattr(Rule, "keeps", slowly)
+    index = SafeIndex.build(items["feature"], items["u"])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: index.search(queries["feature"], queries["u"], k=3).ids.tolist(), range(4)))
+    assert found == [expected.ids.tolist()] * 4
+    left_out = np.flatnonzero(items["u"] > index.thresholds.everywhere)
+    assert index.left_out() == sorted(str(row) for row in left_out)
+
+
+def test_one_text_is_one_name(items):
+    index = SafeIndex.build(items["feature"][:1], [0.1], ids="ab")
+    index.add(items["feature"][1:2], [0.1], ids="cd")
+    assert index.search(items["feature"][:1], [0.1], k=1, exclude="ab").ids.tolist() == [["cd"]]
+    index.remove("ab")
+    assert ("ab" in index, "cd" in index) == (False, True)
 
 
 def test_growing_moves_nothing_that_somebody_looks_at(items):

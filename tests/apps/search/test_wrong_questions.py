@@ -22,6 +22,7 @@ from .world import D, N, table
         ({"k": 181}, ValueRangeError, r"as too uncertain\); 181 came. Choose a smaller k or add items."),
         ({"k": 180, "exclude": ["x"] * 40}, ValueRangeError, "between 1 and 179, the items that are searched less the"),
         ({"exclude": ["x"]}, TableError, "exclude must have one id a query, 40; 1 came"),
+        ({"exclude": "x" * 40}, TableError, "exclude must have one id a query, 40; 1 came"),
         (
             {"queries": np.ones((40, 9))},
             TableError,
@@ -73,6 +74,7 @@ def test_wrong_questions(items, queries, ask, error, text):
             "ids must be new; 1 of 2 are in the index, such as '7'. Nothing was added: remo",
         ),
         ({"ids": ["a"]}, TableError, "ids must have one name a row, 2; 1 came"),
+        ({"ids": "ab"}, TableError, "ids must have one name a row, 2; 1 came"),
         (
             {"ids": ["a", ""]},
             TableError,
@@ -122,6 +124,11 @@ def test_further_errors(items):
         SafeIndex.build(Table(logit=[[1.0, 2.0]]), MaxProbability())
     with pytest.raises(ValueRangeError, match="width must be at least 1"):
         SafeIndex(0)
+    one = SafeIndex.build(np.ones((1, D)), [0.1])
+    with pytest.raises(
+        ValueRangeError, match=r"with exclude at least two items must be searched; there is 1 \(1 in all"
+    ):
+        one.search(np.ones((1, D)), [0.1], k=1, exclude=["0"])
 
 
 def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
@@ -132,6 +139,28 @@ def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
         index.search(queries["feature"], queries["u"])
     found = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.everywhere)
     assert found.refused.tolist() == (queries["u"] > index.thresholds.everywhere).tolist()
+
+
+def test_a_number_must_mean_one_class(tmp_path):
+    items = table(0, label_space="own", label_names=["ant", "bee", "cat", "dog"])
+    other = table(1, label_space="own", label_names=["bee", "cat", "dog", "eel"])
+    built = SafeIndex.build(items, MaxProbability(), per_class=True)
+    built.save(tmp_path / "index")
+    for index in (built, SafeIndex.load(tmp_path / "index")):
+        with pytest.raises(
+            TableError, match=r"queries of the items' classes; those of cache/1 have other names, .* one th"
+        ):
+            index.search(other)
+        with pytest.raises(
+            TableError, match=r"the classes of cache/1 have other names than .* Nothing was added: give la"
+        ):
+            index.add(other)
+        assert len(index) == N
+        assert index.search(other, refuse_above=np.inf).refused.sum() == 0
+        # Numbers that somebody gives, and names that nobody knows, are believed.
+        assert index.search(other, labels=other.label).refused.tolist() == index.search(table(1)).refused.tolist()
+    one = SafeIndex.build(items, MaxProbability())
+    assert len(one.search(other)) == N  # one threshold for all needs no class
 
 
 def test_another_model_and_another_score_are_refused():
@@ -151,6 +180,9 @@ def test_another_model_and_another_score_are_refused():
         index.search(table(1).feature)
     with pytest.raises(TableError, match="needs the uncertainty of every item; none came with an array of features"):
         index.add(table(1).feature)
+    index.score = None  # as one does to save an index with a score of one's own
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
+        index.search(table(1, source="model a"), Entropy())
     learned = SafeIndex.build(table(0), Neighbours(k=2).fit(table(3)))
     for other in (Neighbours(k=3).fit(table(3)), Neighbours(k=2).fit(table(4))):
         with pytest.raises(

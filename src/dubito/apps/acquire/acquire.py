@@ -10,7 +10,7 @@ loop that was killed goes on and ends with the same picks.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -23,13 +23,22 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from dubito.apps._scored import some_rows, uncertainty
-from dubito.apps.acquire._given import accuracy_of, answer_of, identity_of, ids_of, name_of, rows_of, start_of
+from dubito.apps.acquire._given import (
+    accuracy_of,
+    answer_of,
+    identity_of,
+    ids_of,
+    name_of,
+    need_labels,
+    rows_of,
+    start_of,
+)
 from dubito.apps.acquire.batch_bald import batch_bald, probabilities_of
 from dubito.apps.acquire.linear import LinearTrainer
 from dubito.apps.acquire.ranked import stochastic, top
 from dubito.apps.acquire.result import Acquisition, Picks, Round
 from dubito.apps.acquire.spread_out import Distances, spread_out
-from dubito.apps.acquire.state import PICKS, read_rounds, telling_where, write_rounds, write_start
+from dubito.apps.acquire.state import answered, kept, read_rounds, telling_where, to_begin, write_loop
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.heads._state import alone
@@ -143,6 +152,7 @@ class Acquire:
         trainer: Trainer | None = None,
         test: Table | None = None,
         to: str | Path | None = None,
+        classes: Sequence[str] | None = None,
     ) -> Acquisition:
         """Label, train, choose, and again.
 
@@ -155,7 +165,9 @@ class Acquire:
                 default linear classifiers on the features, with 20 members where the strategy looks at disagreement.
             test: Other images with labels: the accuracy of what was trained, if it extends tables by a column logit.
             to: A folder for the state and for picks.csv, written after every round, and before the first one with the
-                images to begin with. The same call goes on from there.
+                images to begin with that have no label. The same call goes on from there, with the labels that people
+                wrote into picks.csv.
+            classes: Names of labels in picks.csv, in order, where they are classes of your own and not the model's.
         """
         some_rows("acquire", pool)
         if rounds < 0 or count < 1:
@@ -168,29 +180,26 @@ class Acquire:
         with nullcontext() if folder is None else alone(folder):
             identity = self._identity(pool, begin, count, trainer, test)
             done = [] if folder is None else read_rounds(folder, identity)
-            if folder is not None and not done and len(begin):
-                write_start(folder, identity, ids_of(pool, begin))
-            # What was chosen stays; a training at the end of a shorter loop is done again if this one goes on.
-            found = Acquisition(pool.name, self.strategy, begin, [one for one in done if one.picks is not None])
-            found.rounds = found.rounds[:rounds]
-            if len(found.rounds) == rounds and len(done) > rounds:
-                found.rounds.append(Round(done[rounds].labelled, done[rounds].accuracy, None))
-            while len(found.rounds) <= rounds:
+            first = to_begin(pool, begin, folder)
+            if folder is not None and (done or len(begin)):
+                write_loop(folder, identity, first, done)
+            pool = answered(pool, folder, classes)
+            found = Acquisition(pool.name, self.strategy, begin, kept(done, rounds, len(pool)))
+            while len(found.rounds) <= rounds and (not found.rounds or found.rounds[-1].picks is not None):
                 last = len(found.rounds) == rounds or len(found.labelled) == len(pool)
                 with telling_where(folder):
                     found.rounds.append(self._round(pool, found, count, trainer, test, last=last))
                 if folder is not None:
-                    found.to_csv(folder / PICKS)
-                    write_rounds(folder, identity, found.rounds)
-                if last:
-                    break
+                    write_loop(folder, identity, first, found.rounds)
         return found
 
     def _round(
         self, pool: Table, found: Acquisition, count: int, trainer: Trainer, test: Table | None, *, last: bool
     ) -> Round:
         known = np.sort(found.labelled)
-        trained = trainer(pool, torch.from_numpy(known))
+        if "label" in pool:
+            need_labels(pool, known, "acquire")
+        trained = trainer(pool, torch.from_numpy(known.copy()))  # a trainer may shuffle its rows
         accuracy = accuracy_of(trained, test)
         if last:
             return Round(len(known), accuracy, None)

@@ -18,8 +18,7 @@ from jaxtyping import Float32, Float64, Int64
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dubito.apps.acquire._given import UnlabelledError, ids_of
-from dubito.data.image_set import some
+from dubito.apps.acquire._given import need_labels
 from dubito.ensembles._lazy import logits_of, said_by
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
@@ -95,24 +94,19 @@ class LinearTrainer:
 
     def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
         """Classifiers of these rows of the table, which has features and labels."""
-        table.require("feature", "label", by="LinearTrainer")
+        table.require("feature", by="LinearTrainer")
         if not len(rows):
             raise TableError("LinearTrainer needs at least one labelled row; none came. Begin with start=10 or more.")
+        need_labels(table, rows.numpy(), "LinearTrainer")
         label = table.select("label").rows(rows).label.numpy()
-        if (label < 0).any():
-            without = ids_of(table, rows.numpy()[label < 0])
-            raise UnlabelledError(
-                f"LinearTrainer: all labelled rows must have a label from 0 on; {len(without)} of {len(rows)} of "
-                f"{table.name} have none yet ({label.min()}): {some(without)}. Label them, and make the same call "
-                f"again."
-            )
         own = "logit" not in table or table.label_space == "own"
-        classes = int(table.label.max()) + 1 if own else table.shape("logit")[1]
+        # Two at least: the first few labels may be all alike.
+        classes = max(2, int(table.label.max()) + 1, len(table.label_names or ())) if own else table.shape("logit")[1]
         mean, scale = _scale(table)
         if label.max() >= classes:
             raise TableError(
                 f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; up to "
-                f"{label.max()} came. Leave column 'logit' out of a pool with other classes."
+                f"{label.max()} came. Name other classes (classes=[...]), or leave column 'logit' out of the pool."
             )
         x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
         # One seed for each number of rows: members of two rounds are not drawn alike.

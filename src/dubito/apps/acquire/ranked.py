@@ -39,7 +39,10 @@ def stochastic(
         beta: Near 0 all images are alike; the larger, the closer to `top`.
         rng: Of the Gumbel numbers.
     """
-    return top(_value(u, kind) + rng.gumbel(size=len(u)) / beta, count)
+    gumbel = rng.gumbel(size=len(u))
+    # Images of no chance at all (power, u = 0) come last, and in no order: a pool is often sorted by class.
+    chosen: np.ndarray = np.lexsort((-gumbel, -(_value(u, kind) + gumbel / beta)))[:count]
+    return chosen
 
 
 def _value(u: Float64[np.ndarray, "n"], kind: str) -> Float64[np.ndarray, "n"]:

@@ -8,8 +8,8 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from dubito.apps._csv import write_csv
 from dubito.apps._text import aligned
+from dubito.apps.acquire.answers import write_picks
 from dubito.types import Json
 
 COLUMNS = ("id", "round", "u", "rank")
@@ -45,8 +45,11 @@ class Picks:
         return [list(COLUMNS), *body]
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the picks as CSV, and return its path."""
-        return write_csv(path, self.lines())
+        """Write the picks as CSV with an empty column label, and return its path.
+
+        Labels that stand in such a file already are never lost: it is not replaced by other picks.
+        """
+        return write_picks(path, self.lines())
 
     def __str__(self) -> str:
         left = len(self) - _LISTED
@@ -111,8 +114,8 @@ class Acquisition:
         return [list(COLUMNS), *(line for one in self.rounds if one.picks for line in one.picks.lines()[1:])]
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write all picks as CSV, and return its path."""
-        return write_csv(path, self.picks())
+        """Write all picks as CSV with an empty column label, and return its path; labels in such a file stay."""
+        return write_picks(path, self.picks())
 
     def to_json(self) -> Json:
         """Plain numbers."""

@@ -7,14 +7,14 @@
 
 d_i is the Euclidean distance to the nearest image that is labelled or chosen already, w the uncertainty moved to 0..1
 on the images that may be chosen. Without any labelled image, core_set begins at the image nearest to the mean, the
-others by w alone. A choice costs one product of the features with a vector, in blocks of rows.
+others by w alone. A choice costs one pass over the features, in blocks of rows.
 """
 
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
 from dubito.table import Column
@@ -51,13 +51,20 @@ class Distances:
     def add(self, rows: Int64[np.ndarray, "k"]) -> None:
         """These rows are centres now."""
         for part in torch.split(torch.from_numpy(rows), _CENTRES) if len(rows) else ():
-            centres = self._feature[part].float() - self._mean
-            own = centres.square().sum(1)
+            centres = self._feature[part].float()
             for block in self._blocks:
-                product = (self._read(block) - self._mean) @ centres.T
-                squared = (self._norms[block, None] + own - 2 * product).amin(1).clamp_(min=0)
+                squared = self._to_one(block, centres) if len(part) == 1 else self._to_nearest(block, centres)
                 torch.minimum(self.squared[block], squared, out=self.squared[block])
             self.squared[part] = 0  # rounding would leave a little
+
+    def _to_one(self, block: slice, centre: Float32[Tensor, "1 d"]) -> Float32[Tensor, "b"]:
+        """As quick as the product of `_to_nearest` is for one centre, and exact among clusters that lie far apart."""
+        return (self._read(block) - centre).square_().sum(1)
+
+    def _to_nearest(self, block: slice, centres: Float32[Tensor, "k d"]) -> Float32[Tensor, "b"]:
+        moved = centres - self._mean
+        product = (self._read(block) - self._mean) @ moved.T
+        return (self._norms[block, None] + moved.square().sum(1) - 2 * product).amin(1).clamp_(min=0)
 
     def _read(self, block: slice) -> Tensor:
         rows: Tensor = self._feature[block]

@@ -1,14 +1,16 @@
 """What a guard is given, checked: its model, labels that are the model's classes, rows that are independent."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from dubito.apps._apart import example, shared_rows
 from dubito.apps.guard.promise import Promise
 from dubito.cache.fingerprint import model_identity
-from dubito.errors import GuardError, ModelError, TableError
+from dubito.errors import DubitoWarning, GuardError, ModelError, TableError, ValueRangeError
 from dubito.heads.config import same_backbone
 from dubito.scores._answers import errors_of
 from dubito.table import Table
@@ -45,6 +47,14 @@ def check_tables(table: object, train: object) -> None:
             )
 
 
+def check_settings(novel: Any, seed: Any) -> None:
+    """Raise ValueRangeError for what is no share, or no seed."""
+    if not (isinstance(novel, (int, float, np.floating)) and 0 <= novel < 1):
+        raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; {novel!r} came.")
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueRangeError(f"guard.fit: seed must be a whole number, from 0 on; {seed!r} came.")
+
+
 def split_rows(table: Table, *, learn: bool, seed: int) -> Split:
     """Cut a table at random into rows to learn from (if asked for), to choose on, and to calibrate on."""
     check_independent(table)
@@ -63,6 +73,20 @@ def check_independent(table: Table) -> None:
         raise GuardError(
             f"{table.name} has several augmented rows of each photograph; they are not independent, and a guarantee "
             f"would count each photograph several times. Extract every image once, without epochs=... ."
+        )
+
+
+def warn_of_twins(split: Split, table: Table) -> None:
+    """Say that images are there twice: the test would count each of them as two."""
+    shared = shared_rows(split.calibrate, split.choose)
+    count = len(shared.here)
+    if count > _SHARED * len(split.calibrate):
+        warnings.warn(
+            f"guard.fit: {table.name} has many images twice; at least {count} of {len(split.calibrate)} to calibrate "
+            f"are among those that scores are chosen on, too{example(split.calibrate, split.choose, shared)}. The "
+            f"promise counts them as independent, and may not hold. Leave copies out: dubito.audit finds them.",
+            DubitoWarning,
+            stacklevel=3,
         )
 
 

@@ -30,7 +30,7 @@ _TILES = re.compile(r"tiles_(\d+)(_logit)?")
 def as_images(source: Any) -> tuple[Images, bool]:
     """What was given as a set of images, and whether it is a single one."""
     if isinstance(source, (str, Path)):
-        return open_images(source), is_image(Path(source).name)
+        return open_images(source), is_image(Path(source).name) and not Path(source).is_dir()
     if isinstance(source, Image.Image):
         return open_images([source]), True
     if isinstance(source, (np.ndarray, Tensor)):

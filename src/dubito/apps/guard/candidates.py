@@ -59,17 +59,25 @@ def learns(scores: Scores | None) -> bool:
 def by_name(scores: Scores) -> dict[str, Score]:
     """Scores by name, made where only a name came."""
     if isinstance(scores, Mapping):
-        found = dict(scores)
+        found = {name: checked_score(score) for name, score in scores.items()}
     else:
         if isinstance(scores, str):
             raise GuardError(f"scores must be a list or a mapping; the text '{scores}' came. Say scores=['{scores}'].")
-        made = [make_score(score) if isinstance(score, str) else score for score in scores]
+        made = [make_score(score) if isinstance(score, str) else checked_score(score) for score in scores]
         found = {score.name: score for score in made}
         if len(found) < len(made):
             raise GuardError("scores: two have the same name; give them by name, {'one': ..., 'other': ...}.")
     if not found:
         raise GuardError(f"scores: at least one is needed; none came. Known: {', '.join(SCORES)}.")
     return found
+
+
+def checked_score(score: object) -> Score:
+    """The score itself; GuardError for what is none, such as its class."""
+    if not isinstance(score, Score):
+        came = f"the class {score.__name__}" if isinstance(score, type) else repr(score)
+        raise GuardError(f"scores must be scores, such as dubito.Entropy(), or names of them; {came} came.")
+    return score
 
 
 def fitted_scores(scores: Scores | None, table: Table, learn: Table | None) -> dict[str, Score]:

@@ -21,11 +21,13 @@ from torch import Tensor
 from dubito.apps.guard._given import (
     check_apart,
     check_model,
+    check_settings,
     check_tables,
     checked_labels,
     checked_maker,
     not_the_same,
     split_rows,
+    warn_of_twins,
 )
 from dubito.apps.guard.asking import as_images, ask, probes_for
 from dubito.apps.guard.candidates import (
@@ -45,7 +47,7 @@ from dubito.apps.guard.promise import Promise
 from dubito.apps.guard.thresholds import Threshold
 from dubito.apps.guard.verdict import Decisions, Verdict, top_two
 from dubito.cache.fingerprint import model_identity
-from dubito.errors import GuardError, ModelError, TableError, ValueRangeError
+from dubito.errors import GuardError, ModelError, TableError
 from dubito.table import Table
 from dubito.types import Classifier, Json, Probe, Score
 
@@ -117,7 +119,7 @@ class Guard:
             coverage: Promise instead that at least this share of all images is accepted.
             false_alarms: Promise instead that at most this share of the right answers is refused.
             scores: To choose among, by name or as a list; by default all that the columns allow, but no uncertainty
-                head: give it only if it was trained on other images than the table's.
+                head. Those that are fitted already, and heads, must have learned from other images than the table's.
             train: What scores learn from, such as the model's training images; by default a part of the table.
             sets: Prediction sets: how they are made, or False for none. By default of coverage 0.9, where the table
                 has labels, and at least nine rows to calibrate.
@@ -131,12 +133,12 @@ class Guard:
             GuardError: The promise cannot be kept with these images; the message says how many it takes.
         """
         promise = Promise.of(risk, confidence, coverage, false_alarms)
-        if not 0 <= novel < 1:
-            raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; {novel} came.")
         check_tables(table, train)
+        check_settings(novel, seed)
         maker, labelled = checked_maker(model, table), checked_labels(table, promise)
         more = lacks_density(scores, table, novel)
         split = split_rows(table, learn=train is None and (more or learns(scores)), seed=seed)
+        warn_of_twins(split, table)
         learn = few(split.learn if train is None else train)
         if train is not None and learn is not None:
             check_apart(table, learn)
@@ -230,8 +232,11 @@ class Guard:
         return tuple(dict.fromkeys(column for score in self.scores.values() for column in ("logit", *score.needs)))
 
     def save(self, to: str | Path) -> Path:
-        """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed."""
-        from dubito.apps.guard.saved import write_guard  # noqa: PLC0415 (it makes guards)
+        """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed.
+
+        The folder must be new or empty, or that of a guard, which is then replaced in one step.
+        """
+        from dubito.apps.guard.saving import write_guard  # noqa: PLC0415 (it knows guards)
 
         return write_guard(self, to)
 

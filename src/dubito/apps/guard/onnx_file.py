@@ -36,7 +36,7 @@ from dubito.apps.guard.asking import as_kept
 from dubito.apps.guard.onnx_scores import as_graph
 from dubito.cache.shard import write_file
 from dubito.errors import ArtefactError, GuardError, MissingPackageError
-from dubito.models.wrap import WrappedClassifier, answer_of
+from dubito.models.wrap import WrappedClassifier, sample_of
 
 if TYPE_CHECKING:
     from dubito.apps.guard.guard import Guard
@@ -102,22 +102,24 @@ def _exported(module: "GuardModule") -> Any:
             _without_logs("torch"),
         ):
             warnings.simplefilter("ignore")
+            # Traced here, because torch.onnx would go on with a graph of fixed batches where one of any size fails.
+            sizes = ({0: torch.export.Dim("n")},)
+            graph = torch.export.export(module, (module.example,), dynamic_shapes=sizes, strict=False)
             return torch.onnx.export(
-                module,
-                (module.example,),
-                dynamo=True,
-                input_names=["input"],
-                output_names=list(OUTPUTS),
-                dynamic_shapes=({0: torch.export.Dim("n")},),
-                verbose=False,
+                graph, input_names=["input"], output_names=list(OUTPUTS), dynamic_shapes=sizes, verbose=False
             )
-    except (torch.onnx.OnnxExporterError, RuntimeError) as error:
+    except Exception as error:  # of torch's exporters, or of the module's own code
         cause = error.__cause__ or error
         raise GuardError(
             f"guard.export_onnx: {module.of} cannot be written as an ONNX graph for batches of any size "
-            f"({type(cause).__name__}: {str(cause).strip().splitlines()[0]}). Its code must not choose its way by the "
-            f"values or the number of inputs: look for `if`, `.item()` or a fixed batch in its forward."
+            f"({type(cause).__name__}: {_first_line(cause)}). Its code must not choose its way by the values or the "
+            f"number of inputs: look for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed batch in its "
+            f"forward."
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
 
 
 @contextlib.contextmanager
@@ -141,6 +143,11 @@ class GuardModule(nn.Module):
             raise GuardError(
                 "guard.export_onnx needs the model. Load it with the guard: Guard.load(path, model), model from "
                 "dubito.load or dubito.wrap."
+            )
+        if (precision := sample_of(model.module).dtype) != torch.float32:
+            raise GuardError(
+                f"guard.export_onnx: {model.name} computes in {str(precision).removeprefix('torch.')}; only float32 "
+                f"agrees with PyTorch on every runtime. Wrap module.float(), and extract and fit with that."
             )
         self.of, self.example = model.name, _example(model) if example is None else example
         _check_example(model, self.example)  # which also tells where the last layer is
@@ -171,7 +178,8 @@ class GuardModule(nn.Module):
 
     def _said(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         if self._layer is None:
-            return None, answer_of(self.backbone(x), len(x), self.of)
+            out = self.backbone(x)  # of a known kind, as the example has gone through it
+            return None, out if isinstance(out, Tensor) else out.logits
         seen: list[Tensor] = []
         hook = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:

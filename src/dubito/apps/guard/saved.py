@@ -1,9 +1,12 @@
 """A guard as a folder: JSON and safetensors. Nothing is pickled, and nothing in it is executed.
 
-guard.json            promise, threshold, weights, prediction sets, the model's fingerprint; the hashes of all other
-                      files, so that they belong together, and its own
-state.safetensors     quantiles of the selection images
-scores/00_NAME/       each score, as `save_score` writes it
+guard.json                        promise, threshold, weights, prediction sets, the model's fingerprint; the hashes of
+                                  all other files, so that they belong together, and its own; replaced last
+parts-HASH/state.safetensors      quantiles of the selection images
+parts-HASH/00_NAME/               each score, as `save_score` writes it
+
+New parts never overwrite old ones, so that a kill at any instant leaves the old guard or the new one; parts that
+guard.json does not name are swept away after it. `saving` writes it.
 
 Hashes tell what was damaged, exchanged or left half written; they are no signature: whoever changes a guard on purpose
 can compute them, too.
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from dubito.apps.guard.candidates import Roles
@@ -25,47 +28,16 @@ from dubito.apps.guard.combine import Combination
 from dubito.apps.guard.conformal import PredictionSets
 from dubito.apps.guard.promise import Promise
 from dubito.apps.guard.thresholds import Threshold
-from dubito.cache.shard import is_leftover, write_file
 from dubito.errors import ArtefactError, DubitoError
-from dubito.scores import load_score, save_score
+from dubito.scores import load_score
 from dubito.types import Json
 
 if TYPE_CHECKING:
     from dubito.apps.guard.guard import Guard
 
 FORMAT = 1
-_DESCRIPTION, _STATE, _SCORES, _KNOWN = "guard.json", "state.safetensors", "scores", "known"
-
-
-def write_guard(guard: "Guard", to: str | Path) -> Path:
-    """Write a guard into a folder; each file is replaced in one step, guard.json last."""
-    folder = Path(to)
-    state = save({_KNOWN: guard.known, **{f"grid.{name}": grid for name, grid in guard.grids.items()}})
-    places = {name: f"{number:02d}_{re.sub(r'[^a-zA-Z0-9_.-]', '_', name)}" for number, name in enumerate(guard.scores)}
-    described = {
-        "format": FORMAT,
-        **guard.to_json(),
-        "roles": {
-            "aleatoric": guard.roles.aleatoric,
-            "epistemic": guard.roles.epistemic,
-            "density": guard.roles.density,
-        },
-        "classes": None if guard.classes is None else list(guard.classes),
-        "maker": guard.maker,
-        "scores": places,
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, place in places.items():
-            save_score(guard.scores[name], folder / _SCORES / place)
-        write_file(folder / _STATE, state)
-        described["files"] = {name: _digest((folder / name).read_bytes()) for name in _parts(folder, places)}
-        # As it will be read: tuples are lists there, and keys are texts.
-        plain = json.loads(json.dumps(described, allow_nan=False))
-        write_file(folder / _DESCRIPTION, (json.dumps(sealed(plain), indent=1) + "\n").encode())
-    except OSError as error:
-        raise ArtefactError(f"'{folder}' cannot be written ({error.strerror}). Give another place.") from error
-    return folder
+DESCRIPTION, STATE, KNOWN = "guard.json", "state.safetensors", "known"
+PARTS = re.compile(r"parts-[0-9a-f]{32}")
 
 
 def read_guard(path: str | Path) -> "Guard":
@@ -73,7 +45,7 @@ def read_guard(path: str | Path) -> "Guard":
     from dubito.apps.guard.guard import Guard  # noqa: PLC0415 (which calls this)
 
     folder = Path(path)
-    described, state = _read(folder)
+    described, state, parts = _read(folder)
     try:
         promise, found = Promise(**described["promise"]), Threshold(**described["threshold"])
         if not math.isfinite(found.value):
@@ -82,9 +54,9 @@ def read_guard(path: str | Path) -> "Guard":
             promise=promise,
             threshold=found,
             combination=Combination(described["weights"], described["aurc"]),
-            scores={name: load_score(_place(folder, place)) for name, place in described["scores"].items()},
+            scores={name: load_score(_place(parts, place)) for name, place in described["scores"].items()},
             grids={name: state[f"grid.{name}"] for name in described["scores"]},
-            known=state[_KNOWN],
+            known=state[KNOWN],
             roles=Roles(**described["roles"]),
             gate=described["gate"],
             sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
@@ -102,58 +74,74 @@ def read_guard(path: str | Path) -> "Guard":
     return guard
 
 
-def _read(folder: Path) -> tuple[Json, dict[str, Tensor]]:
-    for file in (_DESCRIPTION, _STATE):
-        if not (folder / file).is_file():
-            raise ArtefactError(f"no guard in '{folder}': {file} is not there. Give a folder that Guard.save wrote.")
+def _read(folder: Path) -> tuple[Json, dict[str, Tensor], Path]:
+    """What guard.json says, the quantiles, and where the scores are."""
+    if not (folder / DESCRIPTION).is_file():
+        raise ArtefactError(f"no guard in '{folder}': {DESCRIPTION} is not there. Give a folder that Guard.save wrote.")
     try:
-        described: Any = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
-        state = load((folder / _STATE).read_bytes())
-    except (ValueError, OSError, SafetensorError) as error:
+        described: Any = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
         raise ArtefactError(f"guard in '{folder}' cannot be read ({error}). Copy it again.") from error
     if not isinstance(described, dict) or described.get("format") != FORMAT:
         came = described.get("format") if isinstance(described, dict) else type(described).__name__
         raise ArtefactError(
             f"guard in '{folder}' must be of format {FORMAT}; {came} came. Update dubito, or fit the guard again."
         )
-    _check_hashes(folder, described)
-    return described, state
+    parts = _checked_parts(folder, described)
+    try:
+        return described, load((parts / STATE).read_bytes()), parts
+    except (OSError, SafetensorError) as error:
+        raise ArtefactError(f"guard in '{folder}' cannot be read ({error}). Copy it again.") from error
 
 
-def _check_hashes(folder: Path, described: Json) -> None:
+def _checked_parts(folder: Path, described: Json) -> Path:
+    """Where the other files are: each of them as it was when guard.json was written."""
     if described.get("digest") != sealed(described)["digest"]:
         raise ArtefactError(
-            f"guard in '{folder}': {_DESCRIPTION} was changed after it was written, so that nobody can tell what it "
+            f"guard in '{folder}': {DESCRIPTION} was changed after it was written, so that nobody can tell what it "
             f"promises. Copy the whole folder again, or fit the guard again."
         )
-    files = described.get("files")
-    for name, digest in files.items() if isinstance(files, dict) else [(_STATE, None)]:
-        file = folder / name
-        if not file.is_file() or _digest(file.read_bytes()) != digest:
+    named, files = described.get("parts"), described.get("files")
+    if not PARTS.fullmatch(str(named)) or not isinstance(files, dict):
+        raise ArtefactError(f"guard in '{folder}' does not tell which files are its own. Save it again.")
+    found = digests(folder / str(named))
+    for name, expected in files.items():
+        if found.get(name) != expected:
             raise ArtefactError(
-                f"guard in '{folder}': {name} is not the file that {_DESCRIPTION} was written with; it was damaged or "
-                f"replaced, or saving was broken off. Copy the whole folder again, or save the guard again."
+                f"guard in '{folder}': {named}/{name} is not the file that {DESCRIPTION} was written with; it is "
+                f"missing, damaged or replaced. Copy the whole folder again, or save the guard again."
             )
+    return folder / str(named)
 
 
 def sealed(described: Json) -> Json:
     """With the hash of everything that it says."""
     said = {key: value for key, value in described.items() if key != "digest"}
-    return {**said, "digest": _digest(json.dumps(said, sort_keys=True).encode())}
+    return {**said, "digest": digest(json.dumps(said, sort_keys=True).encode())}
 
 
-def _parts(folder: Path, places: dict[str, str]) -> list[str]:
-    """All files but the description, and but what killed writers left behind."""
-    of_scores = [file for place in places.values() for file in sorted((folder / _SCORES / place).iterdir())]
-    return [_STATE, *(file.relative_to(folder).as_posix() for file in of_scores if not is_leftover(file))]
+def told_in(folder: Path) -> Json:
+    """What guard.json says, unchecked; nothing if there is none."""
+    try:
+        found = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _place(folder: Path, place: Any) -> Path:
+def _place(parts: Path, place: Any) -> Path:
     """A score's folder, which must lie inside the guard's."""
     if not isinstance(place, str) or not re.fullmatch(r"\d\d_[\w.-]+", place):
-        raise ArtefactError(f"guard in '{folder}' names a score's folder {place!r}. Save it again.")
-    return folder / _SCORES / place
+        raise ArtefactError(f"guard in '{parts.parent}' names a score's folder {place!r}. Save it again.")
+    return parts / place
 
 
-def _digest(data: bytes) -> str:
+def digests(folder: Path) -> dict[str, str]:
+    """Of every file in it, by its path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder).as_posix(): digest(file.read_bytes()) for file in files}
+
+
+def digest(data: bytes) -> str:
+    """The hash of some bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -238,6 +238,8 @@ def _levels(
     c = binom.ppf(delta, k, risk)
     c = np.where(binom.cdf(c, k, risk) <= delta, c, c - 1)
     likeliest = int(np.argmax(binom.logcdf(c, k, (errors + 1) / (accepted + 1))))
+    if np.all(c < 0):  # so few images that none may be wrong, and even then some more must be accepted than expected
+        likeliest = len(k) - 1
     far = np.arange(likeliest + _STRIDE, len(k), _STRIDE)
     shares = [(int(np.searchsorted(accepted, part * accepted[likeliest])), share) for part, share in _SAFER]
     shares += [(int(place), _FAR / len(far)) for place in far]

@@ -1,12 +1,12 @@
 """From nearest items to answers: how many are looked for, one left out, refused rows, sets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
-from dubito.apps.search._given import Given, Names
+from dubito.apps.search._given import Given
 from dubito.apps.search.backend import Backend, Hits, State
 from dubito.apps.search.radius import Radii
 from dubito.apps.search.result import NeighbourSet
@@ -17,9 +17,14 @@ _ROUNDING = 1e-6
 """What float32 leaves open of a cosine: an item at the very radius is in the set, in every backend."""
 
 
-def how_many(k: int, at_most: int | None, state: State, exclude: Names | None, queries: int) -> int:
+def how_many(k: int, at_most: int | None, state: State, exclude: Sequence[str] | None, queries: int) -> int:
     """How many neighbours to look for, `at_most` in a set if sets are asked for; raises where there are not enough."""
     there = state.kept - (exclude is not None)
+    if there < 1:
+        raise ValueRangeError(
+            f"SafeIndex.search: with exclude at least two items must be searched; there is {state.kept} ({state.rows} "
+            f"in all). Add items, or search without exclude."
+        )
     if not 1 <= k <= there:
         own = " less the excluded one" if exclude is not None else ""
         raise ValueRangeError(
@@ -39,7 +44,13 @@ def how_many(k: int, at_most: int | None, state: State, exclude: Names | None, q
 
 
 def find(
-    backend: Backend, found: Given, refused: Bool[np.ndarray, "n"], k: int, exclude: Names | None, *, labelled: bool
+    backend: Backend,
+    found: Given,
+    refused: Bool[np.ndarray, "n"],
+    k: int,
+    exclude: Sequence[str] | None,
+    *,
+    labelled: bool,
 ) -> Hits:
     """The k nearest items of each query that is answered."""
     more = k + (exclude is not None)
@@ -48,8 +59,7 @@ def find(
     np.clip(hits.similarities, -1.0, 1.0, out=hits.similarities)
     if exclude is None:
         return hits
-    names: Any = np.empty(len(exclude), dtype=object)
-    names[:] = [str(one) for one in exclude]
+    names: Any = np.array(exclude, dtype=object)
     return _without(hits, names[~refused])
 
 

@@ -50,8 +50,8 @@ def fitting(
     """Items or queries of the same width and score as the items that are there; a table is judged by `score`."""
     if uncertainty is None and isinstance(features, Table):
         uncertainty = score
-    if isinstance(uncertainty, Score) and state.rows and score is not None:
-        _check_score(by, uncertainty, score)
+    if isinstance(uncertainty, Score) and state.rows:
+        _check_score(by, uncertainty, score, state.origin.judged_by)
     return given(by, features, uncertainty, width=width, ids=ids, labels=labels)
 
 
@@ -119,10 +119,15 @@ def check_labels(found: Given, state: State, rule: Rule) -> None:
         )
     if found.rows and rule.per_class and not labelled:
         rule.thresholds(np.zeros(1), None)  # raises, and says what is missing
+    if found.rows and _called_otherwise(found, state):
+        raise TableError(
+            f"SafeIndex.add: a number must mean one class; the classes of {found.name} have other names than those of "
+            f"the items. Nothing was added: give labels=... with the numbers that the items have."
+        )
 
 
 def limits_of(
-    found: Given, rule: Rule, thresholds: Thresholds, refuse_above: float | Array | None
+    found: Given, rule: Rule, state: State, refuse_above: float | Array | None
 ) -> tuple[Float64[np.ndarray, "n"], str]:
     """What each query's uncertainty is held against, and that in words."""
     if refuse_above is not None:
@@ -134,7 +139,13 @@ def limits_of(
             "SafeIndex.search: per_class=True needs the class of every query, true or predicted; no labels came. "
             "Give labels=..., refuse_above=index.thresholds.everywhere, or build the index with clean='items'."
         )
-    limits = thresholds.of(found.rows, found.labels)
+    if rule.per_class and _called_otherwise(found, state):
+        raise TableError(
+            f"SafeIndex.search: per_class=True needs queries of the items' classes; those of {found.name} have other "
+            f"names, so that a number means two things. Give labels=... with the numbers that the items have, or one "
+            f"threshold with refuse_above=... (--refuse-above U)."
+        )
+    limits = some(state).of(found.rows, found.labels)
     which = "the items of its class" if rule.per_class else "the items"
     return limits, f"the {rule.quantile:.4g} quantile of {which}"
 
@@ -145,13 +156,18 @@ def _called(maker: Mapping[str, Any] | None, source: str) -> str:
     return f"{name}, {source}" if name else source
 
 
-def _check_score(by: str, came: Score, known: Score) -> None:
+def _called_otherwise(found: Given, state: State) -> bool:
+    """Whether the classes have other names than those of the items, where both are known."""
+    came, there = found.origin.classes, state.origin.classes
+    return bool(came and there and came != there)
+
+
+def _check_score(by: str, came: Score, known: Score | None, judged_by: str | None) -> None:
     """Raise for another score than the one that judged the items, or one of other settings or another fit."""
-    if came is known:
-        return
-    if came.name != known.name:
-        differing = f"{known.name}; {came.name} came"
-    elif came != known or not _alike(came, known):
+    name = judged_by or (known or came).name
+    if came.name != name:
+        differing = f"{name}; {came.name} came"
+    elif known is not None and came is not known and (came != known or not _alike(came, known)):
         differing = f"{known!r} as it was fitted for them; {came!r} of other settings or another fit came"
     else:
         return

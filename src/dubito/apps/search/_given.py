@@ -1,5 +1,6 @@
 """What an index is given, checked: items and queries from a table or from arrays, read block by block."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64, Shaped
 from torch import Tensor
 
-from dubito.apps.search.backend import Block
+from dubito.apps.search.backend import Block, Origin
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array
 from dubito.table import Table, to_tensor
@@ -35,7 +36,7 @@ class Given:
         u: Their uncertainties, if any came.
         ids: Their names, if any came.
         labels: Their classes, if any came.
-        source: The model that made them, if known.
+        origin: Where they come from.
     """
 
     by: str
@@ -45,7 +46,7 @@ class Given:
     u: Float64[np.ndarray, "n"] | None
     ids: list[str] | None
     labels: Int64[np.ndarray, "n"] | None
-    source: str | None
+    origin: Origin
 
     def directions(self) -> Iterator[Float32[np.ndarray, "b d"]]:
         """The features at length one, block by block."""
@@ -90,12 +91,15 @@ def given(
 ) -> Given:
     """A table or an array with what belongs to it; a table's own columns serve where nothing else is given."""
     table = features if isinstance(features, Table) else None
+    source = called = None
     if table is not None:
         table.require("feature", by=by)
         shape, name = table.shape("feature"), table.name
         column = table.column("feature")
         ids = table.id.tolist() if ids is None and "id" in table else ids
-        labels = table.label if labels is None and "label" in table else labels
+        source = table.source
+        if labels is None and "label" in table:
+            labels, called = table.label, _called(table.label_names)
     else:
         column = features if isinstance(features, np.ndarray) else to_tensor(features, f"{by}: features")
         shape, name = tuple(column.shape), "the array"
@@ -116,8 +120,8 @@ def given(
         read=lambda rows: _floats(to_tensor(column[rows], f"{by}: features"), by, name),
         u=_uncertainties(by, uncertainty, table, n),
         ids=None if ids is None else _names(by, ids, n),
-        labels=None if labels is None else _classes(by, labels, n),
-        source=None if table is None else table.source,
+        labels=_classes(by, labels, n),
+        origin=Origin(source, called, uncertainty.name if isinstance(uncertainty, Score) else None),
     )
 
 
@@ -148,11 +152,21 @@ def _uncertainties(
     return u.numpy()
 
 
+def texts(names: Names) -> list[str]:
+    """Names as a list; one text is one name, and not its letters."""
+    return [names] if isinstance(names, str) else [str(one) for one in names]
+
+
+def is_name(text: str) -> bool:
+    """Whether files and servers can keep it: a path whose bytes are no UTF-8 has halves of letters in it."""
+    return bool(text) and "\0" not in text and (text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text))
+
+
 def _names(by: str, ids: Names, n: int) -> list[str]:
-    names = [str(one) for one in ids]
+    names = texts(ids)
     if len(names) != n:
         raise TableError(f"{by}: ids must have one name a row, {n}; {len(names)} came. Name the same images.")
-    wrong = next((place for place, one in enumerate(names) if not _is_name(one)), None)
+    wrong = next((place for place, one in enumerate(names) if not is_name(one)), None)
     if wrong is not None:
         raise TableError(
             f"{by}: ids must be texts of at least one letter that UTF-8 can write, without NUL; {names[wrong]!r} came "
@@ -161,12 +175,14 @@ def _names(by: str, ids: Names, n: int) -> list[str]:
     return names
 
 
-def _is_name(text: str) -> bool:
-    """Whether files and servers can keep it: a path whose bytes are no UTF-8 has halves of letters in it."""
-    return bool(text) and "\0" not in text and (text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text))
+def _called(names: Sequence[str] | None) -> str | None:
+    """A hash of the names of classes, in their order; None where they are not known."""
+    return hashlib.blake2b("\0".join(names).encode(errors="replace"), digest_size=8).hexdigest() if names else None
 
 
-def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"]:
+def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"] | None:
+    if labels is None:
+        return None
     found = to_tensor(labels, f"{by}: labels")
     if found.is_floating_point() or found.dtype == torch.bool or tuple(found.shape) != (n,):
         raise TableError(

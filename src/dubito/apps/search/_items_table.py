@@ -10,7 +10,8 @@ NAME_about.
 import json
 from typing import Any, final
 
-from dubito.apps.search.rule import ROUNDING, Rule, Thresholds
+from dubito.apps.search.backend import Origin
+from dubito.apps.search.rule import Rule, Thresholds
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.types import Json
 
@@ -18,10 +19,8 @@ FORMAT = 1
 WIDEST = 16_000
 """Of a pgvector column."""
 _LONGEST_NAME = 63 - len("_about")
-_RANKED = (
-    "SELECT label, u FROM (SELECT label, u, row_number() OVER (w ORDER BY u) AS place, count(*) OVER w AS n "
-    "FROM {items} WINDOW w AS (PARTITION BY {group})) r WHERE place = greatest(1, ceil(%s * n::float8 - %s))"
-)
+_QUANTILE = "percentile_disc(%s::float8) WITHIN GROUP (ORDER BY u)"
+"""Of n values the one at the place ceil(share n), as `Rule` has it."""
 
 
 @final
@@ -76,7 +75,7 @@ class ItemsTable:
         cursor.execute(self.sql("CREATE INDEX ON {items} (u)"))
         cursor.execute(self.sql("CREATE TABLE {about} (one boolean PRIMARY KEY DEFAULT true CHECK (one), about jsonb)"))
         empty: Json = {"format": FORMAT, "width": width, "rule": rule.to_json(), "rows": 0, "kept": 0, "revision": 0}
-        empty |= {"thresholds": None, "labelled": None, "source": None, "approximation": None}
+        empty |= {"thresholds": None, "labelled": None, **Origin().to_json(), "approximation": None}
         cursor.execute(self.sql("INSERT INTO {about} (about) VALUES (%s::jsonb)"), (json.dumps(empty),))
         return empty
 
@@ -101,17 +100,17 @@ class ItemsTable:
     def settle(self, cursor: Any, about: Json) -> None:
         """Find thresholds and counts of what is there now, and write them down."""
         rule = Rule.from_json(about["rule"])
-        found: dict[bool, list[Any]] = {}
-        for per_class in {False, rule.per_class}:
-            group = self._sql.SQL("label" if per_class else "true")
-            cursor.execute(self.sql(_RANKED, group=group), (rule.quantile, ROUNDING))
-            found[per_class] = cursor.fetchall()
-        everywhere = [row[1] for row in found[False]]
-        by_class = {int(row[0]): row[1] for row in found[True]} if rule.per_class else None
-        about["thresholds"] = Thresholds(everywhere[0], by_class).to_json() if everywhere else None
+        quantile = self._sql.SQL(_QUANTILE)
+        cursor.execute(self.sql("SELECT {quantile} FROM {items}", quantile=quantile), (rule.share,))
+        everywhere, by_class = cursor.fetchone()[0], None
+        if rule.per_class:
+            grouped = "SELECT label, {quantile} FROM {items} GROUP BY label"
+            cursor.execute(self.sql(grouped, quantile=quantile), (rule.share,))
+            by_class = {int(label): u for label, u in cursor.fetchall()}
+        about["thresholds"] = None if everywhere is None else Thresholds(everywhere, by_class).to_json()
         about["revision"] += 1
-        if not everywhere:
-            about |= {"labelled": None, "source": None}
+        if everywhere is None:
+            about |= {"labelled": None, **Origin().to_json()}
         condition, values = self.kept(about)
         counts = "SELECT count(*), count(*) FILTER (WHERE {keep}) FROM {items}"
         cursor.execute(self.sql(counts, keep=condition), values)

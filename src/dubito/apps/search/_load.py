@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from dubito.apps.search._folder import FORMAT, HEAD, Parts, crc_of, is_ours
-from dubito.apps.search.backend import Approximation
+from dubito.apps.search.backend import Approximation, Origin
 from dubito.apps.search.in_memory import InMemory
 from dubito.apps.search.radius import Radii
 from dubito.apps.search.rule import Rule
@@ -73,7 +73,7 @@ def _read(folder: Path, head: Json, *, mapped: bool, check: bool) -> Parts:
     paths = {kind: _checked(folder, file, check) for kind, file in head["files"].items()}
     backend = InMemory(int(head["width"]), Rule.from_json(head["rule"]))
     vectors = _vectors(paths["vectors"], (int(head["rows"]), backend.width), mapped)
-    _fill(backend, vectors, paths["items"], head["source"])
+    _fill(backend, vectors, paths["items"], Origin.from_json(head))
     state = backend.state()
     if "approximate" in paths:
         backend.index = _approximate(paths["approximate"], (state.kept, backend.width))
@@ -124,7 +124,7 @@ def _vectors(path: Path, shape: tuple[int, int], mapped: bool) -> Float32[np.nda
         return vectors
 
 
-def _fill(backend: InMemory, vectors: Float32[np.ndarray, "n d"], path: Path, source: str | None) -> None:
+def _fill(backend: InMemory, vectors: Float32[np.ndarray, "n d"], path: Path, origin: Origin) -> None:
     items = load_file(path)
     u, ids = items["u"].numpy().copy(), unpack_strings(items)
     labels = items["label"].numpy().copy() if "label" in items else None
@@ -135,7 +135,7 @@ def _fill(backend: InMemory, vectors: Float32[np.ndarray, "n d"], path: Path, so
         raise ValueError(f"there is not one name of its own for each of {len(vectors)} vectors")
     if labels is not None and (labels.dtype != np.int64 or labels.shape != shape):
         raise ValueError(f"there is not one class for each of {len(vectors)} vectors")
-    backend.refill(vectors, u, ids, labels, source)
+    backend.refill(vectors, u, ids, labels, origin)
 
 
 def _approximate(path: Path, shape: tuple[int, int]) -> Any:

@@ -93,7 +93,7 @@ def _write_all(folder: Path, parts: Parts) -> Json:
         "width": backend.width,
         "rule": backend.rule.to_json(),
         "rows": rows,
-        "source": backend.source,
+        **backend.origin.to_json(),
         "approximation": backend.approximation and backend.approximation.to_json(),
         "maker": parts.maker,
         "radii": parts.radii and parts.radii.to_json(),

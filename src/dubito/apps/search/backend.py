@@ -45,6 +45,31 @@ class Block:
 
 @final
 @dataclass(frozen=True)
+class Origin:
+    """Where items come from, as far as that is known: what must be the same for all of them, and for queries.
+
+    Attributes:
+        source: The model that made their features, by its hash.
+        classes: What their classes are called, as a hash of the names: only then a number means one class.
+        judged_by: The score that their uncertainties are of, by its name.
+    """
+
+    source: str | None = None
+    classes: str | None = None
+    judged_by: str | None = None
+
+    def to_json(self) -> Json:
+        """As it is kept."""
+        return {"source": self.source, "classes": self.classes, "judged_by": self.judged_by}
+
+    @classmethod
+    def from_json(cls, found: Json) -> "Origin":
+        """Back from `to_json`, among other things that are kept."""
+        return cls(found["source"], found.get("classes"), found.get("judged_by"))
+
+
+@final
+@dataclass(frozen=True)
 class Hits:
     """The nearest items of some queries, the most similar first.
 
@@ -72,7 +97,7 @@ class State:
         thresholds: None while there are no items.
         labelled: Whether they have classes; None while there are no items.
         revision: Grows whenever items come or go.
-        source: The model that made their features, by its hash, if known.
+        origin: Where they come from.
     """
 
     rows: int
@@ -80,7 +105,7 @@ class State:
     thresholds: Thresholds | None
     labelled: bool | None
     revision: int
-    source: str | None
+    origin: Origin
 
 
 @final
@@ -114,7 +139,7 @@ class Backend(Protocol):
         """What is known of all items."""
         ...
 
-    def add(self, blocks: Iterable[Block], rows: int, source: str | None) -> None:
+    def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:
         """All blocks, or none of them if one fails; `rows` is how many items they hold together."""
         ...
 

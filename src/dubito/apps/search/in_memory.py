@@ -8,7 +8,7 @@ be mapped from a file.
 An approximation (IVF, HNSW, any factory string of faiss) holds codes of the kept rows. Its candidates are compared
 again by their vectors, so similarities are exact. Items that come or go end it.
 
-Threads may search at once. While one adds or removes, no other may ask: rows change places.
+Threads may search at once, as a search moves nothing. While one adds or removes, no other may ask.
 """
 
 import heapq
@@ -20,7 +20,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
 
-from dubito.apps.search.backend import Approximation, Block, Hits, State, lot
+from dubito.apps.search.backend import Approximation, Block, Hits, Origin, State, lot
 from dubito.apps.search.rule import Rule, Thresholds
 from dubito.errors import ValueRangeError
 
@@ -42,7 +42,7 @@ class InMemory:
         self.u: Float64[np.ndarray, "n"] = np.empty(0, dtype=np.float64)
         self.labels: Int64[np.ndarray, "n"] | None = None
         self.ids: list[str] = []
-        self.source: str | None = None
+        self.origin = Origin()
         self.index: Any = None
         self._approximation: Approximation | None = None
         self._places: dict[str, int] | None = {}
@@ -51,12 +51,11 @@ class InMemory:
         self._kept = self._revision = 0
 
     def state(self) -> State:
-        """What is known of all items, each in its place."""
-        self._settle()
+        """What is known of all items."""
         labelled = None if not self.ids else self.labels is not None
-        return State(len(self.ids), self._kept, self._thresholds, labelled, self._revision, self.source)
+        return State(len(self.ids), self._kept, self._thresholds, labelled, self._revision, self.origin)
 
-    def add(self, blocks: Iterable[Block], rows: int, source: str | None) -> None:
+    def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:
         """Written behind the last item; they count once all are there."""
         start = first = len(self.ids)
         self._reserve(first + rows)
@@ -70,7 +69,7 @@ class InMemory:
             labels += [] if block.labels is None else [block.labels]
         all_u, all_labels = np.concatenate(u), np.concatenate(labels) if labels else None
         # Nothing fails from here on.
-        self.source = self.source if first else source
+        self.origin = self.origin if first else origin
         self.u, self.labels = all_u, all_labels
         self.ids += ids
         if self._places is not None:
@@ -95,7 +94,7 @@ class InMemory:
             self.labels[gaps] = self.labels[movers]
             self.labels = self.labels[:left].copy() if left else None
         del self.ids[left:]
-        self.source = self.source if left else None
+        self.origin = self.origin if left else Origin()
         self._changed()
 
     def known(self, ids: Sequence[str]) -> set[str]:
@@ -105,19 +104,16 @@ class InMemory:
 
     def left_out(self) -> list[str]:
         """The ids behind those that are kept."""
-        self._settle()
         return sorted(self.ids[self._kept :])
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:
         """Of the kept rows."""
-        self._settle()
         exactly = exact or self.index is None
         similarities, rows = self._compared(queries, k) if exactly else self._candidates(queries, k)
         return Hits(self._names()[rows], similarities, None if self.labels is None else self.labels[rows], exactly)
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items whose lots are lowest."""
-        self._settle()
         rows = heapq.nsmallest(count, range(self._kept), key=lambda row: lot(self.ids[row]))
         return [self.ids[row] for row in rows], self.vectors[rows]
 
@@ -128,7 +124,6 @@ class InMemory:
 
     def approximate(self, kind: str | None, effort: int | None) -> str:
         """Codes of the kept rows; by default an IVF with eight bits a number."""
-        self._settle()
         centres = 2 ** int(math.log2(max(1, min(2 * math.sqrt(self._kept), self._kept / _TRAINING))))
         kind = kind or f"IVF{centres},SQ8"
         try:
@@ -166,16 +161,27 @@ class InMemory:
         u: Float64[np.ndarray, "n"],
         ids: list[str],
         labels: Int64[np.ndarray, "n"] | None,
-        source: str | None,
+        origin: Origin,
     ) -> None:
         """Become an index that was saved; no row moves, as the kept ones were first then."""
-        self.vectors, self.u, self.ids, self.labels, self.source = vectors, u, ids, labels, source
+        self.vectors, self.u, self.ids, self.labels, self.origin = vectors, u, ids, labels, origin
         self._places = None
         self._changed()
 
     def _changed(self) -> None:
-        self._thresholds, self.index, self._approximation, self._named = None, None, None, None
+        """Find the threshold and bring the kept rows to the front."""
+        self.index, self._approximation, self._named = None, None, None
         self._revision += 1
+        self._thresholds, self._kept = None, 0
+        if not self.ids:
+            return
+        thresholds = self.rule.thresholds(self.u, self.labels)
+        keep = self.rule.keeps(self.u, self.labels, thresholds)
+        kept = int(keep.sum())
+        front, back = np.flatnonzero(~keep[:kept]), kept + np.flatnonzero(keep[kept:])
+        for start in range(0, len(front), _SWAP):
+            self._swap(front[start : start + _SWAP], back[start : start + _SWAP])
+        self._thresholds, self._kept = thresholds, kept
 
     def _names(self) -> Shaped[np.ndarray, "n"]:
         """The ids as an array, of which many can be taken at once; made again when rows have changed places."""
@@ -202,19 +208,6 @@ class InMemory:
             grown = np.empty((size, self.width), dtype=np.float32)
             grown[: len(self.ids)] = self.vectors[: len(self.ids)]
             self.vectors = grown
-
-    def _settle(self) -> None:
-        """Find the threshold and bring the kept rows to the front."""
-        if self._thresholds is not None or not self.ids:
-            self._kept = self._kept if self.ids else 0
-            return
-        thresholds = self.rule.thresholds(self.u, self.labels)
-        keep = self.rule.keeps(self.u, self.labels, thresholds)
-        kept = int(keep.sum())
-        front, back = np.flatnonzero(~keep[:kept]), kept + np.flatnonzero(keep[kept:])
-        for start in range(0, len(front), _SWAP):
-            self._swap(front[start : start + _SWAP], back[start : start + _SWAP])
-        self._thresholds, self._kept, self._named = thresholds, kept, None
 
     def _swap(self, here: Int64[np.ndarray, "s"], there: Int64[np.ndarray, "s"]) -> None:
         for column in (self.vectors, self.u, self.labels):

@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from dubito.apps.search._connection import Connection, to_vector
+from dubito.apps.search._given import is_name
 from dubito.apps.search._items_table import WIDEST, ItemsTable
-from dubito.apps.search.backend import Approximation, Block, Hits, State
+from dubito.apps.search.backend import Approximation, Block, Hits, Origin, State
 from dubito.apps.search.rule import Rule, Thresholds
 from dubito.errors import ServerError, TableError, ValueRangeError
 from dubito.types import Json
@@ -26,6 +27,7 @@ _OLDEST_HNSW = (0, 8)
 _MOST_EFFORT = 1000
 _IDS = 50_000
 """Ids that go to the server together."""
+_PARTS = {"source": "model", "classes": "set of classes", "judged_by": "score"}
 
 
 @final
@@ -60,10 +62,10 @@ class OnServer:
             thresholds=found and Thresholds.from_json(found),
             labelled=about["labelled"],
             revision=about["revision"],
-            source=about["source"],
+            origin=Origin.from_json(about),
         )
 
-    def add(self, blocks: Iterable[Block], rows: int, source: str | None) -> None:  # noqa: ARG002 (of the protocol)
+    def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:  # noqa: ARG002 (of the protocol)
         """All in one transaction, as the server's own COPY."""
 
         def work(cursor: Any) -> None:
@@ -71,12 +73,12 @@ class OnServer:
             with cursor.copy(self._table.sql("COPY {items} (id, vector, u, label) FROM STDIN (FORMAT binary)")) as copy:
                 copy.set_types(["text", "vector", "float8", "int8"])
                 for block in blocks:
-                    _check_fits(about, block, source)
+                    _check_fits(about, block, origin)
                     labels = [None] * len(block.ids) if block.labels is None else block.labels.tolist()
                     for row in zip(block.ids, block.vectors, block.u.tolist(), labels, strict=True):
                         copy.write_row(row)
                     about["labelled"] = block.labels is not None
-            about["source"] = about["source"] if about["rows"] else source
+            about |= {} if about["rows"] else origin.to_json()
             self._table.settle(cursor, about)
 
         self._connection.write("SafeIndex.add", work)
@@ -98,7 +100,8 @@ class OnServer:
         self._connection.write("SafeIndex.remove", work)
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Those of the ids that are there."""
+        """Those of the ids that are there; one that no server can keep is not."""
+        ids = [one for one in ids if is_name(one)]
 
         def work(cursor: Any) -> set[str]:
             found: set[str] = set()
@@ -245,7 +248,7 @@ class OnServer:
         return found, approximation is None
 
 
-def _check_fits(about: Json, block: Block, source: str | None) -> None:
+def _check_fits(about: Json, block: Block, origin: Origin) -> None:
     """Of what the index is now: another writer may have added since `SafeIndex` looked."""
     if not about["rows"]:
         return
@@ -254,11 +257,13 @@ def _check_fits(about: Json, block: Block, source: str | None) -> None:
             f"SafeIndex.add: items must have classes or not, all alike; those that another hand has added meanwhile "
             f"have {'some' if about['labelled'] else 'none'}. Nothing was added: give the same."
         )
-    if about["source"] and source and about["source"] != source:
-        raise TableError(
-            f"SafeIndex.add: these items were made by another model ({source}) than those that another hand has added "
-            f"meanwhile ({about['source']}). Nothing was added: use another table."
-        )
+    there = Origin.from_json(about).to_json()
+    for part, came in origin.to_json().items():
+        if came and there[part] and came != there[part]:
+            raise TableError(
+                f"SafeIndex.add: these items are of another {_PARTS[part]} ({came}) than those that another hand has "
+                f"added meanwhile ({there[part]}). Nothing was added: use another table."
+            )
 
 
 def _check_version(came: str) -> None:

@@ -8,7 +8,8 @@ Kirchhof et al. (2024), Section 5.2, name "a set of potential neighbours that is
 respect to its representation uncertainty" and leave open how wide it is: this definition is ours. It needs no labels,
 grows with u and depends on the order of uncertainties alone, so that any score will do. A query as clear as the median
 item gets a ball that holds ten items about as often as not; one as unclear as the most unclear item gets the widest.
-It promises no coverage. Quantiles are kept at 101 levels, distances are measured on up to 500 items.
+It promises no coverage. Quantiles are kept at 101 levels, distances are measured on up to 500 items, by the same search
+that finds the neighbours: by an approximation where there is one.
 """
 
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def measure(backend: Backend) -> Radii:
             f"Add more, or search without sets."
         )
     ids, vectors = backend.sample(SAMPLE)
-    hits = backend.nearest(vectors, min(REACH, state.kept - 1) + 1, exact=True)
+    hits = backend.nearest(vectors, min(REACH, state.kept - 1) + 1, exact=False)
     own = hits.ids == np.array(ids, dtype=object)[:, None]
     own[~own.any(1), -1] = True  # equal items may push an item out of its own list
     others = hits.similarities[~own].reshape(len(ids), -1)

@@ -21,8 +21,8 @@ from dubito.choices import Clean
 from dubito.errors import ArtefactError, TableError, ValueRangeError
 from dubito.types import Json
 
-ROUNDING = 1e-9
-"""0.9 of 10 items are 9 of them, whatever the last bit of the product says."""
+_ROUNDING = 1e-12
+"""0.55 of 100 items are 55 of them, whatever the last bit of the product says."""
 
 
 @final
@@ -128,8 +128,13 @@ class Rule:
         kept: Bool[np.ndarray, "n"] = u <= thresholds.of(len(u), labels)
         return kept
 
+    @property
+    def share(self) -> float:
+        """What is asked of a sorted list: of n values the one at the place ceil(share n), at least the first."""
+        return self.quantile * (1 - _ROUNDING)
+
     def _quantile(self, u: Float64[np.ndarray, "n"]) -> float:
-        place = max(1, math.ceil(self.quantile * len(u) - ROUNDING)) - 1
+        place = max(1, math.ceil(self.share * len(u))) - 1
         return float(np.partition(u, place)[place])
 
     def to_json(self) -> Json:

@@ -19,7 +19,7 @@ from jaxtyping import Bool
 from dubito.apps.search import _checks
 from dubito.apps.search._answers import find, how_many, spread, within
 from dubito.apps.search._folder import Parts
-from dubito.apps.search._given import Names
+from dubito.apps.search._given import Names, texts
 from dubito.apps.search._load import read_index
 from dubito.apps.search._recall import approximated
 from dubito.apps.search._save import write_index
@@ -206,7 +206,7 @@ class SafeIndex:
             labels: Classes, if the items before have some.
         """
         state = self.backend.state()
-        _checks.check_source("SafeIndex.add", items, state.source, self.maker)
+        _checks.check_source("SafeIndex.add", items, state.origin.source, self.maker)
         found = _checks.fitting(
             "SafeIndex.add", items, uncertainty, width=self.width, score=self.score, state=state, ids=ids, labels=labels
         )
@@ -216,7 +216,7 @@ class SafeIndex:
         _checks.check_labels(found, state, self.rule)
         if not found.rows:
             return
-        self.backend.add(found.blocks(names), found.rows, found.source)
+        self.backend.add(found.blocks(names), found.rows, found.origin)
         if isinstance(uncertainty, Score):
             self.score = uncertainty
         if not state.rows:
@@ -224,7 +224,7 @@ class SafeIndex:
 
     def remove(self, ids: Names) -> None:
         """Remove items by id, all or none; the thresholds move with the rest."""
-        names = [ids] if isinstance(ids, str) else [str(one) for one in ids]
+        names = texts(ids)
         _checks.check_there(self.backend, names)
         if names:
             self.backend.remove(names)
@@ -255,17 +255,18 @@ class SafeIndex:
             at_most: How many items a set may have.
         """
         state = self.backend.state()
-        thresholds, k = _checks.some(state), operator.index(k)
-        _checks.check_source("SafeIndex.search", queries, state.source, self.maker)
+        _checks.some(state)
+        k, own = operator.index(k), None if exclude is None else texts(exclude)
+        _checks.check_source("SafeIndex.search", queries, state.origin.source, self.maker)
         found = _checks.fitting(
             "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
         )
         if self.rule.refuses_queries or refuse_above is not None or sets:
             _checks.check_judged(found, self.score, "query")
-        limits, against = _checks.limits_of(found, self.rule, thresholds, refuse_above)
+        limits, against = _checks.limits_of(found, self.rule, state, refuse_above)
         refused: Bool[np.ndarray, "n"] = np.zeros(found.rows, bool) if found.u is None else found.u > limits
-        count = how_many(k, at_most if sets else None, state, exclude, found.rows)
-        hits = find(self.backend, found, refused, count, exclude, labelled=bool(state.labelled))
+        count = how_many(k, at_most if sets else None, state, own, found.rows)
+        hits = find(self.backend, found, refused, count, own, labelled=bool(state.labelled))
         nearby = (
             within(hits, self._measured(state), found.u, refused, at_most) if sets and found.u is not None else None
         )

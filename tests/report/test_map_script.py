@@ -1,0 +1,163 @@
+"""The script of a map's page: what it reads is there; and in a browser, if one is found, it does as the guide says."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dubito.apps.map import Map
+from dubito.report.map import write_map_page
+
+from .test_map import EVIL, data_of
+
+SCRIPT = files("dubito.report").joinpath("map.js").read_text(encoding="utf-8")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+DRIVE = Path(__file__).with_name("drive_map.js")
+CORNERS = ["bottom left.png", "bottom right.png", "top left.png", "top right.png"]
+
+# Nobody looks at the page, so that the browser would draw no further frame.
+BEFORE = """
+window.requestAnimationFrame = (paint) => setTimeout(paint, 1);
+window.alerts = 0;
+window.alert = () => { window.alerts += 1; };
+"""
+
+
+def square() -> Map:
+    """Five images; the surest at the bottom left, the most uncertain in the middle."""
+    return Map(
+        name="photos",
+        images=5,
+        method="tsne",
+        points=np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0], [5.0, 5.0]]),
+        u=np.arange(5) / 10,
+        rows=np.arange(5),
+        ids=[*CORNERS, EVIL],
+        labels=["cat", "dog", "cat", "dog", EVIL],
+        predictions=["cat", "dog", "dog", "dog", "cat"],
+        score="max_probability",
+    )
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("script")
+    for name in CORNERS:
+        (folder / "pictures").mkdir(exist_ok=True)
+        Image.new("RGB", (20, 20), (200, 0, 0)).save(folder / "pictures" / name)
+    return write_map_page(square(), folder / "map.html", images=folder / "pictures")
+
+
+def test_what_the_script_reads_is_in_the_page(page):
+    text = page.read_text()
+    data = data_of(text)
+    read = set(re.findall(r"\bdata\.(\w+)", SCRIPT))
+    assert read == set(data)  # and nothing is in the page for nobody
+    of_points = {name: len(data[name]) for name in ("x", "y", "u", "share", "id")}
+    assert set(of_points.values()) == {5}
+    assert all(set(one) == {"classes", "of"} and len(one["of"]) == 5 for one in data["colourings"].values())
+    asked = set(re.findall(r'\bat\("(\w+)"\)', SCRIPT)) | {"map", "canvas", "ring", "tip", "key", "find", "from", "to"}
+    assert {name for name in asked if f'id="{name}"' not in text} == set()
+    assert data["first"] in {*data["colourings"], "uncertainty"}
+
+
+@pytest.fixture(scope="module")
+def found(page, tmp_path_factory):
+    """What happens on the page when somebody points, searches, zooms and types."""
+    if BROWSER is None:
+        pytest.skip("needs a browser: chromium or google-chrome")
+    driven = page.with_name("driven.html")
+    text = page.read_text().replace("<body>", f"<body><script>{BEFORE}</script>")
+    driven.write_text(text.replace("</body>", f"<script>{DRIVE.read_text()}</script></body>"))
+    profile = tmp_path_factory.mktemp("profile")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,900", f"--user-data-dir={profile}"]
+    ran = subprocess.run(
+        [BROWSER, *options, "--virtual-time-budget=20000", "--dump-dom", driven.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    told = re.search(r'<pre id="found">(.*?)</pre>', ran.stdout, re.DOTALL)
+    assert told, ran.stderr
+    answer = json.loads(html.unescape(told[1]))
+    assert "error" not in answer, answer["error"]
+    return answer
+
+
+def test_it_begins_with_all_images_and_their_classes(found):
+    assert found["start"] == {"count": "5 images", "controls": True, "keys": [f"{EVIL} (1)", "cat (2)", "dog (2)"]}
+
+
+def test_circles_are_where_they_belong_in_the_colour_of_their_class(found):
+    colours = found["colours"]
+    assert colours["first"] == "label"
+    assert colours["nowhere"][3] == 0
+    for name, shade in (("bottom left", (0xD5, 0x5E, 0x00)), ("top right", (0x00, 0x9E, 0x73))):
+        assert colours[name][:3] == pytest.approx(shade, abs=3)
+    # The share of u = 0.3 is (0.3 - 0.008) / (0.392 - 0.008) = 0.76.
+    assert colours["bottom left"][3] == pytest.approx(255 * 0.9, abs=2)
+    assert colours["top right"][3] == pytest.approx(255 * (0.9 - 0.7 * 0.76), abs=2)
+
+
+def test_pointing_tells_about_an_image(found):
+    pointed = found["pointed"]
+    assert pointed["told"] == ["top right.png", "max probability 0.3", "label: dog", "prediction: dog"]
+    assert pointed["ring"] == pytest.approx(pointed["place"], abs=1.5)
+    assert pointed["picture"].startswith("data:image/jpeg;base64,")
+    assert found["nowhere"] is None
+
+
+def test_names_stay_text_on_the_page(found):
+    assert found["evil"] == {
+        "told": [EVIL, "max probability 0.4", f"label: {EVIL}", "prediction: cat"],
+        "images": 0,
+        "rows": 0,
+    }
+    assert found["alerts"] == 0
+
+
+def test_images_are_found_by_class_by_name_and_by_rank(found):
+    assert found["searched"] == {
+        # By prediction as well: the third image is said to be a dog.
+        "dog": ["3 of 5 images", ["cat (1)", "dog (2)"]],
+        "TOP": ["2 of 5 images", ["cat (1)", "dog (1)"]],
+        "nothing": ["0 of 5 images", []],
+    }
+    assert found["ranked"] == ["3 of 5 images", "0.2 to 0.4"]
+    assert found["crossed"] == ["25", "1 of 5 images"]  # the lower end follows the upper one
+    assert found["all"] == ["5 images", True]
+
+
+def test_a_class_can_be_hidden_and_the_keyboard_stays_where_it_is(found):
+    hidden = found["hidden"]
+    assert (hidden["count"], hidden["pressed"], hidden["focus"]) == ("3 of 5 images", ["true", "false", "true"], 1)
+
+
+def test_uncertainty_has_a_scale_of_its_own(found):
+    assert (found["shaded"]["keys"], found["shaded"]["sizes"]) == (0, True)
+    assert found["shaded"]["pixel"][:3] == pytest.approx((0x23, 0x78, 0x8F), abs=3)
+
+
+def test_zooming_keeps_what_is_under_the_pointer_and_dragging_moves_it(found):
+    zoomed = found["zoomed"]
+    assert (zoomed["told"], zoomed["wider"]) == ("top right.png", True)
+    assert zoomed["ring"] == pytest.approx(zoomed["place"], abs=3)  # a wheel knows whole pixels only
+    assert found["dragged"] == "top right.png"
+
+
+def test_arrows_go_from_image_to_image(found):
+    expected = [EVIL, "bottom right.png", "top right.png", "top left.png", "top left.png", None]
+    assert found["walk"] == expected
+
+
+def test_the_list_leads_to_its_image_even_if_it_was_filtered_away(found):
+    assert (found["listed"]["told"], found["listed"]["count"]) == (EVIL, "5 images")
+    assert found["listed"]["ring"] == pytest.approx(found["listed"]["middle"], abs=1.5)
