@@ -89,6 +89,10 @@ class OwnLabelsWarning(DubitoWarning):
     """None of the class names is a class of the model: labels are stored, but no loss and no accuracy."""
 
 
+class LabelOrderWarning(DubitoWarning):
+    """The model's answers fit the labels much better with classes exchanged; dubito.audit tells what to repair."""
+
+
 class ConstantHeadWarning(DubitoWarning):
     """A trained head says the same of every image: it has not learned anything."""
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import dubito
 from dubito.diagnosis.audit import audit
-from tests.diagnosis.colours import HALF, LABELS, PIXELS, Colours, look, only, pictures
+from tests.diagnosis.colours import HALF, LABELS, NORMALISED, PIXELS, Colours, look, only, pictures
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,3 +127,27 @@ def test_class_names_that_the_model_does_not_know(tmp_path):
     nameless = only(look(Colours(), tmp_path, None))
     assert nameless.severity == "wrong"
     assert "2 class names came for a model of 8 classes" in nameless.what
+
+
+def test_classes_in_a_circle_are_told_in_the_labels_as_they_came():
+    """Plus three is right for five labels of eight, and a wrong transform is right now and then: neither is advised."""
+    finding = only(look(Colours(), labels=(LABELS + 5) % 8))
+    assert finding.check == "classes in another order"
+    assert finding.evidence["order"] == {str(label): (label + 3) % 8 for label in range(8)}
+    assert finding.what.startswith("8 classes seem to stand in another order than the model's: accuracy on images")
+
+
+def test_names_in_another_order_than_the_outputs():
+    names = [f"colour {k}" for k in range(8)]
+    model = dubito.wrap(Colours().eval(), transform=HALF, classes=names)
+    finding = only(audit(model, PIXELS, labels=[names[(k + 7) % 8] for k in LABELS], workers=0, progress=False))
+    assert "0 (colour 0) -> 1 (colour 1)" in finding.what
+    assert finding.repair.endswith(
+        "put the names in dubito.wrap(..., classes=[...]) into the order of the model's outputs."
+    )
+
+
+def test_swapped_colours_go_before_the_order_that_they_look_like():
+    """Red and blue exchange the classes 4 r + 2 g + b one to one: an order would be as right as the transform."""
+    finding = only(look(Colours(), PIXELS[..., ::-1].copy()))
+    assert finding.check == NORMALISED

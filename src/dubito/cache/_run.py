@@ -48,11 +48,12 @@ class Run:
     _written: dict[str, set[str]] = field(default_factory=dict)
     _in_range: bool = False
 
-    def go(self, workers: int, progress: bool) -> None:
-        """Do every missing block, then finish the manifest."""
+    def go(self, workers: int, progress: bool) -> bool:
+        """Do every missing block, then finish the manifest; whether the model has answered for images anew."""
         self.have = self._whole_shards()
         blocks = range(-(-len(self.images) // self.manifest.shard_size))
         todo = [block for block in blocks if self._missing(block)]
+        answered = any(Forward.name in self._missing(block) for block in todo)
         if todo:
             groups = {block: self._groups(block) for block in todo}
             order = [group for block in todo for group in groups[block]]
@@ -64,6 +65,7 @@ class Run:
                     self._do(block, islice(stream, len(groups[block])), advance)
         if todo or not self.manifest.finished:
             self._finish(blocks)
+        return answered
 
     def _whole_shards(self) -> dict[tuple[str, int], Shard]:
         """The shards that are there and whole; damaged ones are removed, named, and done again."""

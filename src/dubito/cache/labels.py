@@ -27,7 +27,7 @@ def resolve_labels(
     Integers are indices into the model's classes unless `space` is "own". Class names (folders) are looked up among
     the model's class names, of an ImageNet model among WordNet ids too; where none of them is one, they are the
     folder's own classes, with a warning. A model whose names are not known is taken at its count: as many names as
-    outputs, in order (`check_count`).
+    outputs, in order (`check_count`). Answers that fit another order much better are told of in the end (`order.py`).
     """
     labels = images.labels
     if labels is None or space == "own":

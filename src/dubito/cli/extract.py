@@ -222,12 +222,19 @@ def _summary(table: "Table", to: Path, before: dict[str, int], seconds: float) -
         "skipped": [{"id": name, "reason": why} for name, why in table.skipped],
         "columns": {column: list(table.shape(column)) for column in table.columns},
         "label_space": table.label_space if "label" in table else None,
+        "labels_by_place": _by_place(table),
         "accuracy": _accuracy(table),
         "new_rows": new,
         "seconds": round(seconds, 3),
         "images_per_second": round(new / seconds, 2) if new else None,
         "bytes": sum((to / name).stat().st_size for name in files),
     }
+
+
+def _by_place(table: "Table") -> bool:
+    """Whether class names were taken for the model's classes in sorted order, since it does not name them."""
+    known = table.classes is None and table.label_names is not None
+    return known and "label" in table and table.label_space == "model"
 
 
 def _accuracy(table: "Table") -> float | None:
@@ -253,7 +260,10 @@ def _shown(model: str, epochs: int, found: dict[str, Any]) -> Any:
         "columns": ", ".join(f"{name} ({' x '.join(map(str, shape))})" for name, shape in found["columns"].items()),
     }
     if found["accuracy"] is not None:
-        pairs["accuracy"] = f"{found['accuracy']:.4f}"
+        place = (
+            ", class names taken in sorted order: the model does not name its own" if found["labels_by_place"] else ""
+        )
+        pairs["accuracy"] = f"{found['accuracy']:.4f}{place}"
     elif found["label_space"] == "own":
         pairs["labels"] = "classes of their own, not the model's: no accuracy"
     speed = f", {found['new_rows']} images at {found['images_per_second']:.1f} a second" if found["new_rows"] else ""

@@ -195,11 +195,12 @@ def _shown(found: "Decisions", result: dict[str, Any], top: int) -> list[Any]:
             "accept" if verdict.accept else "abstain",
             short(verdict.class_name or str(verdict.label)),
             f"{verdict.probability:.3f}",
+            *("-" if one is None else f"{one:.2f}" for one in (verdict.aleatoric, verdict.epistemic)),
             verdict.reason,
         ]
         for verdict, _ in zip(found, range(top), strict=False)
     ]
     title = f"{result['accepted']} of {result['images']} images accepted; promised: {result['promise']}"
-    header = ["image", "verdict", "prediction", "probability", "why"]
+    header = ["image", "verdict", "prediction", "probability", "aleatoric", "epistemic", "why"]
     shown: list[Any] = [grid(title, header, rows)] if rows else [Text(title)]
     return shown + ([Text(f"all verdicts: {result['csv']}")] if result["csv"] else [])

@@ -8,6 +8,7 @@ counts of labels), and reports those that a test on the same images finds to be 
 Nothing about the model changes.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, final, get_args
 
@@ -31,6 +32,8 @@ from dubito.models import wrap
 from dubito.types import Classifier, Images, Json
 
 _MOST_WORKERS = 8
+_CLEARLY = 0.1
+"""By how much more images an order of classes must be right than another transform, to be the reason."""
 
 
 def audit(  # noqa: PLR0913 (one call that users type; everything after `images` is optional)
@@ -214,17 +217,24 @@ def _check_labels(found: Audit, sample: Sample, labels: Int[Tensor, "n"], images
     by_place = images.labels is not None and torch.equal(images.labels[sample.rows], labels)
     shifted = counting.check_counting(predicted, given, classes, images.classes if by_place else None)
     found.note(counting.COUNTING, shifted.outcome)
+    ours = sample.model.classes
+    theirs = images.classes if by_place or images.classes is None else ours
+    ordered = counting.check_order(predicted, given, ours, theirs, than=shifted.labels)
     transform = transforms.check_transform(sample, _put(labels, good, shifted.labels))
-    if isinstance(transform, list) and transform:
-        # Wrong colours can exchange classes, too; but a transform that repairs all is the simpler reason.
+    if _accuracy_then(transform) > _accuracy_then(ordered.outcome) - _CLEARLY:
+        # Wrong colours can exchange classes, too; but a transform that repairs as much is the simpler reason.
         for check in (counting.ORDER, CHANCE):
             found.note(check, NotChecked("repair the transform first"))
     else:
-        ordered = counting.check_order(predicted, shifted.labels, sample.model.classes)
         found.note(counting.ORDER, ordered.outcome)
         found.note(CHANCE, check_chance(predicted, ordered.labels, classes))
         transform = transforms.check_transform(sample, _put(labels, good, ordered.labels))
     found.note(transforms.TRANSFORM, transform)
+
+
+def _accuracy_then(outcome: Outcome) -> float:
+    """What a repair promises; minus infinity where there is nothing to repair."""
+    return float(outcome[0].evidence["accuracy_then"]) if isinstance(outcome, list) and outcome else -math.inf
 
 
 def _put(labels: Int[Tensor, "n"], where: Bool[Tensor, "n"], values: Int[Tensor, "k"]) -> Int[Tensor, "n"]:

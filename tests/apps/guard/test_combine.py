@@ -91,6 +91,25 @@ def test_a_single_score_stays_as_it_is() -> None:
     assert torch.equal(Combination({"a": 1.0}, {}).of({"a": u}, {}), u)
 
 
+def test_with_few_images_the_first_stays_where_another_looks_better_by_chance() -> None:
+    """Seven scores that tell the same, each with noise of its own; the first is left rarely, if any is as good."""
+    left = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        hard = rng.random(100)
+        wrong = rng.random(100) < 0.5 * hard**3
+        values = {f"score {k}": hard + 0.3 * rng.standard_normal(100) for k in range(7)}
+        left += next(iter(choose(values, wrong, seed).weights)) != "score 0"
+    assert left <= 12  # it would be 34 of 40 if the best looking were taken
+
+
+def test_one_that_is_clearly_better_takes_the_place_of_the_first() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.random(400)
+    values = {"poor": hard + rng.standard_normal(400), "good": hard}
+    assert "good" in choose(values, rng.random(400) < 0.7 * hard**3).weights
+
+
 def test_noise_does_not_join() -> None:
     """Five scores of nothing beside one that tells all that there is: rarely does one of them join."""
     joined = 0

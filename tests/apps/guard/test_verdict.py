@@ -40,10 +40,17 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
     ("changes", "reason"),
     [
         ({}, "clear: more certain than 80 % of the known images"),
+        (
+            {"probability": torch.tensor([[0.51, 0.2]], dtype=torch.float64)},
+            "certain enough: more certain than 80 % of the known images",
+        ),
         ({"rank": column(0.75), "edge": 0.9}, "certain enough: more certain than 25 % of the known images"),
         ({"rank": column(0.49)}, "clear: more certain than 51 % of the known images; close to the threshold"),
-        (REFUSED, "more uncertain than 80 % of the known images"),
-        (REFUSED | {"rank": column(1.0), "edge": 0.99}, "more uncertain than 100 % of the known images"),
+        (REFUSED, "more uncertain than 80 % of the known images; accepted up to 50 %"),
+        (
+            REFUSED | {"rank": column(1.0), "edge": 0.99},
+            "more uncertain than 100 % of the known images; accepted up to 99.0 %",
+        ),
         (REFUSED | {"density_rank": column(0.003)}, "unlike the known images: density below all but 0.3 % of them"),
         (REFUSED | {"density_rank": column(0.0)}, "unlike the known images: density below all of them"),
         ({"rank": column(0.0002)}, "clear: more certain than 99.9 % of the known images"),
@@ -80,7 +87,7 @@ def test_reasons(changes: dict[str, Any], reason: str) -> None:
 def test_classes_without_names_are_told_by_number() -> None:
     unnamed = decisions(**REFUSED, classes=None, probability=torch.tensor([[0.4, 0.3]], dtype=torch.float64))
     assert unnamed[-1].reason == "ambiguous between class 0 and class 2 (0.40 and 0.30)"
-    assert str(unnamed[0]).startswith("a.png: abstain class 0 (0.400): ambiguous")
+    assert str(unnamed[0]).startswith("a.png: abstain class 0 (0.400, aleatoric 0.50, epistemic 0.50): ambiguous")
     with pytest.raises(IndexError):
         unnamed[1]
 

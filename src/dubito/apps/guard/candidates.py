@@ -45,6 +45,11 @@ class Roles:
     epistemic: str | None
     density: str | None
 
+    def __str__(self) -> str:
+        stands_in = ", which stands in for it" if self.aleatoric == Entropy.name else ""
+        told = [f"aleatoric by {self.aleatoric}{stands_in}"] if self.aleatoric else []
+        return "; ".join(told + ([f"epistemic by {self.epistemic}"] if self.epistemic else [])) or "not told"
+
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are there."""

@@ -5,11 +5,14 @@
 F_j is the share of selection images with a lower score, in between linear.
 
 Weights are those of a logistic regression of wrong answers on the ranks, kept at or above zero, so that u never falls
-while all scores rise. A score joins only if the sum, on folds that its weights were not fitted on, has an AURC two
-percent below that of the scores before it; of the first, on all images at once. A fold is a fifth of them, and the AURC
-of fewer images is higher (by about 15 percent for 100, 1.5 for 1,000), so that with few images in hand one score stays
-alone, on purpose: noise would join otherwise. All of it happens on the selection split. Whatever is chosen there,
-well or badly, the promise holds, because it is tested on other images; a bad choice costs coverage. The rule is ours.
+while all scores rise.
+
+Noise must not choose: with a hundred images and a dozen scores, one always looks best. So the first score, which is
+max-probability where nobody says otherwise, stays unless another has a lower AURC by more than `_SURE` standard errors
+of their difference, over resamples that both share; and a score joins only if the sum, on folds that its weights were
+not fitted on, is that much better than the scores before it. All of it happens on the selection split. Whatever is
+chosen there, well or badly, the promise holds, because it is tested on other images; a bad choice costs coverage. The
+rule is ours.
 """
 
 from collections.abc import Mapping
@@ -24,11 +27,13 @@ from scipy.special import expit
 from torch import Tensor
 
 from dubito.errors import GuardError
-from dubito.metrics import aurc
+from dubito.metrics import aurc, paired_draws
 
 _FOLDS = 5
 _MOST = 3
-_GAIN = 0.02
+_SURE = 1.645
+"""Standard errors: one-sided, 95 % of a normal distribution."""
+_RESAMPLES = 200
 _FEWEST_ERRORS = 20
 _RIDGE = 1e-3
 _GRID = 513
@@ -51,7 +56,11 @@ class Combination:
     weights: dict[str, float]
     aurc: dict[str, float]
 
-    def of(self, scores: Mapping[str, Float64[Tensor, "n"]], grids: Mapping[str, Float64[Tensor, "q"]]) -> Tensor:
+    def __str__(self) -> str:
+        parts = self.weights.items()
+        return " + ".join(f"{weight:.2f} {name}" if len(parts) > 1 else name for name, weight in parts)
+
+    def of(self, scores: Mapping[str, Float64[Tensor, "n"]], grids: Mapping[str, Float64[Tensor, "_"]]) -> Tensor:
         """The uncertainty of rows from their scores, and the quantiles of these on the selection split."""
         names = list(self.weights)
         if len(names) == 1:
@@ -85,26 +94,44 @@ def rank(values: Float64[Tensor, "n"], grid: Float64[Tensor, "q"]) -> Float64[Te
 
 
 def choose(values: Values, wrong: Bool[np.ndarray, "n"], seed: int = 0) -> Combination:
-    """The best single score by AURC, and up to two more that find further errors; ties go to the first.
+    """The first score, or one that is clearly better by AURC, and up to two more that clearly find further errors.
 
-    >>> wrong = np.arange(10) > 7
-    >>> choose({"good": np.arange(10.0), "bad": -np.arange(10.0)}, wrong).weights
+    >>> wrong = np.arange(40) > 30
+    >>> choose({"bad": -np.arange(40.0), "good": np.arange(40.0)}, wrong).weights
     {'good': 1.0}
     """
     alone = dict(sorted(((name, aurc(u, wrong)) for name, u in values.items()), key=lambda pair: pair[1]))
-    chosen, best = [next(iter(alone))], next(iter(alone.values()))
+    first = next(iter(values))
+    if wrong.all() or not wrong.any():
+        return Combination({first: 1.0}, alone)
+    better = [name for name in alone if alone[name] < alone[first]]
+    clearly = _clearly_better(values[first], [values[name] for name in better], wrong, seed)
+    chosen = [next((name for name, sure in zip(better, clearly, strict=True) if sure), first)]
     if min(wrong.sum(), (~wrong).sum()) < _FEWEST_ERRORS:
         return Combination({chosen[0]: 1.0}, alone)
     ranks = {name: _ranks(u) for name, u in values.items()}
+    before = ranks[chosen[0]]
     while len(chosen) < min(_MOST, len(ranks)):
         tried = {name: _held_out(ranks, [*chosen, name], wrong, seed) for name in alone if name not in chosen}
-        name = min(tried, key=lambda one: tried[one])
-        if tried[name] > (1 - _GAIN) * best:
+        name = min(tried, key=lambda one: aurc(tried[one], wrong))
+        if not _clearly_better(before, [tried[name]], wrong, seed)[0]:
             break
-        chosen, best = [*chosen, name], tried[name]
+        chosen, before = [*chosen, name], tried[name]
     weights = _weights(np.stack([ranks[name] for name in chosen]), wrong) if len(chosen) > 1 else np.ones(1)
     kept = {name: float(w) for name, w in zip(chosen, weights, strict=True) if w > 0}
     return Combination(kept if len(kept) > 1 else {next(iter(kept), chosen[0]): 1.0}, alone)
+
+
+def _clearly_better(
+    than: Float64[np.ndarray, "n"], scores: list[Float64[np.ndarray, "n"]], wrong: Bool[np.ndarray, "n"], seed: int
+) -> list[bool]:
+    """Whether the AURC of each is lower than that of the reference by more than chance would have it."""
+    if not scores:
+        return []
+    draws = paired_draws(aurc, [than, *scores], wrong, resamples=_RESAMPLES, seed=seed, by="guard.fit")
+    error = (draws[0] - draws[1:]).std(axis=1, ddof=1)
+    lead = aurc(than, wrong) - np.array([aurc(score, wrong) for score in scores])
+    return [bool(sure) for sure in lead > _SURE * error]
 
 
 def _ranks(u: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
@@ -112,15 +139,15 @@ def _ranks(u: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
     return rank(whole, quantiles(whole)).numpy()
 
 
-def _held_out(ranks: Values, names: list[str], wrong: Bool[np.ndarray, "n"], seed: int) -> float:
-    """The AURC of a sum whose weights were fitted on other folds, averaged over folds."""
+def _held_out(ranks: Values, names: list[str], wrong: Bool[np.ndarray, "n"], seed: int) -> Float64[np.ndarray, "n"]:
+    """The sum of ranks of every row, by weights that were fitted on the other folds."""
     x = np.stack([ranks[name] for name in names])
     fold = np.random.default_rng(seed).permutation(len(wrong)) % _FOLDS
-    found = []
+    found = np.zeros(len(wrong))
     for number in range(_FOLDS):
         inside = fold != number
-        found.append(aurc(_weights(x[:, inside], wrong[inside]) @ x[:, ~inside], wrong[~inside]))
-    return float(np.mean(found))
+        found[~inside] = _weights(x[:, inside], wrong[inside]) @ x[:, ~inside]
+    return found
 
 
 def _weights(x: Float64[np.ndarray, "j n"], wrong: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "j"]:

@@ -10,7 +10,7 @@ of the known ones are refused whatever their score: for them, no promise was tes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -55,7 +55,7 @@ NOVEL = 0.005
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Guard:
     """A classifier's answers, accepted or refused under a promise. Made by `Guard.fit`, read back by `Guard.load`.
 
@@ -80,7 +80,7 @@ class Guard:
     threshold: Threshold
     combination: Combination
     scores: dict[str, Score]
-    grids: dict[str, Float64[Tensor, "q"]]
+    grids: dict[str, Float64[Tensor, "_"]]
     known: Float64[Tensor, "q"]
     roles: Roles
     gate: float | None
@@ -88,8 +88,8 @@ class Guard:
     classes: Sequence[str] | None
     maker: Json | None
     rows: dict[str, int]
-    model: Classifier | None = field(default=None, repr=False)
-    probes: Sequence[Probe] = field(default=(), repr=False)
+    model: Classifier | None = None
+    probes: Sequence[Probe] = ()
 
     @classmethod
     def fit(  # noqa: PLR0913 (one call that users type; everything after `confidence` is optional)
@@ -118,8 +118,9 @@ class Guard:
             confidence: With this probability, over tables like this one.
             coverage: Promise instead that at least this share of all images is accepted.
             false_alarms: Promise instead that at most this share of the right answers is refused.
-            scores: To choose among, by name or as a list; by default all that the columns allow, but no uncertainty
-                head. Those that are fitted already, and heads, must have learned from other images than the table's.
+            scores: To choose among, by name or as a list; the first stays unless another is clearly better. By default
+                all that the columns allow, max-probability first, but no uncertainty head. Those that are fitted
+                already, and heads, must have learned from other images than the table's.
             train: What scores learn from, such as the model's training images; by default a part of the table.
             sets: Prediction sets: how they are made, or False for none. By default of coverage 0.9, where the table
                 has labels, and at least nine rows to calibrate.
@@ -148,25 +149,25 @@ class Guard:
         judge = Judge.choose(found, candidates, split.choose, labelled=labelled, novel=novel, seed=seed)
         threshold = judge.threshold(promise, split, len(table))
         return cls(
-            promise,
-            threshold,
-            judge.combination,
-            judge.scores,
-            judge.grids,
-            judge.known,
-            judge.roles,
-            judge.gate,
-            fitted_sets(sets, split.calibrate, labelled=labelled),
-            table.classes if model is None else model.classes or table.classes,
-            maker,
-            {
+            promise=promise,
+            threshold=threshold,
+            combination=judge.combination,
+            scores=judge.scores,
+            grids=judge.grids,
+            known=judge.known,
+            roles=judge.roles,
+            gate=judge.gate,
+            sets=fitted_sets(sets, split.calibrate, labelled=labelled),
+            classes=table.classes if model is None else model.classes or table.classes,
+            maker=maker,
+            rows={
                 "learn": 0 if learn is None else len(learn),
                 "choose": len(split.choose),
                 "calibrate": len(split.calibrate),
                 "novel": judge.novel,
             },
-            model,
-            probes,
+            model=model,
+            probes=probes,
         )
 
     def __call__(self, images: Any) -> Verdict | Decisions:
@@ -282,19 +283,20 @@ class Guard:
             "rows": self.rows,
         }
 
+    def __repr__(self) -> str:
+        found = self.threshold
+        return f"Guard({self.promise}; by {self.combination}; {found.accepted} of {found.of} accepted)"
+
     def __str__(self) -> str:
         found, sets = self.threshold, self.sets
-        by = " + ".join(f"{w:.2f} {name}" if len(self.combination.weights) > 1 else name for name, w in self._parts())
         seen = f"{found.accepted} of {found.of} accepted ({found.accepted / found.of:.1%})"
         if found.errors is not None:
             seen += f", {found.errors} of them wrong ({found.errors / max(1, found.accepted):.1%})"
-        lines = [f"promise       {self.promise}", f"uncertainty   {by}", f"calibration   {seen}"]
+        lines = [f"promise       {self.promise}", f"uncertainty   {self.combination}", f"calibration   {seen}"]
+        lines.append(f"kinds         {self.roles}")
         told = f"{self.rows['novel']} of {found.of} calibration images are refused as unlike the known ones"
         lines.append(f"novelty       {'not looked at' if self.gate is None else told}")
         if sets is not None:
             kind = "of every class" if sets.class_wise else "of images"
             lines.append(f"sets          hold the true class for {100 * sets.coverage:g} % {kind} ({sets.method})")
         return "\n".join(lines)
-
-    def _parts(self) -> list[tuple[str, float]]:
-        return list(self.combination.weights.items())

@@ -69,7 +69,8 @@ class Judge:
             return promise.threshold(self.selection, (u, wrong))
         except GuardError as error:
             raise GuardError(
-                f"guard.fit: {error} Of the table's {rows} rows, {len(split.calibrate)} are there to calibrate."
+                f"guard.fit: {error} Of the table's {rows} rows, {len(split.calibrate)} are there to calibrate; the "
+                f"uncertainty is {self.combination}."
             ) from error
 
 

@@ -16,7 +16,8 @@ _NEAR = 0.02
 """Close to the threshold: within two percent of the known images."""
 _RARE = 0.02
 _HIGH = 0.95
-_CLEAR = 0.5
+_CLEAR, _SURE = 0.5, 0.9
+"""An answer is clear if half of the known images are more uncertain, and the softmax is this sure."""
 _RIVAL = 0.5
 """A second class counts as a rival from half the probability of the first on."""
 _PAIR = 0.5
@@ -37,6 +38,7 @@ class Verdict:
         epistemic: How new it is to the model: the share of known images that are less so.
         density_rank: The share of known images whose features are rarer still: near 0 is unlike all of them.
         uncertainty: What is compared with the threshold.
+        rank: The share of known images that are less uncertain.
         accept: Whether the answer can be taken under the guard's promise.
         reason: Why, in words.
         prediction_set: Classes that hold the true one as often as promised, most likely first.
@@ -50,6 +52,7 @@ class Verdict:
     epistemic: float | None
     density_rank: float | None
     uncertainty: float
+    rank: float
     accept: bool
     reason: str
     prediction_set: tuple[int, ...] | None
@@ -60,11 +63,14 @@ class Verdict:
 
     def __str__(self) -> str:
         name = self.class_name or f"class {self.label}"
-        return f"{self.id}: {'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}): {self.reason}"
+        kinds = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
+        doubt = "".join(f", {kind} {value:.2f}" for kind, value in kinds.items() if value is not None)
+        said = f"{'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}{doubt})"
+        return f"{self.id}: {said}: {self.reason}"
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Decisions(Sequence[Verdict]):
     """Verdicts of many images: a sequence of them, and their parts as columns.
 
@@ -119,6 +125,7 @@ class Decisions(Sequence[Verdict]):
             epistemic=_at(self.epistemic, row),
             density_rank=_at(self.density_rank, row),
             uncertainty=float(self.uncertainty[row]),
+            rank=float(self.rank[row]),
             accept=bool(self.accept[row]),
             reason=self._reason(row),
             prediction_set=None if self.sets is None else self.sets[row],
@@ -137,21 +144,29 @@ class Decisions(Sequence[Verdict]):
         lines = ([_cell(value) for value in verdict.to_json().values()] for verdict in self)
         return write_csv(to, [[one.name for one in fields(Verdict)], *lines])
 
+    def __repr__(self) -> str:
+        return f"Decisions({self._counted()})"
+
     def __str__(self) -> str:
-        return "\n".join(
-            [f"{int(self.accept.sum())} of {len(self)} images accepted", *(str(verdict) for verdict in self)]
-        )
+        return "\n".join([self._counted(), *(str(verdict) for verdict in self)])
+
+    def _counted(self) -> str:
+        return f"{int(self.accept.sum())} of {len(self)} images accepted"
 
     def _reason(self, row: int) -> str:
         rank = float(self.rank[row])
         inside = 0 < rank < 1 and not self.novel[row]  # beyond all known images, ranks say nothing of distances
         near = "; close to the threshold" if inside and abs(rank - self.edge) <= _NEAR else ""
         if bool(self.accept[row]):
-            how = "clear" if rank <= _CLEAR else "certain enough"
+            how = "clear" if rank <= _CLEAR and float(self.probability[row, 0]) >= _SURE else "certain enough"
             return f"{how}: more certain than {_percent(1 - rank)} of the known images{near}"
-        return f"{self._doubt(row, rank)}{near}"
+        doubt = self._doubt(row)
+        if doubt is not None:
+            return f"{doubt}{near}"
+        limit = near or f"; accepted up to {_percent(self.edge)}"
+        return f"more uncertain than {_percent(rank)} of the known images{limit}"
 
-    def _doubt(self, row: int, rank: float) -> str:
+    def _doubt(self, row: int) -> str | None:
         """The first that explains a refusal: novelty, two likely classes, then what is high among known images."""
         density, epistemic, aleatoric = (_at(one, row) for one in (self.density_rank, self.epistemic, self.aleatoric))
         if density is not None and (bool(self.novel[row]) or density <= _RARE):
@@ -167,7 +182,7 @@ class Decisions(Sequence[Verdict]):
             return f"new to the model: epistemic uncertainty above that of {_percent(epistemic)} of the known images"
         if aleatoric is not None and aleatoric >= _HIGH:
             return f"hard to tell: aleatoric uncertainty above that of {_percent(aleatoric)} of the known images"
-        return f"more uncertain than {_percent(rank)} of the known images"
+        return None
 
     def _named(self, label: int) -> str:
         return f"class {label}" if self.classes is None else self.classes[label].partition(",")[0]

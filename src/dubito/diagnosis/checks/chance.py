@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
+from dubito.cache.order import agreement
 from dubito.diagnosis.checks.finding import Finding, NotChecked, Outcome, counted, percent
 from dubito.diagnosis.checks.significance import binomial_tail, upper_bound
 from dubito.types import Json
@@ -64,12 +65,6 @@ def check_chance(predicted: Int[Tensor, "n"], labels: Int[Tensor, "n"], c: int) 
         "p": p,
     }
     return [Finding(CHANCE, "wrong", what, repair, evidence)]
-
-
-def agreement(predicted: Int[Tensor, "n"], labels: Int[Tensor, "n"]) -> float:
-    """The share of agreement if the same answers and the same labels were paired at random."""
-    answers, given = Counter(predicted.tolist()), Counter(labels.tolist())
-    return sum(count * answers[label] for label, count in given.items()) / len(labels) ** 2
 
 
 def _dealt_p(predicted: Int[Tensor, "n"], labels: Int[Tensor, "n"], right: int) -> float:
