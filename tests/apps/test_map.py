@@ -42,6 +42,10 @@ def test_uncertain_images_are_larger_and_more_transparent():
     assert found.radius[middle] == pytest.approx(1 + 3 * (u[middle] - low) / (high - low))
 
 
+def test_a_map_is_shown_in_one_line():
+    assert repr(Map.of(images(), Entropy())) == "Map('table in memory': 60 of 60 images by tsne, sized by entropy)"
+
+
 def test_equal_uncertainties_are_all_small_and_a_single_high_one_stands_out():
     assert set(Map.of(images(), [0.5] * 60).radius.tolist()) == {1.0}
     one = Map.of(images(), [0.0] * 59 + [1.0])

@@ -38,7 +38,7 @@ def opacity(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Map:
     """Images in the plane.
 
@@ -122,6 +122,9 @@ class Map:
             predictions=_texts(said, table.classes),
             score=u.name if isinstance(u, Score) else "uncertainty",
         )
+
+    def __repr__(self) -> str:
+        return f"Map({self.name!r}: {len(self):,} of {self.images:,} images by {self.method}, sized by {self.score})"
 
     def __len__(self) -> int:
         return len(self.u)

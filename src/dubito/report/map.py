@@ -19,7 +19,7 @@ from dubito.choices import Colouring, Layout
 from dubito.data import open_images
 from dubito.errors import ValueRangeError
 from dubito.metrics import Array
-from dubito.report._document import write_document
+from dubito.report._document import top, write_document
 from dubito.report._map_look import (
     COLOURS,
     METHODS,
@@ -195,14 +195,11 @@ def _header(found: Map, title: str, pictures: int | None) -> str:
             if pictures == len(found)
             else f"{pictures:,} of {len(found):,} images have a thumbnail"
         )
-    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    return f"""<header>
-<p class="brand">dubito</p>
-<h1>{escape(title)}</h1>
-<p class="lead">Images with similar features lie together. The more uncertain an image is, the larger and the more
-transparent is its circle. Distances between far clusters mean little in such a map.</p>
-<ul class="facts">{listed}</ul>
-</header>"""
+    lead = (
+        "Images with similar features lie together. The more uncertain an image is, the larger and the more transparent "
+        "is its circle. Distances between far clusters mean little in such a map."
+    )
+    return top(title, lead, facts)
 
 
 def _sizes(found: Map) -> str:
