@@ -44,7 +44,7 @@ def write_document(
 """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, text.encode())
+    write_file(path, text.encode(errors="replace"))  # names of files may have bytes that are no UTF-8
     return path
 
 

@@ -4,7 +4,6 @@ The first six colours are those of Okabe & Ito (2008); the others were chosen to
 other, for people with red, green or blue deficient sight (Machado et al. 2009), on a white and on a dark ground.
 """
 
-import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -92,11 +91,6 @@ def spoken(value: float, found: Map) -> str:
 def writable(text: str) -> str:
     """With question marks for halves of letters, which names of files may have whose bytes are no UTF-8."""
     return text.encode(errors="replace").decode()
-
-
-def escape(text: str) -> str:
-    """A name as HTML."""
-    return html.escape(writable(text))
 
 
 def rgb(shade: str) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ Without scripts, the table of the most uncertain images is still there.
 import io
 import json
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from dubito.report._map_look import (
     check_colour,
     colouring,
     decimals,
-    escape,
     key,
     names_of,
     ranked,
@@ -196,7 +196,7 @@ def _header(found: Map, title: str, pictures: int | None) -> str:
             else f"{pictures:,} of {len(found):,} images have a thumbnail"
         )
     lead = (
-        "Images with similar features lie together. The more uncertain an image is, the larger and the more transparent "
+        "Images with similar features lie together. The more uncertain an image is, the larger and more transparent "
         "is its circle. Distances between far clusters mean little in such a map."
     )
     return top(title, lead, facts)
