@@ -9,6 +9,10 @@ class ModelError(DubitoError):
     """A model cannot be found, loaded or understood."""
 
 
+class RefusedInputsError(ModelError, RuntimeError):
+    """A module raised on its inputs. Also a RuntimeError, as most of what torch raises then."""
+
+
 class CheckpointError(ModelError):
     """A weights file is missing, does not fit the model, or is not safe to open."""
 

@@ -7,10 +7,10 @@ import torch
 
 import dubito
 from dubito import Table, compare
-from dubito.apps._comparison_given import check_settings, check_table, given_scores, named_tables
+from dubito.apps._comparison_given import check_settings, given_scores, named_tables
 from dubito.apps._comparison_words import question_words
 from dubito.apps._possible import possible_scores
-from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.errors import DubitoWarning, NotFittedError, TableError, ValueRangeError
 from dubito.metrics import aurc, auroc, correct, interval
 
 
@@ -164,12 +164,14 @@ def test_what_cannot_be_compared_is_refused():
     table = images(20)
     with pytest.raises(TableError, match="compare needs at least one row"):
         compare(table.rows([]))
-    with pytest.raises(TableError, match="foreign 'set 2' must have at least one row"):
+    with pytest.raises(TableError, match="compare: ood 'set 2' must have at least one row"):
         compare(table, images(5, 2).rows([]))
-    with pytest.raises(TableError, match="foreign tables need names of their own; 2 came with 1"):
+    with pytest.raises(
+        TableError, match=r"compare: ood tables need names of their own; 2 came with 1. Give them by name: ood="
+    ):
         compare(table, [images(5, 2), images(5, 2)])
-    with pytest.raises(TableError, match="'u' must be a fitted score, so that every table can be scored; list came"):
-        compare(table, scores={"u": [0.0] * 20})
+    with pytest.raises(TableError, match=r"compare: scores must be scores, .*; list came. Leave them out for all that"):
+        compare.__wrapped__(table, scores={"u": [0.0] * 20})  # past the type checks of the tests
     with pytest.raises(ValueRangeError, match=r"resamples=1, seed=0 came. 0.95, 1000 and 0 are usual"):
         compare(table, resamples=1)
     with pytest.raises(TableError, match="no score can be computed from table in memory"):
@@ -197,17 +199,22 @@ def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_wa
 
 def test_tables_of_another_width_and_paths_are_refused():
     table = images(20)
-    with pytest.raises(TableError, match=r"column 'logit' of foreign 'x' \(.*\) must be 4 wide, as in set 0; 7 came"):
+    with pytest.raises(TableError, match=r"column 'logit' of ood 'x' \(.*\) must be 4 wide, as in set 0; 7 came"):
         compare(table, {"x": Table(logit=torch.zeros(5, 7))})
-    with pytest.raises(TableError, match=r"foreign must be a table, .*; 'cache/x' came. Open a cache with"):
+    with pytest.raises(
+        TableError, match=r'compare: ood must be a table; the path "cache/x" came. Open it: dubito.open'
+    ):
         named_tables("cache/x")
 
 
 def test_what_is_no_table_score_or_setting_is_told():
-    with pytest.raises(TableError, match=r"compare: train must be a table, .*; 'cache/x' came. Open a cache with"):
-        check_table("train", "cache/x")
-    with pytest.raises(TableError, match=r"scores must be fitted ones by name, such as .*; list came. Leave them out"):
-        given_scores(["entropy"])
+    with pytest.raises(TableError, match=r'compare: table must be a table; the path "cache/x" came'):
+        compare.__wrapped__("cache/x")  # past the type checks of the tests
+    with pytest.raises(TableError, match=r'compare: train must be a table; the path "cache/x" came. Open it: dubi'):
+        compare.__wrapped__(images(20), train="cache/x")
+    with pytest.raises(NotFittedError, match=r"density.score was called before fit"):
+        given_scores(["entropy", "density"])
+    assert list(given_scores(["entropy", dubito.Margin()]).scores) == ["entropy", "margin"]
     for asked in ((95, 100, 0), ("0.9", 100, 0), (0.9, 1, 0), (0.9, 10.5, 0), (0.9, 100, -1), (0.9, 100, "x")):
         with pytest.raises(ValueRangeError, match=rf"compare needs .* resamples={asked[1]}, seed={asked[2]} came"):
             check_settings(*asked)
@@ -269,9 +276,9 @@ def test_shared_images_are_told_whatever_they_are_called_and_in_whatever_batches
 
 def test_known_images_that_are_given_as_foreign_are_told():
     table = images(20)
-    told = "20 images of set 0 are also in foreign 'set 0': known and foreign at once, they cannot be told apart. Leave"
+    told = "20 images of set 0 are also in ood 'set 0': known and foreign at once, they cannot be told apart. Leave"
     with pytest.warns(DubitoWarning, match=told):
-        found = compare(table, foreign=table, scores={"entropy": dubito.Entropy()}, resamples=20)
+        found = compare(table, ood=table, scores={"entropy": dubito.Entropy()}, resamples=20)
     assert found["set 0"].scores["entropy"].value.value == 0.5
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.apps._scored import both, fitted, scored
+from dubito.apps._scored import both, fitted, scored, some_rows
 from dubito.apps._text import aligned, cell
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Interval
@@ -37,6 +37,8 @@ def test_errors():
         scored("by", {"a": [1.0, float("nan")]}, TABLE)
     with pytest.raises(TableError, match="by needs at least one row; cache/t has none"):
         scored("by", {"m": Margin()}, TABLE.rows([]))
+    with pytest.raises(TableError, match=r'by: table must be a table; the path "cache/t" came\. Open it'):
+        some_rows("by", "cache/t")
     with pytest.raises(TableError, match="'a' must be a fitted score, so that every table can be scored; list came"):
         fitted("by", {"m": Margin(), "a": [1.0]})
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.diagnosis._given import repeated_rows
+from dubito.diagnosis._given import given
 from dubito.diagnosis.causes import diagnose
 from dubito.errors import DubitoWarning, MissingColumnError, TableError, ValueRangeError
 from dubito.scores.density import Density
@@ -42,13 +42,13 @@ def test_too_large_a_density_is_refused_beforehand():
 def test_the_same_table_twice_is_warned_of():
     table = blobs(60)
     with pytest.warns(
-        DubitoWarning, match=r"60 of 60 images of ood \(100.0 %\) are the same images as some of known, with the very"
+        DubitoWarning,
+        match=r"60 of 60 images of ood \(100.0 %\) are the same images as some of known, by their features",
     ):
         found = diagnose(table, table, density=First(), **QUICK)
     assert found["ood"].auroc["density"].value == pytest.approx(0.5)
     assert found["ood"].causes["overlap"].value == pytest.approx(0.5)
     assert found.notes[0] in str(found)
-    assert repeated_rows(blobs(30).rows(slice(20, 30)), blobs(30).rows(slice(0, 25))) == 5
     assert "so AUROCs come near 50 % and overlap near 50 points. Give images of other things." in found.notes[0]
     said = r"20 of 60 images of known \(33.3 %\) are the same .* D is too high by at most about 33.3 points. Fit it on"
     with pytest.warns(DubitoWarning, match=said):
@@ -64,13 +64,24 @@ def test_a_few_shared_images_matter_little_and_that_is_said():
         for column in ("feature", "logit", "label")
     }
     said = (
-        "1 of 200 images of ood (0.5 %) are the same images as some of known, with the very features: AUROCs are drawn "
+        "1 of 200 images of ood (0.5 %) are the same images as some of known, by their features: AUROCs are drawn "
         "towards 50 % by at most about 0.2 points. Give images of other things."
     )
     with pytest.warns(DubitoWarning) as told_of:
         found = diagnose(known, Table(**shared), density=First(), **QUICK)
     assert [str(warning.message) for warning in told_of] == [said]
     assert found.notes == (said,)
+
+
+def test_the_same_images_in_other_batches_and_in_half_precision_are_warned_of():
+    known, other = blobs(100), blobs(100, seed=1)
+    noise = 1 + 1e-6 * torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    anew = torch.cat([known.feature[:5] * noise, other.feature[5:]])
+    for feature in (anew, anew.half()):
+        with pytest.warns(DubitoWarning, match=r"5 of 100 images of ood \(5.0 %\) are the same .* of known, by"):
+            diagnose(known, other.extended(feature=feature), density=First(), **QUICK)
+        with pytest.warns(DubitoWarning, match=r"5 of 100 images of known \(5.0 %\) are .* by at most about 5.0"):
+            diagnose(known, blobs(100, seed=2), train=other.extended(feature=feature), **QUICK)
 
 
 def test_what_a_fitted_density_was_fitted_on_cannot_be_seen():
@@ -119,6 +130,20 @@ def made(source: str, name: str, n: int = 8) -> Table:
 def test_errors(error, text, call):
     with pytest.raises(error, match=text):
         call(blobs(12))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("cache", blobs(4), None), "known"),
+        ((blobs(4), "cache", None), "ood"),
+        ((blobs(4), {"cats": "cache"}, None), "ood 'cats'"),
+        ((blobs(4), blobs(5), "cache"), "train"),
+    ],
+)
+def test_paths_are_told(arguments, what):
+    with pytest.raises(TableError, match=rf'diagnose: {what} must be a table; the path "cache" came. Open it: dubito'):
+        given.__wrapped__(*arguments, None)  # past the type checks of the tests
 
 
 @pytest.mark.parametrize(

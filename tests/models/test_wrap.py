@@ -94,6 +94,28 @@ def test_a_module_without_a_head():
         wrap(nn.Tanh()).features(X)
 
 
+class Looped(nn.Module):
+    """Asks its layer once for each image: for a row by itself, or for a batch of one."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.fc, self.alone = nn.Linear(6, 3), alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.fc(row) if self.alone else self.fc(row[None])[0] for row in x])
+
+
+@pytest.mark.parametrize("head", [None, "fc"])
+@pytest.mark.parametrize(("alone", "came"), [(True, "(6,)"), (False, "(1, 6)")])
+def test_a_loop_over_images_is_told(alone, came, head):
+    with pytest.raises(ModelError) as error:
+        wrap(Looped(alone), head=head).features(X)
+    assert str(error.value) == (
+        "Looped: its last linear layer must see all images of a batch at once, (n, 6); for 2 images it was called 2 "
+        f"times, with inputs of shape {came}. Write its forward without a loop over images."
+    )
+
+
 def test_nan_at_first_sight_is_told():
     with pytest.raises(
         ModelError, match=r"Mlp: its output for the first images is NaN\. Look at its weights and at the scale"
@@ -315,7 +337,7 @@ def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
             r"mine cannot take inputs of shape \(n, 1, 3, 8, 6\) \(RuntimeError: .*\)\. There is one axis too many: a "
             r"transform makes \(channels, h, w\) of an image, without unsqueeze\(0\)\.",
         ),
-        ((1, 8, 6, 3), r"shape \(n, 8, 6, 3\) .*\)\. Their channels come last: put them first"),
+        ((1, 8, 6, 3), r"shape \(n, 8, 6, 3\) .*\)\. Their channels come last: put them first, .* as uint8"),
         (
             (2, 1, 8, 6),
             r"shape \(n, 1, 8, 6\) .* 3 channels, but got 1 .*\)\. Let transform=.*: look at axes, channels",

@@ -74,7 +74,7 @@ def test_one_set_has_its_verdict_once(tmp_path: Path):
 
 def test_notes_stand_on_the_page(tmp_path: Path):
     same = table(20, 0, 1.0)
-    with pytest.warns(UserWarning, match="very features"):
+    with pytest.warns(UserWarning, match="by their features"):
         found = diagnose(same, {"twin": same}, train=table(20, 1, 1.0), density=Neighbours(k=3), resamples=20)
     text = write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")
     assert '<p class="note">20 of 20 images of twin' in text

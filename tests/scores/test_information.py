@@ -1,6 +1,7 @@
 """Scores of members: by hand, against numpy, from summaries and from logits, in blocks, and refused where they lie."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from dubito.scores import (
     load_score,
     save_score,
 )
+from dubito.scores._members import ScoreOfMembers
 from dubito.table import Table
 
 ALL = [MutualInformation, WeightedMutualInformation, ExpectedEntropy, VariationRatio, PredictiveEntropy]
@@ -276,6 +278,16 @@ def test_summary_columns_are_read_by_name_of_field():
         "predictive_entropy": 3.0,
     }
     assert WeightedMutualInformation(by="sum").score(table).item() == 7.0
+
+
+@pytest.mark.parametrize("path", ["cache/test", Path("cache/test")])
+def test_a_path_is_told(path):
+    score = MutualInformation()
+    said = r'mutual_information.score: table must be a table; the path "cache/test" came. Open it: dubito.open'
+    with pytest.raises(TableError, match=said):
+        ScoreOfMembers.score.__wrapped__(score, path)  # past the type checks of the tests
+    with pytest.raises(TableError, match=said):
+        _members.score_blocks.__wrapped__(score, path, "members", score.rows)
 
 
 def test_saved_settings(tmp_path):

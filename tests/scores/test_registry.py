@@ -71,3 +71,10 @@ def test_what_is_no_score(given, said):
         by_name(given, by="x")
     with pytest.raises(ValueRangeError, match=r"there is no 'entropi'\. Nearest: entropy"):
         by_name(["entropi"], by="x")
+
+
+def test_arrays_where_only_scores_will_do():
+    assert by_name({"e": "entropy"}, by="x", arrays=False) == {"e": Entropy()}
+    for given in ({"mine": [0.1, 0.2]}, [[0.1, 0.2]]):
+        with pytest.raises(TableError, match=r"names of them; list came\. Leave them out for all that there are\."):
+            by_name(given, by="x", arrays=False)

@@ -2,27 +2,17 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from dubito.apps._apart import example, shared_rows
 from dubito.apps._possible import Possible
 from dubito.apps._scored import fitted
+from dubito.diagnosis._shared import example, shared_rows
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.metrics import Array
-from dubito.table import Table
-from dubito.types import Score
-
-
-def check_table(what: str, table: object) -> None:
-    """Raise TableError for what is no table, such as the path of one."""
-    if not isinstance(table, Table):
-        raise TableError(
-            f"compare: {what} must be a table, from dubito.extract or dubito.open; {table!r} came. Open a cache with "
-            f"dubito.open(folder)."
-        )
+from dubito.scores.registry import by_name
+from dubito.table import Table, check_table
 
 
 def check_settings(confidence: Any, resamples: Any, seed: Any) -> None:
@@ -36,31 +26,31 @@ def check_settings(confidence: Any, resamples: Any, seed: Any) -> None:
         )
 
 
-def named_tables(foreign: Table | Mapping[str, Table] | Sequence[Table] | str | Path | None) -> dict[str, Table]:
+def named_tables(ood: Table | Mapping[str, Table] | Sequence[Table] | str | PathLike[str] | None) -> dict[str, Table]:
     """Foreign tables by name, each with rows."""
-    if foreign is None:
+    if ood is None:
         return {}
-    several: Any = [foreign] if isinstance(foreign, Table | str | Path) else foreign  # a text would be a sequence, too
+    several: Any = [ood] if isinstance(ood, Table | str | PathLike) else ood  # a text would be a sequence, too
     pairs = (
         list(several.items()) if isinstance(several, Mapping) else [(getattr(one, "name", ""), one) for one in several]
     )
     for _, one in pairs:
-        check_table("foreign", one)
+        check_table(one, by="compare", what="ood")
     named: dict[str, Table] = dict(pairs)
     if len(named) < len(pairs):
         raise TableError(
-            f"compare: foreign tables need names of their own; {len(pairs)} came with {len(named)}. "
-            f"Give them by name: foreign={{'svhn': ..., 'textures': ...}}."
+            f"compare: ood tables need names of their own; {len(pairs)} came with {len(named)}. "
+            f"Give them by name: ood={{'svhn': ..., 'textures': ...}}."
         )
     for name, table in named.items():
         if len(table) == 0:
-            raise TableError(f"compare: foreign '{name}' must have at least one row; it has none. Leave it out.")
+            raise TableError(f"compare: ood '{name}' must have at least one row; it has none. Leave it out.")
     return named
 
 
 def check_same_model(table: Table, train: Table | None, strangers: dict[str, Table]) -> None:
     """Raise TableError for tables of several models."""
-    for name, other in {"train": train, **{f"foreign '{name}'": one for name, one in strangers.items()}}.items():
+    for name, other in {"train": train, **{f"ood '{name}'": one for name, one in strangers.items()}}.items():
         if other is not None and None not in (other.source, table.source) and other.source != table.source:
             raise TableError(
                 f"compare: {name} ({other.name}) and {table.name} must come from one model with one transform; they "
@@ -82,9 +72,9 @@ def warn_of_shared(table: Table, train: Table | None, strangers: dict[str, Table
     harms = {
         "train": "scores that learn know them already, and look better than they are. Fit on other images of the same "
         "kind.",
-        "foreign": "known and foreign at once, they cannot be told apart. Leave them out of one of the two.",
+        "ood": "known and foreign at once, they cannot be told apart. Leave them out of one of the two.",
     }
-    others = {"train": train, **{f"foreign '{name}'": one for name, one in strangers.items()}}
+    others = {"train": train, **{f"ood '{name}'": one for name, one in strangers.items()}}
     for name, other in others.items():
         shared = None if other is None else shared_rows(table, other)
         if other is not None and shared is not None and len(shared.here):
@@ -96,12 +86,8 @@ def warn_of_shared(table: Table, train: Table | None, strangers: dict[str, Table
             )
 
 
-def given_scores(scores: Mapping[str, Array | Score] | object) -> Possible:
-    """Scores that were given by name, each ready."""
-    if not isinstance(scores, Mapping):
-        raise TableError(
-            f"compare: scores must be fitted ones by name, such as {{'entropy': dubito.Entropy()}}; "
-            f"{type(scores).__name__} came. Leave them out to compare all that there are."
-        )
-    fitted("compare", scores)
-    return Possible({name: score for name, score in scores.items() if isinstance(score, Score)})
+def given_scores(scores: object) -> Possible:
+    """Scores that were given, by name, each ready."""
+    named = by_name(scores, by="compare", arrays=False)
+    fitted("compare", named)
+    return Possible(named)

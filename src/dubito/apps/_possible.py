@@ -8,7 +8,7 @@ from dubito.errors import DubitoError, TableError
 from dubito.heads.shelf import entry_for
 from dubito.scores._layers import ScoreOfLayers
 from dubito.scores._members import ScoreOfMembers
-from dubito.scores.default_density import default_density
+from dubito.scores.default_density import QUICK, default_density
 from dubito.scores.head import UncertaintyHead
 from dubito.scores.last_layer_gradient import GradNorm
 from dubito.scores.perturbation import PerturbationVariance
@@ -16,9 +16,6 @@ from dubito.scores.registry import SCORES, make_score
 from dubito.scores.temperature import Temperature
 from dubito.table import Table, asked_otherwise, ensembles_in, writer_of
 from dubito.types import Score
-
-_QUICK = 1e10
-"""Multiply-adds of an iteration of EM, about a second's worth."""
 
 
 @final
@@ -101,7 +98,7 @@ def _add(found: Possible, name: str, score: Score, table: Table, train: Table | 
                 return
             start = perf_counter()
             if name == "density":
-                score = default_density(train, by="density.fit", most=_QUICK)
+                score = default_density(train, by="density.fit", most=QUICK)
             score.fit(train)
             found.fit_seconds[name] = perf_counter() - start
     except DubitoError as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dubito.errors import TableError
 from dubito.metrics import Array
 from dubito.scores import Entropy, MaxProbability
-from dubito.table import Table, to_tensor
+from dubito.table import Table, check_table, to_tensor
 from dubito.types import Score, finite
 
 BASELINES: Mapping[str, type[Score]] = {Entropy.name: Entropy, MaxProbability.name: MaxProbability}
@@ -22,7 +22,7 @@ def scored(
 ) -> dict[str, Float[Tensor, "n"]]:
     """By name, the uncertainty of every row; after them the baselines `beside`, where the table has logits."""
     some_rows(by, table)
-    _some(by, scores)
+    some_scores(by, scores)
     found = {name: uncertainty(by, name, score, table) for name, score in scores.items()}
     if "logit" in table:
         found |= {name: BASELINES[name]().score(table) for name in beside if name not in found}
@@ -42,15 +42,16 @@ def uncertainty(by: str, name: str, score: Array | Score, table: Table) -> Float
     return u
 
 
-def some_rows(by: str, table: Table) -> None:
-    """Raise TableError for a table without rows."""
+def some_rows(by: str, table: Any) -> None:
+    """Raise TableError for a table without rows, or for what is none."""
+    check_table(table, by=by)
     if len(table) == 0:
         raise TableError(f"{by} needs at least one row; {table.name} has none. Look at how its rows were chosen.")
 
 
 def fitted(by: str, scores: Mapping[str, Any]) -> None:
     """Raise TableError for an array where several tables are to be scored, NotFittedError before anything is run."""
-    _some(by, scores)
+    some_scores(by, scores)
     for name, score in scores.items():
         if not isinstance(score, Score):
             raise TableError(
@@ -65,6 +66,7 @@ def both(flags: Bool[Tensor, "n"]) -> bool:
     return bool(flags.any()) and not bool(flags.all())
 
 
-def _some(by: str, scores: Mapping[str, Any]) -> None:
+def some_scores(by: str, scores: Mapping[str, Any]) -> None:
+    """Raise TableError for no scores."""
     if not scores:
         raise TableError(f"{by} needs at least one score; none came. Give some by name: {{'entropy': Entropy()}}.")

@@ -1,7 +1,7 @@
 """Which score for my model? All that the table's columns allow, ranked on your own images, with what is noise said so.
 
     errors     are wrong answers more uncertain than right ones?      error AUROC, AURC       needs logit, label
-    foreign    are foreign images more uncertain than known ones?     OOD AUROC, one a set    needs a second table
+    ood        are foreign images more uncertain than known ones?     OOD AUROC, one a set    needs a second table
 
 All scores see the same resamples of images (a paired bootstrap). How far each is behind the best has an interval that
 counts how many were compared and that the best was found on these very images (`metrics.best`): with the confidence
@@ -20,7 +20,6 @@ from torch import Tensor
 from dubito.apps._comparison_given import (
     check_same_model,
     check_settings,
-    check_table,
     given_scores,
     named_tables,
     warn_of_shared,
@@ -30,9 +29,9 @@ from dubito.apps._possible import Possible, possible_scores, reads, why_not_fore
 from dubito.apps._scored import both, some_rows
 from dubito.apps.comparison import ERRORS, Compared, Comparison, Cost, Question
 from dubito.errors import DubitoError, TableError
-from dubito.metrics import Array, Interval, aurc, auroc, behind_the_best, correct, paired_draws
+from dubito.metrics import Interval, aurc, auroc, behind_the_best, correct, paired_draws
 from dubito.scores import UncertaintyHead
-from dubito.table import Table
+from dubito.table import Table, check_table
 from dubito.types import Score
 
 Uncertainties = dict[str, dict[str | None, Float[Tensor, "_"]]]
@@ -43,10 +42,10 @@ _TWICE_BELOW = 0.2
 
 def compare(
     table: Table,
-    foreign: Table | Mapping[str, Table] | Sequence[Table] | None = None,
+    ood: Table | Mapping[str, Table] | Sequence[Table] | None = None,
     *,
     train: Table | None = None,
-    scores: Mapping[str, Array | Score] | None = None,
+    scores: Mapping[str, Score | str] | Sequence[Score | str] | Score | str | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -56,10 +55,10 @@ def compare(
     Args:
         table: Images of classes that the model knows. With labels of these classes, its errors are what a score should
             find.
-        foreign: Images that it does not know: a table, or several by name.
+        ood: Images that it does not know: a table, or several by name.
         train: Other known images, for scores that learn. Without it they are left out.
-        scores: By name, fitted; by default every registered score that the columns allow, and a head from the shelf if
-            one was trained for this very model.
+        scores: By name or as a list: fitted ones, or names of those that need not learn. By default every registered
+            score that the columns allow, and a head from the shelf if one was trained for this very model.
         confidence: That the true best is among those that are not told to be behind.
         resamples: Of the paired bootstrap.
         seed: Of its draws.
@@ -69,12 +68,11 @@ def compare(
     >>> found["error_auroc"].leading
     ['max_probability', 'entropy', 'cool', 'margin', 'max_logit', 'energy']
     """
-    check_table("table", table)
     some_rows("compare", table)
     check_settings(confidence, resamples, seed)
-    strangers = named_tables(foreign)
+    strangers = named_tables(ood)
     if train is not None:
-        check_table("train", train)
+        check_table(train, by="compare", what="train")
     check_same_model(table, train, strangers)
     warn_of_shared(table, train, strangers)
     chosen = possible_scores(table, train) if scores is None else given_scores(scores)

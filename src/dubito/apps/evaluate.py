@@ -81,7 +81,6 @@ def evaluate(
     >>> evaluate([MaxProbability(), "entropy"], table, resamples=50)["max_probability"]["error_auroc"].value
     1.0
     """
-    check_table(table, by="evaluate")
     some_rows("evaluate", table)
     named = by_name(scores, by="evaluate")
     bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)

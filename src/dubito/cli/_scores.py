@@ -21,7 +21,7 @@ from dubito.cli._console import Screen
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, TableError
 from dubito.scores._layers import ScoreOfLayers
 from dubito.scores._members import ScoreOfMembers
-from dubito.scores.default_density import default_density, told
+from dubito.scores.default_density import QUICK, default_density, told
 from dubito.scores.density import Density
 from dubito.scores.registry import SCORES, make_score
 from dubito.table import Table, ensembles_in
@@ -30,8 +30,6 @@ from dubito.types import Score
 _HEAD, _AUTO = "head", "auto"
 _OF_PROBES = ("regrad", "predicted_gradient", "perturbation_variance")
 """Scores of columns that one probe alone writes, and no usual extraction."""
-_QUICK = 1e10
-"""Multiply-adds of an iteration of EM, about a second's worth."""
 _SWITCH = {"true": True, "false": False, "yes": True, "no": False}
 
 
@@ -188,7 +186,7 @@ def _made(name: str, texts: dict[str, str], fit: Table | None, *, option: str, u
 
 def _suiting_density(fit: Table, screen: Screen) -> Density:
     """One that is fitted in seconds: full covariances of wide features take minutes by EM."""
-    density = default_density(fit, by="density.fit", most=_QUICK)
+    density = default_density(fit, by="density.fit", most=QUICK)
     if density != Density():
         screen.note(
             f"density: {told(density, fit)}, to suit {len(fit):,} images of {fit.name}. For other ones ask for it: "

@@ -70,7 +70,7 @@ def compare(  # noqa: PLR0913 (a command's options)
             )
         found = dubito.compare(
             table,
-            foreign,
+            ood=foreign,
             # Scores that are given have learned from it already; whether its images are others is asked all the same.
             train=open_fit(train, cache, "--train") if given is None or train is None else dubito.open(train),
             scores=given,

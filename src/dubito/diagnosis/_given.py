@@ -10,7 +10,7 @@ import torch
 from dubito.choices import Covariance
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores.default_density import default_density
-from dubito.table import Table
+from dubito.table import Table, check_table
 from dubito.types import Score
 from dubito.views import chosen_rows
 
@@ -56,6 +56,9 @@ def given(
             f"{_BY}: covariance is that of the default density; '{covariance}' came together with a density. Set it "
             f"there: Density(covariance='{covariance}')."
         )
+    check_table(known, by=_BY, what="known")
+    if not isinstance(ood, Mapping):
+        check_table(ood, by=_BY, what="ood")
     foreign = {called(ood, "ood"): ood} if isinstance(ood, Table) else dict(ood)
     if not foreign:
         raise TableError(f"{_BY} needs at least one OOD table; none came. Give a table, or some by name.")
@@ -66,9 +69,11 @@ def given(
         )
     _check_rows(called(known, "known"), known)
     for name, table in foreign.items():
+        check_table(table, by=_BY, what=f"ood '{name}'")
         _check_rows(name, table)
         _check_alike(known, table)
     if train is not None:
+        check_table(train, by=_BY, what="train")
         _check_train(train, known)
     elif density is not None and density.is_fitted:
         return Given(known, known, foreign, None, "what it was fitted on before", density)
@@ -87,14 +92,6 @@ def called(table: Table, otherwise: str) -> str:
     """A short name: where a cache lies does not matter."""
     short = table.name.rstrip("/").rpartition("/")[2]
     return otherwise if short in ("", "table in memory") else short
-
-
-def repeated_rows(table: Table, among: Table) -> int:
-    """How many rows of a table have the very feature of a row of another."""
-    seen: set[int] = set()
-    for batch in among.batches("feature"):
-        seen.update(_hashes(batch))
-    return sum(row in seen for batch in table.batches("feature") for row in _hashes(batch))
 
 
 def check_numbers(**counts: Any) -> None:
@@ -159,7 +156,3 @@ def _halves(known: Table, seed: int) -> tuple[Table, Table]:
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
     half = len(known) // 2
     return chosen_rows(known, order[:half].sort().values), chosen_rows(known, order[half:].sort().values)
-
-
-def _hashes(batch: Table) -> list[int]:
-    return [hash(row.tobytes()) for row in batch.feature.contiguous().numpy()]

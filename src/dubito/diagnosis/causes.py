@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from dubito.choices import Covariance
 from dubito.diagnosis._balanced import Balanced, Estimate, balanced, estimate, points
-from dubito.diagnosis._given import MEAN, Given, called, check_numbers, given, repeated_rows
+from dubito.diagnosis._given import MEAN, Given, called, check_numbers, given
 from dubito.diagnosis._sentences import ALL, CAUSES, REST, TOGETHER
+from dubito.diagnosis._shared import shared_rows
 from dubito.diagnosis._spread import cosines, directions
 from dubito.diagnosis.last_layer import last_layer
 from dubito.diagnosis.result import SCORES, Causes, Diagnosis
@@ -194,10 +195,10 @@ def _notes(asked: Given) -> tuple[str, ...]:
     known = called(asked.known, "known")
     notes = []
     for name, table in asked.foreign.items():
-        if same := repeated_rows(table, asked.whole):
+        if same := len(shared_rows(table, asked.whole).here):
             share = same / len(table)
             notes.append(
-                f"{_counted(same, table, name)} are the same images as some of {known}, with the very features: "
+                f"{_counted(same, table, name)} are the same images as some of {known}, by their features: "
                 + (
                     "nothing can tell them apart, so AUROCs come near 50 % and overlap near 50 points."
                     if share > _MOST
@@ -205,11 +206,11 @@ def _notes(asked: Given) -> tuple[str, ...]:
                 )
                 + " Give images of other things."
             )
-    if asked.train is not None and (same := repeated_rows(asked.known, asked.train)):
+    if asked.train is not None and (same := len(shared_rows(asked.known, asked.train).here)):
         share = same / len(asked.known)
         notes.append(
-            f"{_counted(same, asked.known, known)} are the same images as some that the density was fitted on, with "
-            f"the very features: it knows them too well, and D is too high"
+            f"{_counted(same, asked.known, known)} are the same images as some that the density was fitted on, by "
+            f"their features: it knows them too well, and D is too high"
             + (". " if share > _MOST else f" by at most about {points(share)} points. ")
             + "Fit it on other images."
         )

@@ -66,7 +66,8 @@ def _candidates(calls: list[Call], answer: Tensor, head: Tensor | None) -> list[
         fits = [call for call in calls if call.weight is not None and len(call.weight) == answer.shape[1]]
     else:
         fits = _named(calls, head)
-    rows = [call for call in fits if call.output.flatten(1).shape == answer.shape and call.output.dim() != 3]
+    several = [call for call in fits if call.output.dim() not in (0, 1, 3)]  # a row alone is none of a batch
+    rows = [call for call in several if call.output.flatten(1).shape == answer.shape]
     maps = [call for call in fits if call not in rows and call.output.dim() == 4]
     plans = []
     for j in range(1, min(len(rows), _MOST_HEADS) + 1):
@@ -119,7 +120,8 @@ def _named(calls: list[Call], head: Tensor) -> list[Call]:
 
 
 def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Output, name: str) -> str:
-    if head is not None:
+    alone = _alone(calls if head is None else _named(calls, head), answer.shape[1])
+    if head is not None and not alone:
         return (
             f"head: the layer you named in {name} does not give its {answer.shape[1]} outputs, as a linear layer or a "
             f"1x1 convolution before a pool. Name the layer that gives the logits."
@@ -127,16 +129,28 @@ def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Out
     if bool(answer.isnan().any()):
         return f"{name}: its output for the first images is NaN. Look at its weights and at the scale of its inputs."
     last = [call for call in calls if call.role == "linear" and call.output.shape == answer.shape]
-    if last:
+    if last and head is None:
         gap = float((_as_output(last[-1].output, output) - answer).abs().max())
         return (
             f"{name}: its {output} differ from those of its last linear layer (by up to {gap:.3g})."
             f"{_hint(last[-1].output, answer)} To take one layer's output as logits, name that layer with head='...'."
         )
+    if alone:
+        came = tuple(alone[-1].source.shape)
+        return (
+            f"{name}: its last linear layer must see all images of a batch at once, (n, {came[-1]}); for {len(answer)} "
+            f"images it was called {len(alone)} times, with inputs of shape {came}. Write its forward without a loop "
+            f"over images."
+        )
     return (
         f"{name}: no linear layer or 1x1 convolution before a pool gives its {answer.shape[1]} outputs. "
         f"Name the classifying layer with head='...'; a TorchScript module cannot be watched, wrap the eager one."
     )
+
+
+def _alone(calls: list[Call], width: int) -> list[Call]:
+    """Calls of a linear layer with one image of several."""
+    return [call for call in calls if call.role == "linear" and call.output.shape in ((width,), (1, width))]
 
 
 def _hint(logits: Tensor, answer: Tensor) -> str:

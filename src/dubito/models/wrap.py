@@ -18,7 +18,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from dubito.errors import ModelError
+from dubito.errors import ModelError, RefusedInputsError
 from dubito.models._plan import Output, Plan, make_plan, named_weight
 from dubito.models._spy import Call, Reached, Spy
 from dubito.models._tap import plain_layer, read_input
@@ -292,17 +292,13 @@ class WrappedClassifier:
             except (torch.OutOfMemoryError, NotImplementedError):
                 raise  # of torch's RuntimeErrors, those that other inputs would not mend
             except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-                raise _RefusedInputsError(_refusal(self.name, x, error)) from error
+                raise RefusedInputsError(_refusal(self.name, x, error)) from error
             finally:
                 if buffers is not None:
                     self._counts = buffers.restore() or self._plan is None
         if self._plan is None and self._writes:
             self._writes = x._version > 0
         return answer_of(out, len(x), self.name)
-
-
-class _RefusedInputsError(ModelError, RuntimeError):
-    """A module raised on its inputs. Also a RuntimeError, as most of what torch raises then."""
 
 
 def sample_of(module: nn.Module) -> Tensor:
@@ -335,11 +331,14 @@ def _refusal(name: str, x: Tensor, error: Exception) -> str:
     if len(shape) == 4 and shape[0] == 1:
         repair = "There is one axis too many: a transform makes (channels, h, w) of an image, without unsqueeze(0)."
     elif len(shape) == 3 and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
-        repair = "Their channels come last: put them first, as torchvision.transforms.ToTensor() does."
+        repair = (
+            "Their channels come last: put them first, as torchvision.transforms.ToTensor() does; or give pictures as "
+            "uint8 (h, w, 3), of which the transform makes inputs."
+        )
     else:
         repair = (
             "Let transform=... make of an image what the model was built for, often (3, h, w): look at axes, channels "
-            "and size."
+            "and size. Floats are taken as they are; give pictures as files, or as uint8 (h, w, 3)."
         )
     said = (str(error).splitlines() or [""])[0]
     return (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics.streaming import SUMMARY, MemberStream
-from dubito.table import Table
+from dubito.table import Table, check_table
 from dubito.types import Score, finite
 
 _BYTES = 1 << 26
@@ -44,6 +44,7 @@ class ScoreOfMembers(Score, ABC):
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The uncertainty of every row; see `Score.score`. The summary is read where it is there, else the logits."""
+        check_table(table, by=f"{self.name}.score")
         return score_blocks(self, table, self.column_in(table), self.rows)
 
     def rows(self, batch: Table) -> Float[Tensor, "n"]:
@@ -82,6 +83,7 @@ class ScoreOfMembers(Score, ABC):
 
 def score_blocks(score: Score, table: Table, column: str, rows: Callable[[Table], Tensor]) -> Float64[Tensor, "n"]:
     """What `Score.score` does, with as many rows at once as their members allow."""
+    check_table(table, by=f"{score.name}.score")
     table.require(column, by=f"{score.name}.score")
     score.check_fitted()
     score.check_source(table)

@@ -72,22 +72,22 @@ def make_score(name: str, **settings: Any) -> Score:
         raise ValueRangeError(f"score '{name}' does not take these settings ({error}).") from error
 
 
-def by_name(scores: object, *, by: str) -> dict[str, Any]:
-    """What a user gave as scores, by name: a mapping (of arrays, too), one score, or several; a name makes its score.
+def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
+    """What a user gave as scores, by name: a mapping, one score, or several; a name makes its score.
+
+    Args:
+        scores: What was given.
+        by: Who asks, for errors.
+        arrays: Whether a mapping may hold the uncertainties themselves, too.
 
     >>> by_name(["entropy", Cool(scale=0.2)], by="evaluate")
     {'entropy': Entropy(), 'cool': Cool(scale=0.2)}
     """
     if isinstance(scores, Mapping):
-        return {name: _made(score, by) for name, score in scores.items()}
+        return {name: _made(score, by=by, arrays=arrays, named=True) for name, score in scores.items()}
     found: dict[str, Any] = {}
     for one in scores if isinstance(scores, Sequence) and not isinstance(scores, str) else [scores]:
-        score = _made(one, by)
-        if not isinstance(score, Score):
-            raise TableError(
-                f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; {type(score).__name__} "
-                f"came. Give arrays by name: {{'mine': array}}."
-            )
+        score = _made(one, by=by, arrays=arrays, named=False)
         if score.name in found:
             raise TableError(
                 f"{by}: scores in a list must have different names; two are called '{score.name}'. "
@@ -97,9 +97,17 @@ def by_name(scores: object, *, by: str) -> dict[str, Any]:
     return found
 
 
-def _made(score: Any, by: str) -> Any:
+def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:
+    """A score, made where its name came; where there is a name for it, an array may do."""
     if isinstance(score, type):
         raise TableError(
             f"{by}: scores must be scores, or names of them; the class {score.__name__} came. Say {score.__name__}()."
         )
-    return make_score(score) if isinstance(score, str) else score
+    if isinstance(score, str):
+        return make_score(score)
+    if not isinstance(score, Score) and not (arrays and named):
+        raise TableError(
+            f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; {type(score).__name__} came."
+            + (" Give arrays by name: {'mine': array}." if arrays else " Leave them out for all that there are.")
+        )
+    return score

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dubito.apps.guard.candidates import Roles, by_name, checked_score, competing, fitted_scores, learns, roles_of
-from dubito.errors import DubitoError, GuardError
+from dubito.apps.guard.candidates import Roles, competing, fitted_scores, given_scores, learns, roles_of
+from dubito.errors import DubitoError, GuardError, TableError
 from dubito.scores import (
     Density,
     Entropy,
@@ -20,24 +20,28 @@ from .world import blobs
 
 
 def test_scores_by_name() -> None:
-    assert by_name(["entropy", MaxProbability()]) == {"entropy": Entropy(), "max_probability": MaxProbability()}
-    assert by_name({"mine": Entropy()}) == {"mine": Entropy()}
-    with pytest.raises(GuardError, match="two have the same name"):
-        by_name(["entropy", Entropy()])
+    assert given_scores(["entropy", MaxProbability()]) == {"entropy": Entropy(), "max_probability": MaxProbability()}
+    assert given_scores({"mine": Entropy()}) == {"mine": Entropy()}
+    assert given_scores("entropy") == {"entropy": Entropy()}
+    with pytest.raises(TableError, match=r"guard.fit: scores in a list must have different names; two are called 'en"):
+        given_scores(["entropy", Entropy()])
     with pytest.raises(DubitoError, match="there is no 'entropie'"):
-        by_name(["entropie"])
+        given_scores(["entropie"])
+    with pytest.raises(TableError, match=r"guard.fit needs at least one score; none came"):
+        given_scores([])
 
 
-@pytest.mark.parametrize(("given", "came"), [(3, "3"), (Entropy, "the class Entropy"), (None, "None")])
+@pytest.mark.parametrize(("given", "came"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
 def test_what_is_no_score_is_told(given: object, came: str) -> None:
-    with pytest.raises(GuardError, match=rf"scores must be scores, such as dubito.Entropy\(\), .*; {came} came"):
-        checked_score(given)
+    for scores in ([given], {"mine": given}):
+        with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; {came} came"):
+            given_scores.__wrapped__(scores)  # past the type checks of the tests
 
 
 def test_what_must_learn() -> None:
     assert learns(None)
-    assert learns(["entropy", "density"])
-    assert not learns(["entropy"])
+    assert learns({"entropy": Entropy(), "density": Density()})
+    assert not learns({"entropy": Entropy()})
     assert not learns({"fitted": Neighbours(k=2).fit(blobs(20))})
 
 
@@ -56,8 +60,8 @@ def test_a_density_without_settings_is_the_one_that_suits() -> None:
     learn = blobs(60)
     suiting = default_density(learn).fit(learn)
     assert suiting.covariance != "full"
-    assert fitted_scores(["density"], learn, learn)["density"].covariance == suiting.covariance
-    own = fitted_scores([Density(covariance="spherical")], learn, learn)["density"]
+    assert fitted_scores({"density": Density()}, learn, learn)["density"].covariance == suiting.covariance
+    own = fitted_scores({"density": Density(covariance="spherical")}, learn, learn)["density"]
     assert own.covariance == "spherical"
 
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dubito.apps._apart import example, shared_rows
 from dubito.apps.guard.promise import Promise
 from dubito.cache.fingerprint import model_identity
-from dubito.errors import DubitoWarning, GuardError, ModelError, TableError, ValueRangeError
+from dubito.diagnosis._shared import example, shared_rows
+from dubito.errors import DubitoWarning, GuardError, ModelError, ValueRangeError
 from dubito.heads.config import same_backbone
 from dubito.scores._answers import errors_of
 from dubito.table import Table
@@ -35,16 +35,6 @@ class Split(NamedTuple):
     learn: Table | None
     choose: Table
     calibrate: Table
-
-
-def check_tables(table: object, train: object) -> None:
-    """Raise TableError for what is no table, such as the path of one."""
-    for name, one in (("table", table), *([] if train is None else [("train", train)])):
-        if not isinstance(one, Table):
-            raise TableError(
-                f"guard.fit: {name} must be a table, from dubito.extract or dubito.open; {type(one).__name__} came. "
-                f"Open a cache with dubito.open(folder)."
-            )
 
 
 def check_settings(novel: Any, seed: Any) -> None:

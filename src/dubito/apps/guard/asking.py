@@ -16,7 +16,7 @@ from dubito.cache.loader import batches
 from dubito.data import open_images
 from dubito.data.files import FileImages
 from dubito.data.tree import is_image
-from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError, SkippedImagesWarning
+from dubito.errors import BrokenImageError, GuardError, ImagesError, SkippedImagesWarning
 from dubito.probes import Before, Forward, Gradient, Tiles
 from dubito.table import Table, writer_of
 from dubito.types import Classifier, Images, Json, NotingProbe, Probe
@@ -69,7 +69,7 @@ def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, maker: Js
         if batch.inputs is None:
             continue
         x = model.transform.finish(batch.inputs.to(model.device))
-        for name, column in _answered(model, x, probes).items():
+        for name, column in _columns(model, x, probes).items():
             parts.setdefault(name, []).append(column.detach().cpu())
     if not kept:
         raise BrokenImageError(broken[0][1] if broken else f"{images.name} holds no images.")
@@ -109,16 +109,6 @@ def probes_for(columns: Iterable[str], given: Sequence[Probe], maker: Json | Non
         probe = probe or _made(column, maker or {}, missing)
         made.setdefault(probe.name, probe)
     return list(made.values())
-
-
-def _answered(model: Classifier, x: Tensor, probes: Sequence[Probe]) -> dict[str, Tensor]:
-    try:
-        return _columns(model, x, probes)
-    except RuntimeError as error:
-        raise ModelError(
-            f"{model.name} cannot take inputs of shape {tuple(x.shape)} ({str(error).splitlines()[0]}). Floats are "
-            f"inputs as model.transform makes them, (n, 3, h, w); give pictures as files, or as uint8 (h, w, 3)."
-        ) from error
 
 
 def _columns(model: Classifier, x: Tensor, probes: Sequence[Probe]) -> dict[str, Tensor]:

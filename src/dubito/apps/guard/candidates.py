@@ -9,10 +9,12 @@ from typing import final
 import torch
 
 from dubito.apps._possible import possible_scores
+from dubito.apps._scored import some_scores
 from dubito.errors import DubitoError, DubitoWarning, GuardError
-from dubito.scores import SCORES, UncertaintyHead, make_score
-from dubito.scores.default_density import default_density
+from dubito.scores import UncertaintyHead
+from dubito.scores.default_density import QUICK, default_density
 from dubito.scores.density import Density
+from dubito.scores.registry import by_name
 from dubito.scores.softmax import Entropy
 from dubito.scores.temperature import Temperature
 from dubito.table import Table
@@ -21,12 +23,10 @@ from dubito.views import chosen_rows
 
 MOST_LEARNED = 50_000
 """Rows that scores learn from: they are kept in part with the guard, and it should stay small."""
-_QUICK = 1e10
-"""Multiply-adds of an iteration of EM, about a second's worth."""
 _EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
 """Whom to ask for it, best first."""
 
-Scores = Mapping[str, Score] | Sequence[Score | str]
+Scores = Mapping[str, Score | str] | Sequence[Score | str] | Score | str
 """By name; or scores, or names of registered ones."""
 
 
@@ -56,43 +56,26 @@ class Roles:
         return tuple(name for name in (self.aleatoric, self.epistemic, self.density) if name)
 
 
-def learns(scores: Scores | None) -> bool:
-    """Whether any of them has still to learn; None stands for all that there are."""
-    return scores is None or any(not score.is_fitted for score in by_name(scores).values())
-
-
-def by_name(scores: Scores) -> dict[str, Score]:
-    """Scores by name, made where only a name came."""
-    if isinstance(scores, Mapping):
-        found = {name: checked_score(score) for name, score in scores.items()}
-    else:
-        if isinstance(scores, str):
-            raise GuardError(f"scores must be a list or a mapping; the text '{scores}' came. Say scores=['{scores}'].")
-        made = [make_score(score) if isinstance(score, str) else checked_score(score) for score in scores]
-        found = {score.name: score for score in made}
-        if len(found) < len(made):
-            raise GuardError("scores: two have the same name; give them by name, {'one': ..., 'other': ...}.")
-    if not found:
-        raise GuardError(f"scores: at least one is needed; none came. Known: {', '.join(SCORES)}.")
+def given_scores(scores: Scores) -> dict[str, Score]:
+    """By name, made where only a name came; at least one."""
+    found: dict[str, Score] = by_name(scores, by="guard.fit", arrays=False)
+    some_scores("guard.fit", found)
     return found
 
 
-def checked_score(score: object) -> Score:
-    """The score itself; GuardError for what is none, such as its class."""
-    if not isinstance(score, Score):
-        came = f"the class {score.__name__}" if isinstance(score, type) else repr(score)
-        raise GuardError(f"scores must be scores, such as dubito.Entropy(), or names of them; {came} came.")
-    return score
+def learns(scores: Mapping[str, Score] | None) -> bool:
+    """Whether any of them has still to learn; None stands for all that there are."""
+    return scores is None or any(not score.is_fitted for score in scores.values())
 
 
-def fitted_scores(scores: Scores | None, table: Table, learn: Table | None) -> dict[str, Score]:
+def fitted_scores(scores: Mapping[str, Score] | None, table: Table, learn: Table | None) -> dict[str, Score]:
     """Ready for tables like this: those given, or all that its columns allow.
 
     Those that learn do so from `learn`; a temperature from the table itself, because images that a model was trained on
     tell nothing of its overconfidence. A head from the shelf is there to tell the aleatoric, see `competing`.
     """
     if scores is not None:
-        found = by_name(scores)
+        found = dict(scores)
         for name, score in found.items():
             if not score.is_fitted:
                 found[name] = _fitted(name, score, table if isinstance(score, Temperature) else learn)
@@ -119,10 +102,11 @@ def competing(found: Mapping[str, Score], given: bool) -> list[str]:
     return [name for name, score in found.items() if given or not isinstance(score, UncertaintyHead)]
 
 
-def lacks_density(scores: Scores | None, table: Table, novel: float) -> bool:
+def lacks_density(scores: Mapping[str, Score] | None, table: Table, novel: float) -> bool:
     """Whether novel images are to be refused, and could be, but none of the scores that were given is a density."""
-    wanted = novel > 0 and scores is not None and "feature" in table
-    return wanted and not any(isinstance(score, Density) for score in by_name(scores or ()).values())
+    if novel <= 0 or scores is None or "feature" not in table:
+        return False
+    return not any(isinstance(score, Density) for score in scores.values())
 
 
 def with_density(found: Mapping[str, Score], learn: Table | None) -> dict[str, Score]:
@@ -130,7 +114,7 @@ def with_density(found: Mapping[str, Score], learn: Table | None) -> dict[str, S
     if learn is None:  # what learns has a part of the table, or a table of its own
         return dict(found)
     try:
-        density = default_density(learn, by="guard.fit", most=_QUICK).fit(learn)
+        density = default_density(learn, by="guard.fit", most=QUICK).fit(learn)
     except DubitoError as error:
         warnings.warn(
             f"guard.fit: images unlike the known ones will not be refused, because no density could be learned "
@@ -168,5 +152,5 @@ def _fitted(name: str, score: Score, learn: Table | None) -> Score:
         raise GuardError(
             f"score '{name}' is not fitted, and there is nothing to learn from. Fit it, or give train=... ."
         )
-    suiting = default_density(learn, by="density.fit", most=_QUICK) if score == Density() else None
+    suiting = default_density(learn, by="density.fit", most=QUICK) if score == Density() else None
     return (suiting or copy.deepcopy(score)).fit(learn)

@@ -22,7 +22,6 @@ from dubito.apps.guard._given import (
     check_apart,
     check_model,
     check_settings,
-    check_tables,
     checked_labels,
     checked_maker,
     not_the_same,
@@ -36,6 +35,7 @@ from dubito.apps.guard.candidates import (
     competing,
     few,
     fitted_scores,
+    given_scores,
     lacks_density,
     learns,
     with_density,
@@ -48,7 +48,7 @@ from dubito.apps.guard.thresholds import Threshold
 from dubito.apps.guard.verdict import Decisions, Verdict, top_two
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import GuardError, ModelError, TableError
-from dubito.table import Table
+from dubito.table import Table, check_table
 from dubito.types import Classifier, Json, Probe, Score
 
 NOVEL = 0.005
@@ -134,17 +134,20 @@ class Guard:
             GuardError: The promise cannot be kept with these images; the message says how many it takes.
         """
         promise = Promise.of(risk, confidence, coverage, false_alarms)
-        check_tables(table, train)
+        check_table(table, by="guard.fit")
+        if train is not None:
+            check_table(train, by="guard.fit", what="train")
         check_settings(novel, seed)
         maker, labelled = checked_maker(model, table), checked_labels(table, promise)
-        more = lacks_density(scores, table, novel)
-        split = split_rows(table, learn=train is None and (more or learns(scores)), seed=seed)
+        given = None if scores is None else given_scores(scores)
+        more = lacks_density(given, table, novel)
+        split = split_rows(table, learn=train is None and (more or learns(given)), seed=seed)
         warn_of_twins(split, table)
         learn = few(split.learn if train is None else train)
         if train is not None and learn is not None:
             check_apart(table, learn)
-        found = fitted_scores(scores, split.choose, learn)
-        candidates = competing(found, scores is not None)
+        found = fitted_scores(given, split.choose, learn)
+        candidates = competing(found, given is not None)
         found = with_density(found, learn) if more else found
         judge = Judge.choose(found, candidates, split.choose, labelled=labelled, novel=novel, seed=seed)
         threshold = judge.threshold(promise, split, len(table))
@@ -192,6 +195,7 @@ class Guard:
 
     def decide(self, table: Table) -> Decisions:
         """A verdict of every row of a table of the same model."""
+        check_table(table, by="guard.decide")
         table.require("logit", by="guard")
         if self.classes is not None and table.shape("logit")[1] != len(self.classes):
             raise TableError(

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from dubito.apps.guard.asking import as_kept
 from dubito.apps.guard.onnx_scores import as_graph
 from dubito.cache.shard import write_file
-from dubito.errors import ArtefactError, GuardError, MissingPackageError
+from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
 from dubito.models.wrap import WrappedClassifier, sample_of
 
 if TYPE_CHECKING:
@@ -211,11 +211,8 @@ def _check_example(model: WrappedClassifier, example: object) -> None:
         )
     try:
         model.features(example[:1])
-    except RuntimeError as error:
-        raise GuardError(
-            f"guard.export_onnx: {model.name} cannot take example, of shape {tuple(example.shape)} "
-            f"({str(error).splitlines()[0]}). Give a batch of finished inputs, as model.transform makes them."
-        ) from error
+    except ModelError as error:
+        raise GuardError(f"guard.export_onnx: example: {error}") from error
 
 
 def _same_place(module: nn.Module, other: nn.Module, layer: nn.Module) -> nn.Linear | None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.diagnosis.checks.finding import Finding, counted, listed
-from dubito.errors import ModelError
+from dubito.errors import ModelError, RefusedInputsError
 from dubito.models import wrap
 from dubito.models.frozen import KeptBuffers, frozen
 from dubito.types import Classifier, Json
@@ -37,6 +37,8 @@ def understood(model: Classifier, x: Float[Tensor, "n ..."]) -> Understood:
     """Ask for the first features; where the model refuses, look at what its module returns."""
     try:
         model.features(x)
+    except RefusedInputsError:  # there is nothing that it returns
+        raise
     except ModelError as error:
         refusal = error
     else:

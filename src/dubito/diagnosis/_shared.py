@@ -4,12 +4,14 @@
 
 Features of one image differ in their last digits between batch sizes and machines, so bytes are not compared; where a
 row was kept in half precision, one step of it is allowed for, too. Nearest rows are found exactly by faiss, in at most
-64 random projections of the standardised columns, and then compared in all columns. Rows that are not finite or have
-one value in all columns tell nothing and are never the same. In two or three columns different images come close by
-chance: how many do is estimated from those in a box four times as wide, and if chance explains all, none is told.
+64 random projections of the standardised columns, and then compared in all columns; of the larger table, one block at a
+time is in memory. Rows that are not finite or have one value in all columns tell nothing and are never the same. In two
+or three columns different images come close by chance: how many do is estimated from those in a box four times as wide,
+and if chance explains all, none is told.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, final
 
 import faiss
 import torch
@@ -26,7 +28,8 @@ _CLIP = 10.0
 """Standard deviations: far outliers would cost float32 the digits that tell near rows apart."""
 _FAR = 0.15**2
 """Mean square difference, in standard deviations, above which rows are not compared in all columns."""
-_AT_ONCE = 2048
+_AT_ONCE, _BLOCK = 2048, 16_384
+"""Rows that are read at once, and projected rows that are searched at once: 4 MB."""
 
 
 class Shared(NamedTuple):
@@ -105,27 +108,62 @@ def _columns(table: Table, column: str) -> _Columns:
 
 def _nearest(table: Table, other: Table, column: str, mine: _Columns, theirs: _Columns) -> Int[Tensor, "n k"]:
     """The nearest rows of the other table; -1 where there is none near enough."""
-    width = table.shape(column)[1]
-    mean = (mine.mean + theirs.mean) / 2
-    spread = ((mine.spread**2 + theirs.spread**2) / 2 + (mine.mean - theirs.mean) ** 2 / 4).sqrt()
-    # A column that is almost dead would be nothing but rounding.
-    scale = 1 / (spread + 1e-3 * spread.mean()).clamp(min=torch.finfo(torch.float32).tiny)
-    draw = torch.Generator().manual_seed(0)
-    project = torch.randn(width, _SEARCHED, generator=draw) / width**0.5 if width > _SEARCHED else torch.eye(width)
-    queries, bank = (_projected(one, column, mean, scale, project) for one in (table, other))
-    distance, index = faiss.knn(queries.numpy(), bank.numpy(), min(_CANDIDATES, len(other)), metric=faiss.METRIC_L2)
-    near = torch.from_numpy(distance) <= _FAR * queries.shape[1]
-    return torch.where(near, torch.from_numpy(index), -1)
+    projection = _Projection.of(column, mine, theirs)
+    if len(table) > len(other):
+        bank = torch.cat(list(projection.blocks(other)))
+        found = [_few_nearest(queries, bank) for queries in projection.blocks(table)]
+        distance, index = (torch.cat(parts) for parts in zip(*found, strict=True))
+    else:
+        queries, first = torch.cat(list(projection.blocks(table))), 0
+        distance, index = torch.zeros(len(table), 0), torch.zeros(len(table), 0, dtype=torch.long)
+        for bank in projection.blocks(other):
+            near, which = _few_nearest(queries, bank)
+            distance, index = torch.cat([distance, near], 1), torch.cat([index, which + first], 1)
+            distance, best = distance.topk(min(_CANDIDATES, distance.shape[1]), largest=False)
+            index, first = index.gather(1, best), first + len(bank)
+    return torch.where(distance <= _FAR * projection.matrix.shape[1], index, -1)
 
 
-def _projected(
-    table: Table, column: str, mean: Float[Tensor, "d"], scale: Float[Tensor, "d"], project: Float[Tensor, "d p"]
-) -> Float[Tensor, "n p"]:
-    parts = []
-    for batch in table.batches(column, size=_AT_ONCE):
-        x = (batch.whole(column).double() - mean) * scale
-        parts.append(x.nan_to_num(0.0).clamp(-_CLIP, _CLIP).float() @ project)
-    return torch.cat(parts).contiguous()
+@final
+class _Projection(NamedTuple):
+    """From the columns of two tables to at most 64 numbers a row, in which distances are about the same."""
+
+    column: str
+    mean: Float[Tensor, "d"]
+    scale: Float[Tensor, "d"]
+    matrix: Float[Tensor, "d p"]
+
+    @classmethod
+    def of(cls, column: str, mine: _Columns, theirs: _Columns) -> "_Projection":
+        width = len(mine.mean)
+        mean = (mine.mean + theirs.mean) / 2
+        spread = ((mine.spread**2 + theirs.spread**2) / 2 + (mine.mean - theirs.mean) ** 2 / 4).sqrt()
+        # A column that is almost dead would be nothing but rounding.
+        scale = 1 / (spread + 1e-3 * spread.mean()).clamp(min=torch.finfo(torch.float32).tiny)
+        draw = torch.Generator().manual_seed(0)
+        matrix = torch.randn(width, _SEARCHED, generator=draw) / width**0.5 if width > _SEARCHED else torch.eye(width)
+        return cls(column, mean, scale, matrix)
+
+    def blocks(self, table: Table) -> Iterator[Float[Tensor, "b p"]]:
+        """A table's rows, projected, many at a time."""
+        parts: list[Tensor] = []
+        for batch in table.batches(self.column, size=_AT_ONCE):
+            x = (batch.whole(self.column).double() - self.mean) * self.scale
+            parts.append(x.nan_to_num(0.0).clamp(-_CLIP, _CLIP).float() @ self.matrix)
+            if len(parts) == _BLOCK // _AT_ONCE:
+                yield torch.cat(parts)
+                parts = []
+        if parts:
+            yield torch.cat(parts)
+
+
+def _few_nearest(
+    queries: Float[Tensor, "n p"], bank: Float[Tensor, "b p"]
+) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
+    """Squared distances and numbers of the nearest rows, the nearest first."""
+    k = min(_CANDIDATES, len(bank))
+    distance, index = faiss.knn(queries.numpy(), bank.numpy(), k, metric=faiss.METRIC_L2)
+    return torch.from_numpy(distance), torch.from_numpy(index)
 
 
 def _closest(

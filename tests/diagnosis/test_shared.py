@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from dubito import Table
-from dubito.apps._apart import example, shared_rows
 from dubito.apps.guard._given import check_apart
+from dubito.diagnosis import _shared
+from dubito.diagnosis._shared import example, shared_rows
 from dubito.errors import GuardError
 
 
@@ -89,6 +90,39 @@ def test_constant_zero_and_broken_rows_are_never_the_same() -> None:
         assert shared_rows(Table(feature=mixed), Table(feature=mixed)).here.tolist() == list(range(5, 25))
     single = Table(logit=torch.arange(5.0)[:, None])
     assert not len(shared_rows(single, single).here)
+
+
+@pytest.mark.parametrize("sizes", [(300, 70), (70, 300), (64, 64), (33, 32)])
+def test_in_blocks_the_same_rows_are_found(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = features(sizes[0], 0), features(sizes[1], 1)
+    shared = min(sizes) // 3
+    y[: 3 * shared : 3] = again(x[:shared].flip(0), "relative")
+    y[1] = y[0]  # two rows of one image: either is right
+    whole = shared_rows(Table(feature=x), Table(feature=y))
+    assert whole.here.tolist() == list(range(shared))
+    monkeypatch.setattr(_shared, "_AT_ONCE", 8)
+    monkeypatch.setattr(_shared, "_BLOCK", 32)
+    found = shared_rows(Table(feature=x), Table(feature=y))
+    assert torch.equal(found.here, whole.here)
+    assert ((found.there == whole.there) | (found.there <= 1)).all()
+
+
+@pytest.mark.parametrize("larger", ["table", "other"])
+def test_of_the_larger_table_a_block_is_in_memory(larger: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = Table(feature=features(40, 0)), Table(feature=features(500, 1))
+    searched = []
+    few_nearest = _shared._few_nearest
+
+    def watched(queries: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
+        searched.append((len(queries), len(bank)))
+        return few_nearest(queries, bank)
+
+    monkeypatch.setattr(_shared, "_few_nearest", watched)
+    monkeypatch.setattr(_shared, "_AT_ONCE", 32)
+    monkeypatch.setattr(_shared, "_BLOCK", 64)
+    shared_rows(*((many, few) if larger == "table" else (few, many)))
+    blocks = [64] * 7 + [52]
+    assert searched == [(one, 40) if larger == "table" else (40, one) for one in blocks]
 
 
 def test_tables_that_cannot_be_compared_share_nothing() -> None:
