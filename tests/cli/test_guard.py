@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,64 @@ def test_a_guard_of_a_wrapped_model_says_what_to_do(run: Run, labelled: Path, im
         made.maker = maker
         answer = run("guard", "run", made.save(tmp_path / "guard"), images)
         assert answer.code == 2
-        assert said in " ".join(answer.err.split())
+        told = " ".join(answer.err.replace("│", " ").split())
+        assert said in told
+        assert "of a module of your own --model python:FILE.py:FUNCTION" in told
+
+
+OWN = """
+import dubito, timm, torch
+
+def make():
+    torch.manual_seed(3)
+    return dubito.wrap(timm.create_model("test_resnet", num_classes=5), transform=dubito.Preprocess(32), name="mine")
+"""
+
+
+def test_a_model_of_one_s_own(run: Run, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_models.py").write_text(OWN)
+    answer = run("extract", "python:my_models.py:make", images, "--to", "cache", "--workers", 0, "--json")
+    assert answer.code == 0, answer.err
+    assert dubito.open("cache").maker["model"] == "python:my_models.py:make"
+    assert run("guard", "fit", "cache", "--to", "guard", *COVER[:-2]).code == 0
+    own = ("--model", "python:my_models.py:make")
+    answer = run("guard", "run", "guard", images, *own, "--json")
+    assert answer.code == 0, answer.err
+    cached = run("guard", "run", "guard", "cache", "--json").json
+    assert [one["accept"] for one in answer.json["verdicts"]] == [one["accept"] for one in cached["verdicts"]]
+    Path("my_models.py").write_text(OWN.replace("manual_seed(3)", "manual_seed(4)"))
+    answer = run("guard", "run", "guard", images, *own)
+    assert answer.code == 1
+    assert "was fitted for another model" in answer.err
+
+
+def test_a_guard_of_a_wrapped_model_takes_the_code_that_makes_it(run: Run, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_models.py").write_text(OWN)
+    source = f"python:{tmp_path / 'my_models.py'}:make"
+    spaces: dict[str, Any] = {}
+    exec(OWN, spaces)  # noqa: S102 (the text above)
+    table = dubito.extract(spaces["make"](), str(images), tmp_path / "cache", workers=0, progress=False)
+    made = dubito.Guard.fit(None, table, confidence=0.6, coverage=0.5, scores=["entropy"], sets=False)
+    assert made.maker["model"] == "mine"
+    answer = run("guard", "run", made.save(tmp_path / "guard"), images, "--model", source, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["images"] == COUNT
+
+
+def test_code_that_a_guard_names_is_not_run_unasked(run: Run, labelled: Path, images: Path, tmp_path: Path) -> None:
+    made = dubito.Guard.fit(None, dubito.open(labelled), confidence=0.6, coverage=0.5, scores=["entropy"], sets=False)
+    file = tmp_path / "evil.py"
+    made.maker = {"model": f"python:{file}:make"}
+    made.save(tmp_path / "guard")
+    file.write_text("open(__file__ + '.ran', 'w').close()")
+    answer = run("guard", "run", tmp_path / "guard", images)
+    assert answer.code == 2
+    assert "which is not run unasked" in " ".join(answer.err.replace("│", " ").split())
+    assert not file.with_name("evil.py.ran").exists()
+    answer = run("guard", "run", tmp_path / "guard", images, "--model", f"python:{file}:make")
+    assert "has no 'make'" in answer.err
+    assert file.with_name("evil.py.ran").exists()
 
 
 def test_fit_does_not_write_among_other_things(run: Run, labelled: Path, images: Path) -> None:

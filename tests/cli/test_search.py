@@ -50,6 +50,17 @@ def test_people_see_neighbours_and_reasons(run: Run, index: Path, cache: Path) -
     assert "in its set" in answer.out
 
 
+def test_code_that_an_index_names_is_not_run_unasked(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
+    table = dubito.open(cache)
+    table.maker = {**(table.maker or {}), "model": f"python:{tmp_path / 'evil.py'}:make"}
+    SafeIndex.build(table, dubito.Entropy()).save(tmp_path / "index")
+    (tmp_path / "evil.py").write_text("open(__file__ + '.ran', 'w').close()")
+    answer = run("search", "query", tmp_path / "index", images)
+    assert answer.code == 2
+    assert "which is not run unasked" in " ".join(answer.err.replace("│", " ").split())
+    assert not (tmp_path / "evil.py.ran").exists()
+
+
 def test_images_are_asked_through_the_model_of_the_index(
     run: Run, index: Path, cache: Path, images: Path, weights: Path
 ) -> None:

@@ -67,7 +67,7 @@ def test_an_unknown_source(name, said):
     with pytest.raises(ModelError) as error:
         dubito.load(name)
     assert str(error.value).startswith(
-        "load: a model is named 'source:name' with source one of timm, torchvision, hf, pypi; "
+        "load: a model is named 'source:name' with source one of timm, torchvision, hf, pypi, python; "
     )
     assert said in str(error.value)
 

@@ -12,7 +12,12 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (also: DUBITO_DEBUG=1).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no notes.")]
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="source:name, see `dubito list models`.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="source:name, see `dubito list models`; of your own, python:FILE.py:FUNCTION.",
+        show_default=False,
+    ),
 ]
 Images = Annotated[
     str,
@@ -74,6 +79,16 @@ Load = Annotated[
 
 Values = dict[str, dict[str, str]]
 """Of `--set`, by score and setting."""
+
+
+def stored_model(name: str, what: str) -> str:
+    """A model's name as a folder tells it; of code, BadParameter: the folder may come from anybody."""
+    if name.startswith("python:"):
+        raise typer.BadParameter(
+            f"{what} names code as its model, {name}, which is not run unasked: the folder may be somebody else's. "
+            f"Give --model {name} if you trust that code."
+        )
+    return name
 
 
 def parse_weights(text: str) -> str | None:

@@ -24,7 +24,12 @@ _Folder = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    typer.Option("--model", metavar="MODEL", help="source:name.", show_default="the one that the guard names"),
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="source:name, or python:FILE.py:FUNCTION.",
+        show_default="the one that the guard names",
+    ),
 ]
 
 
@@ -182,9 +187,11 @@ def _loaded(folder: Path, name: str | None, weights: str, device: str | None) ->
     if name is None and ":" not in own:
         known = f"belongs to {own}, which was wrapped in Python" if own else "does not name its model"
         raise typer.BadParameter(
-            f"the guard in '{folder}' {known}. Give --model source:name; run also takes a cache in place of images."
+            f"the guard in '{folder}' {known}. Give --model source:name, of a module of your own "
+            f"--model python:FILE.py:FUNCTION; run also takes a cache in place of images."
         )
-    model: Classifier = dubito.load(name or own, weights=options.parse_weights(weights), device=device)
+    source = name or options.stored_model(own, f"the guard in '{folder}'")
+    model: Classifier = dubito.load(source, weights=options.parse_weights(weights), device=device)
     return dubito.Guard.load(folder, model)
 
 

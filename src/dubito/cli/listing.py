@@ -137,7 +137,10 @@ def _counts(entries: Entries) -> str:
     counts: dict[str, int] = {}
     for entry in entries:
         counts[entry["source"]] = counts.get(entry["source"], 0) + 1
-    return ", ".join(f"{count} {source}:" for source, count in counts.items()) + ", and all image classifiers of hf:"
+    return (
+        ", ".join(f"{count} {source}:" for source, count in counts.items())
+        + ", all image classifiers of hf:, and python:FILE.py:FUNCTION"
+    )
 
 
 def _entries_shown(kind: str, entries: Entries) -> Any:

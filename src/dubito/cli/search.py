@@ -183,6 +183,7 @@ def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, 
     name = model or (index.maker or {}).get("model")
     if name is None:
         raise typer.BadParameter("the index does not know its model; give --model, or a cache instead of images.")
+    name = name if model else options.stored_model(name, "the index")
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=options.parse_weights(weights))
     from dubito.cache.extract import told_skipped

