@@ -27,7 +27,7 @@ from rich.progress import track
 from torch import nn
 
 from dubito.cache.memory import kept_memory
-from dubito.diagnosis.literal_filter import binary_inputs, literal_filter
+from dubito.explain.literal_filter import binary_inputs, literal_filter
 from dubito.models.frozen import frozen
 
 PAPER_DRAWS = 2**27

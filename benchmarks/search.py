@@ -30,7 +30,7 @@ import psutil
 from _measure import seconds_of, timed, watched_memory
 
 import dubito
-from dubito.apps.search import SafeIndex
+from dubito.search import SafeIndex
 
 BLOCK = 50_000
 ROUNDS = 5

@@ -31,7 +31,7 @@ from scipy.stats import t as student
 
 import dubito
 from dubito.choices import Strategy
-from dubito.diagnosis.pictures import COLOURS, new_figure
+from dubito.explain.pictures import COLOURS, new_figure
 
 STRATEGIES = ("random", *(one for one in get_args(Strategy) if one != "random"))
 SEEDS = range(5)

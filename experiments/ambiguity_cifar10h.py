@@ -31,10 +31,10 @@ from _expected import write_expected
 from _resnet_cifar import resnet
 
 import dubito
-from dubito.apps.ambiguity import ambiguity, vote_entropy
-from dubito.apps.guard import Guard
+from dubito.guard import Guard
+from dubito.protocols.human_ambiguity import ambiguity, vote_entropy
 from dubito.table import Table
-from dubito.views import chosen_rows, ensemble
+from dubito.table.views import chosen_rows, ensemble
 
 EXPECTED = Path(__file__).parent / "expected" / "ambiguity_cifar10h.json"
 DEPTHS = (20, 56)

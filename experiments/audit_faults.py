@@ -26,8 +26,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import dubito
+from dubito.audit.audit import Audit, audit
 from dubito.data import Labelled, Subset
-from dubito.diagnosis.audit import Audit, audit
 from dubito.models import WrappedClassifier
 from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD
 

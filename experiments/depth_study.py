@@ -93,7 +93,7 @@ def verdicts(found: dict[str, Any], runs: int) -> list[str]:
 
 def draw(found: dict[str, Any], to: Path) -> None:
     """Accuracy and AUROC over depth, as in Fig. 17."""
-    from dubito.diagnosis.pictures import COLOURS, new_figure  # noqa: PLC0415 (only the figure needs it)
+    from dubito.explain.pictures import COLOURS, new_figure  # noqa: PLC0415 (only the figure needs it)
 
     figure, axes = new_figure(1, len(found), width=4.0, height=3.0)
     for panel, (pair, depths) in zip(axes[0], found.items(), strict=True):

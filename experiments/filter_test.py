@@ -25,7 +25,7 @@ from _expected import write_expected
 from _small_nets import Half, logits_of, nine_by_nine, read, trained
 from torch import Tensor
 
-from dubito.diagnosis.literal_filter import LiteralFilter, binary_inputs, literal_filter
+from dubito.explain.literal_filter import LiteralFilter, binary_inputs, literal_filter
 
 EXPECTED = Path(__file__).parent / "expected" / "filter_test.json"
 SIDE, THRESHOLD, PLAIN = 9, 0.3, 2**16

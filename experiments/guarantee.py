@@ -43,8 +43,8 @@ from rich.progress import track
 from scipy.stats import binom
 
 import dubito
-from dubito.apps.guard.thresholds import risk_threshold
 from dubito.errors import GuardError
+from dubito.guard.thresholds import risk_threshold
 from dubito.table import Table
 
 EXPECTED = Path(__file__).parent / "expected" / "guarantee.json"

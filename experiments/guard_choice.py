@@ -29,10 +29,10 @@ from _expected import write_expected
 from guarantee import CONFIDENCE, table_of
 from rich.progress import track
 
-from dubito.apps.guard.candidates import competing, fitted_scores
-from dubito.apps.guard.combine import Combination, Values, choose, quantiles
-from dubito.apps.guard.thresholds import risk_threshold
 from dubito.errors import GuardError
+from dubito.guard.candidates import competing, fitted_scores
+from dubito.guard.combine import Combination, Values, choose, quantiles
+from dubito.guard.thresholds import risk_threshold
 from dubito.metrics import aurc
 from dubito.table import Table
 

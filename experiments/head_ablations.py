@@ -37,12 +37,12 @@ from _expected import write_expected
 from rich.progress import track
 
 import dubito
-from dubito.apps._text import aligned
-from dubito.apps.ambiguity import ambiguous_images
-from dubito.apps.transfer import Spread, median_and_spread
 from dubito.data import Subset
 from dubito.data.annotations import read_label_sets
 from dubito.errors import ConstantHeadWarning
+from dubito.protocols.human_ambiguity import ambiguous_images
+from dubito.protocols.transfer import Spread, median_and_spread
+from dubito.result import aligned
 
 EXPECTED = Path(__file__).parent / "expected" / "head_ablations.json"
 COLLAPSED = 1e-6

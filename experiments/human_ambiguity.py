@@ -37,14 +37,14 @@ from _expected import write_expected
 from rich.progress import track
 
 import dubito
-from dubito.apps.ambiguity import Ambiguity, ambiguous_images, vote_degree
-from dubito.apps.transfer import median_and_spread
 from dubito.data import Subset
 from dubito.data.annotations import read_label_sets, read_votes
 from dubito.data.deteriorated import Deteriorated
 from dubito.metrics import auroc
+from dubito.protocols.human_ambiguity import Ambiguity, ambiguous_images, vote_degree
+from dubito.protocols.transfer import median_and_spread
+from dubito.table.views import chosen_rows
 from dubito.types import Classifier, Images
-from dubito.views import chosen_rows
 
 EXPECTED = Path(__file__).parent / "expected" / "human_ambiguity.json"
 PUBLISHED = 0.701

@@ -33,7 +33,7 @@ from _expected import write_expected
 from _own_classes import sets_of_own_classes
 
 import dubito
-from dubito.apps.search import SafeIndex
+from dubito.search import SafeIndex
 
 EXPECTED = Path(__file__).parent / "expected" / "safe_retrieval.json"
 SETTINGS = {"full": "none", "clean queries": "queries", "clean database": "items", "clean both": "both"}

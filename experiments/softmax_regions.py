@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from dubito.diagnosis import pictures
 from torch import Tensor
 
-from dubito.diagnosis import pictures
-from dubito.diagnosis.fields import Gaussians, density_field, entropy_field, max_probability_field
-from dubito.diagnosis.last_layer import Layer
-from dubito.diagnosis.regions import LinearRegion, Region, exact_region, two_class_region
-from dubito.diagnosis.simplex import simplex
+from dubito.explain.fields import Gaussians, density_field, entropy_field, max_probability_field
+from dubito.explain.last_layer import Layer
+from dubito.explain.regions import LinearRegion, Region, exact_region, two_class_region
+from dubito.explain.simplex import simplex
 from dubito.scores.softmax import entropy, max_probability
 
 SPAN, ROWS = 4.0, 200_000

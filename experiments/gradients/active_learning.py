@@ -42,7 +42,7 @@ from torch import Tensor, nn
 import dubito
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
-from dubito.diagnosis.pictures import COLOURS, new_figure
+from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import accuracy, nll
 from dubito.models import WrappedClassifier
 from dubito.types import Probe

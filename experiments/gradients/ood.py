@@ -39,7 +39,7 @@ from torch import Tensor
 
 import dubito
 from dubito.cache.memory import kept_memory
-from dubito.diagnosis.pictures import COLOURS, new_figure
+from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import auroc, average_precision, fpr_at_tpr, interval
 from dubito.scores.default_density import default_density
 from dubito.scores.tune_regrad import TunedREGrad

@@ -34,9 +34,9 @@ import dubito
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
 from dubito.data import Subset
-from dubito.diagnosis.collapse import EnsembleDiagnosis
-from dubito.diagnosis.ensemble import diagnose_ensemble
-from dubito.diagnosis.pictures import COLOURS, new_figure
+from dubito.explain.collapse import diagnose_ensemble
+from dubito.explain.collapse_result import EnsembleDiagnosis
+from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import MemberStream
 from dubito.report.ensemble import write_ensemble_page
 

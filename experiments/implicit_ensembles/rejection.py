@@ -28,14 +28,14 @@ from pathlib import Path
 import torch
 
 import dubito
-from dubito.apps.rejection import rejection_study
-from dubito.apps.rejection_result import PAPER, RejectionStudy
 from dubito.data import Subset
+from dubito.evaluate.rejection import rejection_study
+from dubito.evaluate.rejection_result import PAPER, RejectionStudy
 from dubito.metrics import Interval
 from dubito.probes.tiles import Tiles
 from dubito.report.rejection import rejection_figure
+from dubito.table.views import chosen_rows, ensemble
 from dubito.types import Classifier
-from dubito.views import chosen_rows, ensemble
 
 PHOTOS = "imagenet_val_dev2000"
 LITES = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")

@@ -25,7 +25,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from dubito.diagnosis.pictures import COLOURS, GREY, INK, new_figure
+from dubito.explain.pictures import COLOURS, GREY, INK, new_figure
 from dubito.metrics import decompose_variance
 
 EXPECTED = Path(__file__).parents[1] / "expected" / "implicit_ensembles_toy.json"

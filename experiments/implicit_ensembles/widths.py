@@ -23,7 +23,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dubito.diagnosis.ensemble import diagnose_ensemble
+from dubito.explain.collapse import diagnose_ensemble
 from dubito.metrics import decompose
 from dubito.table import Table
 

@@ -6,46 +6,41 @@
 1
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dubito import metrics as metrics
-    from dubito.apps.acquire import Acquire as Acquire
-    from dubito.apps.acquire import add_labels as add_labels
-    from dubito.apps.ambiguity import ambiguity as ambiguity
-    from dubito.apps.compare import compare as compare
-    from dubito.apps.evaluate import evaluate as evaluate
-    from dubito.apps.guard import Guard as Guard
-    from dubito.apps.guard import PredictionSets as PredictionSets
-    from dubito.apps.ladder import ladder as ladder
-    from dubito.apps.map import Map as Map
-    from dubito.apps.rejection import rejection_study as rejection_study
-    from dubito.apps.search import SafeIndex as SafeIndex
-    from dubito.apps.shift import shift as shift
-    from dubito.apps.suspects import suspect_labels as suspect_labels
-    from dubito.apps.train import train as train
-    from dubito.apps.transfer import transfer as transfer
+    from dubito.active import Acquire as Acquire
+    from dubito.active import add_labels as add_labels
+    from dubito.active.label_issues import suspect_labels as suspect_labels
+    from dubito.audit.audit import audit as audit
     from dubito.cache import extract as extract
     from dubito.cache import open_cache
     from dubito.data import Augment as Augment
     from dubito.data import open_images as open_images
-    from dubito.data.benchmarks import open_benchmark as open_benchmark
-    from dubito.diagnosis.audit import audit as audit
-    from dubito.diagnosis.causes import diagnose as diagnose
-    from dubito.diagnosis.ensemble import diagnose_ensemble as diagnose_ensemble
-    from dubito.diagnosis.filtering import filtering as filtering
-    from dubito.diagnosis.literal_filter import literal_filter as literal_filter
-    from dubito.diagnosis.patterns import patterns as patterns
-    from dubito.diagnosis.simplex import simplex as simplex
-    from dubito.diagnosis.structure import structure as structure
     from dubito.ensembles import HeadMasks as HeadMasks
     from dubito.ensembles import extract_members as extract_members
     from dubito.errors import DubitoError as DubitoError
+    from dubito.evaluate.compare import compare as compare
+    from dubito.evaluate.evaluate import evaluate as evaluate
+    from dubito.evaluate.rejection import rejection_study as rejection_study
+    from dubito.explain.causes import diagnose as diagnose
+    from dubito.explain.collapse import diagnose_ensemble as diagnose_ensemble
+    from dubito.explain.filtering import filtering as filtering
+    from dubito.explain.literal_filter import literal_filter as literal_filter
+    from dubito.explain.patterns import patterns as patterns
+    from dubito.explain.simplex import simplex as simplex
+    from dubito.explain.structure import structure as structure
+    from dubito.guard import Guard as Guard
+    from dubito.guard import PredictionSets as PredictionSets
     from dubito.heads import Recipe as Recipe
     from dubito.heads import joint_loss as joint_loss
     from dubito.heads import with_expected_loss as with_expected_loss
     from dubito.heads import with_uncertainty as with_uncertainty
+    from dubito.heads.training import train as train
     from dubito.models import load as load
     from dubito.models import wrap as wrap
     from dubito.models.transform import Preprocess as Preprocess
@@ -54,6 +49,12 @@ if TYPE_CHECKING:
     from dubito.probes import Gradient as Gradient
     from dubito.probes import Members as Members
     from dubito.probes import Tiles as Tiles
+    from dubito.protocols.benchmarks import open_benchmark as open_benchmark
+    from dubito.protocols.corruption_curve import ladder as ladder
+    from dubito.protocols.human_ambiguity import ambiguity as ambiguity
+    from dubito.protocols.ood import shift as shift
+    from dubito.protocols.transfer import transfer as transfer
+    from dubito.report.image_map import Map as Map
     from dubito.report.map import draw_map as draw_map
     from dubito.scores import Cool as Cool
     from dubito.scores import Density as Density
@@ -80,9 +81,10 @@ if TYPE_CHECKING:
     from dubito.scores import load_score as load_score
     from dubito.scores import save_score as save_score
     from dubito.scores import tune_regrad as tune_regrad
+    from dubito.search import SafeIndex as SafeIndex
     from dubito.table import Table as Table
-    from dubito.views import ensemble as ensemble
-    from dubito.views import joined as joined
+    from dubito.table.views import ensemble as ensemble
+    from dubito.table.views import joined as joined
 
     open = open_cache  # noqa: A001 (read as dubito.open)
 
@@ -93,13 +95,13 @@ _HOMES = {
     "wrap": "dubito.models",
     "Preprocess": "dubito.models.transform",
     "open_images": "dubito.data",
-    "open_benchmark": "dubito.data.benchmarks",
+    "open_benchmark": "dubito.protocols.benchmarks",
     "Augment": "dubito.data",
     "extract": "dubito.cache",
     "open": "dubito.cache:open_cache",
     "Table": "dubito.table",
-    "joined": "dubito.views",
-    "ensemble": "dubito.views",
+    "joined": "dubito.table.views",
+    "ensemble": "dubito.table.views",
     "Before": "dubito.probes",
     "Forward": "dubito.probes",
     "Members": "dubito.probes",
@@ -129,7 +131,7 @@ _HOMES = {
     "tune_regrad": "dubito.scores",
     "UncertaintyHead": "dubito.scores",
     "Recipe": "dubito.heads",
-    "train": "dubito.apps.train",
+    "train": "dubito.heads.training",
     "with_expected_loss": "dubito.heads",
     "with_uncertainty": "dubito.heads",
     "joint_loss": "dubito.heads",
@@ -138,29 +140,29 @@ _HOMES = {
     "save_score": "dubito.scores",
     "load_score": "dubito.scores",
     "metrics": "dubito.metrics:",
-    "evaluate": "dubito.apps.evaluate",
-    "compare": "dubito.apps.compare",
-    "Acquire": "dubito.apps.acquire",
-    "add_labels": "dubito.apps.acquire",
-    "suspect_labels": "dubito.apps.suspects",
-    "Map": "dubito.apps.map",
+    "evaluate": "dubito.evaluate.evaluate",
+    "compare": "dubito.evaluate.compare",
+    "Acquire": "dubito.active",
+    "add_labels": "dubito.active",
+    "suspect_labels": "dubito.active.label_issues",
+    "Map": "dubito.report.image_map",
     "draw_map": "dubito.report.map",
-    "transfer": "dubito.apps.transfer",
-    "ambiguity": "dubito.apps.ambiguity",
-    "ladder": "dubito.apps.ladder",
-    "shift": "dubito.apps.shift",
-    "SafeIndex": "dubito.apps.search",
-    "rejection_study": "dubito.apps.rejection",
-    "Guard": "dubito.apps.guard",
-    "PredictionSets": "dubito.apps.guard",
-    "audit": "dubito.diagnosis.audit",
-    "diagnose": "dubito.diagnosis.causes",
-    "diagnose_ensemble": "dubito.diagnosis.ensemble",
-    "structure": "dubito.diagnosis.structure",
-    "simplex": "dubito.diagnosis.simplex",
-    "filtering": "dubito.diagnosis.filtering",
-    "patterns": "dubito.diagnosis.patterns",
-    "literal_filter": "dubito.diagnosis.literal_filter",
+    "transfer": "dubito.protocols.transfer",
+    "ambiguity": "dubito.protocols.human_ambiguity",
+    "ladder": "dubito.protocols.corruption_curve",
+    "shift": "dubito.protocols.ood",
+    "SafeIndex": "dubito.search",
+    "rejection_study": "dubito.evaluate.rejection",
+    "Guard": "dubito.guard",
+    "PredictionSets": "dubito.guard",
+    "audit": "dubito.audit.audit",
+    "diagnose": "dubito.explain.causes",
+    "diagnose_ensemble": "dubito.explain.collapse",
+    "structure": "dubito.explain.structure",
+    "simplex": "dubito.explain.simplex",
+    "filtering": "dubito.explain.filtering",
+    "patterns": "dubito.explain.patterns",
+    "literal_filter": "dubito.explain.literal_filter",
     "DubitoError": "dubito.errors",
 }
 """Where each public name lives. They are imported on first use, so that `dubito --help` does not wait for torch."""
@@ -178,3 +180,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*_HOMES, "__version__"]
+
+
+class _FrontDoor(ModuleType):
+    """Keeps public functions that are named like their room: importing `dubito.evaluate.x` must not replace them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _HOMES and _HOMES[name][-1:] != ":"):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _FrontDoor

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import dubito
-from dubito.apps.acquire import LinearTrainer, add_labels
+from dubito.active import LinearTrainer, add_labels
 
 from .conftest import Run
 

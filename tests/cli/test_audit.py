@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dubito
-from dubito.diagnosis.audit import audit
+from dubito.audit.audit import audit
 
 from .conftest import MODEL, Run, write_images
 

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from dubito.apps import demo
 
 import dubito
-from dubito.apps import demo
 from dubito.data.photos import photos
 
 from .conftest import Run

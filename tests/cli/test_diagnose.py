@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import dubito
-from dubito.diagnosis.causes import diagnose
+from dubito.explain.causes import diagnose
 
 from .conftest import MODEL, Run, write_images
 

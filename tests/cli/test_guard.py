@@ -171,7 +171,7 @@ def test_export_tells_the_size(
         to.write_bytes(b"0" * 2_000_000)
         return to
 
-    monkeypatch.setattr("dubito.apps.guard.onnx_file.export_onnx", written)
+    monkeypatch.setattr("dubito.guard.onnx_file.export_onnx", written)
     answer = run("guard", "export", guard, "--to", tmp_path / "guard.onnx", "--weights", weights)
     assert answer.code == 0, answer.err
     assert f"{tmp_path / 'guard.onnx'}: 2.0 MB" in answer.out

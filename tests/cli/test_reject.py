@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dubito
-from dubito.apps.rejection import rejection_study
+from dubito.evaluate.rejection import rejection_study
 from dubito.probes.tiles import Tiles
 
 from .conftest import COUNT, MODEL, Run, write_images

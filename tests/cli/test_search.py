@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dubito
-from dubito.apps.search import SafeIndex
+from dubito.search import SafeIndex
 
 from .conftest import COUNT, MODEL, Run, write_images
 

@@ -10,7 +10,7 @@ from dubito.ensembles import HeadMasks, MaskRecipe
 from dubito.errors import ArtefactError, MissingColumnError, NotFittedError, TableError
 from dubito.metrics import SUMMARY, decompose
 from dubito.table import Table
-from dubito.views import chosen_rows
+from dubito.table.views import chosen_rows
 
 RECIPE = MaskRecipe(steps=60, batch=90)
 

@@ -13,7 +13,7 @@ from dubito.heads.held_out import HeldOut, one_epoch, split
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.table import Table
-from dubito.views import joined
+from dubito.table.views import joined
 
 
 @pytest.fixture(scope="module", autouse=True)

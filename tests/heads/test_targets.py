@@ -16,7 +16,7 @@ from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.heads.recipe import Recipe
 from dubito.heads.targets import expected_loss, target_column, with_expected_loss
 from dubito.table import Table
-from dubito.views import joined
+from dubito.table.views import joined
 
 
 def logits(n: int = 20, c: int = 5) -> torch.Tensor:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from dubito.apps.demo import Demo, Group, Picture
 from dubito.report.demo import write_demo_page
+from dubito.report.demo_job import Demo, Group, Picture
 
 
 def picture(kind: str, severity: int, u: float, kept: bool) -> Picture:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dubito.diagnosis.causes import diagnose
+from dubito.explain.causes import diagnose
 from dubito.report._drawings import bars, histogram
 from dubito.report.diagnosis import write_diagnosis_page
 from dubito.scores import Neighbours

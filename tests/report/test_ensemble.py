@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from dubito.diagnosis.ensemble import diagnose_ensemble
+from dubito.explain.collapse import diagnose_ensemble
 from dubito.report._falls import fall
 from dubito.report.ensemble import write_ensemble_page
 from dubito.table import Table

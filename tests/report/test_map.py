@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from dubito import Table, draw_map
-from dubito.apps.map import Map
 from dubito.errors import ArtefactError, DiskFullError, MissingPackageError, TableError, ValueRangeError
 from dubito.report._map_look import COLOURS, OTHER, colouring, key, ranked
+from dubito.report.image_map import Map
 from dubito.report.map import write_map_page
 from dubito.report.map_figure import map_figure
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dubito.apps.map import Map
+from dubito.report.image_map import Map
 from dubito.report.map import write_map_page
 
 from .test_map import EVIL, data_of

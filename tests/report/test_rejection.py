@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from dubito.apps.rejection import rejection_study
 from dubito.errors import ValueRangeError
+from dubito.evaluate.rejection import rejection_study
 from dubito.metrics import MemberStream
 from dubito.report._lines import curves, palette
 from dubito.report.rejection import rejection_figure, write_rejection_page

@@ -15,11 +15,12 @@ from dubito.cache.loader import Batch, batches
 from dubito.cache.manifest import Manifest
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
-from dubito.cache.shard import Shard, list_shards, pack_strings, write_shard
+from dubito.cache.shard import Shard, list_shards, write_shard
 from dubito.data.augmented import Augmented
 from dubito.errors import ImagesError, RepairedShardWarning, TableError, ValueRangeError
 from dubito.probes.forward import Forward
 from dubito.probes.task_loss import Mixed, check_target
+from dubito.storage import pack_strings
 from dubito.types import Classifier, Images, Json, NotingProbe, Probe, SharingProbe
 
 Columns = dict[str, Tensor]

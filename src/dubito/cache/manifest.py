@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dubito.cache.shard import write_file
 from dubito.errors import CacheError, StaleCacheError
+from dubito.storage import write_file
 from dubito.types import Json
 
 FORMAT = 1

@@ -6,9 +6,7 @@ A shard is written beside its place, flushed to disk and renamed, so a file unde
 carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record.
 """
 
-import errno
 import json
-import os
 import re
 import struct
 import zlib
@@ -17,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dubito.errors import CacheError, DamagedShardError, DiskFullError
+from dubito.errors import CacheError, DamagedShardError
+from dubito.storage import UNFINISHED, write_file
 
 _NAME = re.compile(r"(?P<probe>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
-_UNFINISHED = ".part"
 
 
 @dataclass(frozen=True)
@@ -115,26 +112,6 @@ def shard_named(folder: Path, name: str) -> Shard:
     return Shard(folder / name, match["probe"], int(match["index"]), int(match["crc"], 16))
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file as one step: write beside it, flush to the disk, rename."""
-    part = path.with_name(path.name + _UNFINISHED)
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(
-                f"no space left for {path.name} ({len(data) / 1e6:.1f} MB) in '{path.parent}'. What was finished is "
-                f"safe: free some space and run the same call again, it goes on from there."
-            ) from error
-        raise
-    _flush_folder(path.parent)
-
-
 def sweep(folder: Path) -> None:
     """Remove what killed writers left behind."""
     for path in folder.iterdir():
@@ -144,19 +121,8 @@ def sweep(folder: Path) -> None:
 
 def is_leftover(path: Path) -> bool:
     """Whether a file is one of ours that was never finished; nobody else's are touched."""
-    name = path.name.removesuffix(_UNFINISHED)
+    name = path.name.removesuffix(UNFINISHED)
     return name != path.name and (name == "manifest.json" or _NAME.fullmatch(name) is not None)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename survive a power cut; Windows cannot open folders and does not need it."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _crc_of(path: Path) -> int:
@@ -165,18 +131,3 @@ def _crc_of(path: Path) -> int:
         while block := file.read(1 << 22):
             crc = zlib.crc32(block, crc)
     return crc
-
-
-def pack_strings(strings: list[str]) -> dict[str, Tensor]:
-    """Strings as two tensors: all bytes, and where each string ends."""
-    encoded = [string.encode() for string in strings]
-    ends = torch.tensor([len(e) for e in encoded], dtype=torch.int64).cumsum(0)
-    blob = b"".join(encoded)
-    data = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
-    return {"id.bytes": data, "id.ends": ends}
-
-
-def unpack_strings(columns: Mapping[str, Tensor]) -> list[str]:
-    """The strings that `pack_strings` packed."""
-    blob, ends = columns["id.bytes"].numpy().tobytes(), columns["id.ends"].tolist()
-    return [blob[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]

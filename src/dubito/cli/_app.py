@@ -16,12 +16,12 @@ from dubito.cli.ensemble import ensemble
 from dubito.cli.evaluate import evaluate
 from dubito.cli.extract import extract
 from dubito.cli.guard import app as guard
+from dubito.cli.label_issues import suspects
 from dubito.cli.listing import list_
 from dubito.cli.map import map_
 from dubito.cli.reject import reject
 from dubito.cli.score import score
 from dubito.cli.search import app as search
-from dubito.cli.suspects import suspects
 from dubito.cli.train import train
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")

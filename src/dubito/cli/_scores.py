@@ -12,7 +12,6 @@ from typing import Any, Literal, get_args, get_origin
 import typer
 
 import dubito
-from dubito.apps._possible import ensembles_to_score
 from dubito.cache import open_cache
 from dubito.cache.fingerprint import model_digest
 from dubito.cache.manifest import Manifest, read_manifest
@@ -23,6 +22,7 @@ from dubito.scores._layers import ScoreOfLayers
 from dubito.scores._members import ScoreOfMembers
 from dubito.scores.default_density import QUICK, default_density, told
 from dubito.scores.density import Density
+from dubito.scores.possible import ensembles_to_score
 from dubito.scores.registry import SCORES, make_score
 from dubito.table import Table, ensembles_in
 from dubito.types import Score

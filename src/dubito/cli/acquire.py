@@ -15,7 +15,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid
 
 if TYPE_CHECKING:
-    from dubito.apps.acquire import Picks
+    from dubito.active import Picks
     from dubito.table import Table
     from dubito.types import Score
 
@@ -104,8 +104,8 @@ def given_score(
 
 def _known(table: "Table", files: list[Path], screen: Screen) -> list[int]:
     """The rows whose ids stand in these files."""
-    from dubito.apps.acquire.answers import read_answers
-    from dubito.apps.acquire.labels import rows_of_ids
+    from dubito.active.answers import read_answers
+    from dubito.active.labels import rows_of_ids
 
     names = [name for path in files for name in read_answers(path).lines]
     found = rows_of_ids(table, names)
@@ -120,9 +120,9 @@ def _trained(
     """The table with what a linear classifier says that was trained on the labels in the files."""
     import torch
 
-    from dubito.apps.acquire import LinearTrainer, add_labels
-    from dubito.apps.acquire.answers import read_answers
-    from dubito.apps.acquire.labels import rows_of_ids
+    from dubito.active import LinearTrainer, add_labels
+    from dubito.active.answers import read_answers
+    from dubito.active.labels import rows_of_ids
 
     if not train:
         raise dubito.DubitoError("--classes belongs to --train, which is not given. Give both, or neither.")

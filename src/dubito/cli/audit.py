@@ -13,7 +13,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts
 
 if TYPE_CHECKING:
-    from dubito.diagnosis.audit import Audit
+    from dubito.audit.audit import Audit
 
 SOMETHING_WRONG = 3
 """The exit code when a fault was found, so that a script can stop there."""
@@ -49,7 +49,7 @@ def audit(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     with screen.waiting(f"loading {model}"):
-        from dubito.diagnosis.audit import audit as look
+        from dubito.audit.audit import audit as look
 
         classifier = dubito.load(model, weights=options.parse_weights(weights), device=device)
     found = look(

@@ -14,7 +14,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid
 
 if TYPE_CHECKING:
-    from dubito.apps.comparison import Comparison
+    from dubito.evaluate.comparison import Comparison
     from dubito.table import Table
 
 

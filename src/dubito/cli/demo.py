@@ -11,7 +11,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid
 
 if TYPE_CHECKING:
-    from dubito.apps.demo import Demo
+    from dubito.report.demo_job import Demo
 
 
 def demo(
@@ -27,8 +27,8 @@ def demo(
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
     with screen.waiting("waking PyTorch"):
-        from dubito.apps.demo import run_demo
         from dubito.report.demo import write_demo_page
+        from dubito.report.demo_job import run_demo
     found = run_demo(to, progress=not quiet)
     page = write_demo_page(found, to / "demo.html")
     screen.result({**found.to_json(), "page": str(page)}, *_shown(found), f"The page with the pictures: {page}")

@@ -16,7 +16,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts, grid
 
 if TYPE_CHECKING:
-    from dubito.diagnosis.result import Diagnosis
+    from dubito.explain.causes_result import Diagnosis
     from dubito.table import Table
     from dubito.types import Classifier
 
@@ -64,7 +64,7 @@ def diagnose(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     with screen.waiting("opening the caches"):
-        from dubito.diagnosis.causes import diagnose as find
+        from dubito.explain.causes import diagnose as find
 
         table = dubito.open(known)
         tables = {name: _opened(path, known, "OOD") for name, path in _names(ood).items()}
@@ -97,8 +97,8 @@ def diagnose(  # noqa: PLR0913 (a command's options)
 def _loaded(name: str, weights: str, table: "Table") -> "Classifier":
     """The model that made the table: the weights of another would give angles without a meaning."""
     from dubito.cache.fingerprint import model_identity
-    from dubito.diagnosis.last_layer import last_layer
     from dubito.errors import ModelError
+    from dubito.explain.last_layer import last_layer
     from dubito.heads.config import same_backbone
 
     classifier = dubito.load(name, weights=options.parse_weights(weights))

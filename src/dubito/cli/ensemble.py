@@ -14,7 +14,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts, grid
 
 if TYPE_CHECKING:
-    from dubito.diagnosis.collapse import EnsembleDiagnosis
+    from dubito.explain.collapse_result import EnsembleDiagnosis
     from dubito.table import Table
 
 
@@ -61,7 +61,7 @@ def ensemble(  # noqa: PLR0913 (a command's options)
             f"--foreign takes as many caches as there are members, {len(caches)}, in their order; {len(foreign)} came."
         )
     with screen.waiting("opening the caches"):
-        from dubito.diagnosis.ensemble import diagnose_ensemble
+        from dubito.explain.collapse import diagnose_ensemble
 
         table = _opened(caches)
         other = _opened(foreign) if foreign else None

@@ -13,7 +13,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, facts, grid
 
 if TYPE_CHECKING:
-    from dubito.apps.evaluate import Evaluation
+    from dubito.evaluate.evaluate import Evaluation
     from dubito.table import Table
 
 

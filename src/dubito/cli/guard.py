@@ -14,7 +14,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid, short
 
 if TYPE_CHECKING:
-    from dubito.apps.guard import Decisions, Guard, PredictionSets
+    from dubito.guard import Decisions, Guard, PredictionSets
     from dubito.types import Classifier
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
@@ -81,7 +81,7 @@ def fit(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the cache"):
-        from dubito.apps.guard.saving import check_place
+        from dubito.guard.saving import check_place
 
         check_place(to)  # before anything that takes long
         table = dubito.open(cache)

@@ -14,7 +14,7 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid
 
 if TYPE_CHECKING:
-    from dubito.apps.rejection_result import RejectionStudy
+    from dubito.evaluate.rejection_result import RejectionStudy
 
 
 def reject(  # noqa: PLR0913 (a command's options)
@@ -53,8 +53,8 @@ def reject(  # noqa: PLR0913 (a command's options)
     """
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the cache"):
-        from dubito.apps.rejection import DEFAULT, rejection_study
         from dubito.cli._scores import check_same_model
+        from dubito.evaluate.rejection import DEFAULT, rejection_study
 
         table = dubito.open(cache)
         other = None if calibration is None else dubito.open(calibration)

@@ -16,7 +16,7 @@ from dubito.cli._console import Screen, facts, grid
 from dubito.errors import SkippedImagesWarning, TableError
 
 if TYPE_CHECKING:
-    from dubito.apps.search import Retrieved, SafeIndex
+    from dubito.search import Retrieved, SafeIndex
     from dubito.table import Table
     from dubito.types import Score
 
@@ -63,8 +63,8 @@ def build(  # noqa: PLR0913 (a command's options)
     screen = Screen.current(json=json, debug=debug)
     wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
-        from dubito.apps.search import SafeIndex
-        from dubito.apps.search._save import check_place
+        from dubito.search import SafeIndex
+        from dubito.search._save import check_place
 
         check_place(to)  # before anything that takes long
         table = dubito.open(cache)
@@ -125,7 +125,7 @@ def query(  # noqa: PLR0913 (a command's options)
     """Find the most similar items of an INDEX for every image; uncertain queries are refused, with the reason."""
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the index"):
-        from dubito.apps.search import SafeIndex
+        from dubito.search import SafeIndex
 
         opened = SafeIndex.load(index)
     with tempfile.TemporaryDirectory() as place:

@@ -16,8 +16,8 @@ from dubito.cli import _recipe as setting
 from dubito.cli._console import Screen, facts
 
 if TYPE_CHECKING:
-    from dubito.apps.train import Training
     from dubito.heads import Recipe
+    from dubito.heads.training import Training
     from dubito.table import Table
 
 
@@ -232,7 +232,7 @@ def _summary(
 
 
 def _shown(found: dict[str, Any], training: "Training") -> Any:
-    from dubito.apps.train import FIGURES
+    from dubito.heads.training import FIGURES
 
     held_out = found["table_rows"] - found["rows"]
     several = len(found["seeds"]) > 1

@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dubito.cache.shard import write_file
 from dubito.ensembles._layers import linear_layers
 from dubito.ensembles._watch import Link
 from dubito.ensembles.masks import LayerMasks, mask_diversity, of_member
@@ -19,6 +18,7 @@ from dubito.ensembles.submodel import SubLinear, sub_model
 from dubito.errors import ArtefactError, ModelError
 from dubito.models.fingerprint import module_digests
 from dubito.models.wrap import WrappedClassifier, wrap
+from dubito.storage import write_file
 from dubito.types import Classifier
 
 FORMAT = 1

@@ -19,8 +19,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dubito.cache.manifest import told_part
-from dubito.cache.shard import write_file
 from dubito.errors import ArtefactError
+from dubito.storage import write_file
 from dubito.types import Json
 
 FILE = "state.safetensors"

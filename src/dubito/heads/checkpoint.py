@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dubito.cache.shard import write_file
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.card import make_card
 from dubito.heads.config import HeadConfig, same_backbone
 from dubito.heads.module import HeadModule
+from dubito.storage import write_file
 from dubito.types import Json
 
 __all__ = ["HeadConfig", "PretrainedHead", "make_card", "read_config", "read_head", "same_backbone", "write_head"]

@@ -23,8 +23,8 @@ from dubito.heads.recipe import Recipe
 from dubito.heads.targets import NEEDS, target_column
 from dubito.metrics import auroc, neighbour_matches
 from dubito.table import Table
+from dubito.table.views import chosen_rows
 from dubito.types import Json
-from dubito.views import chosen_rows
 
 _MOST = 10_000
 

@@ -5,7 +5,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from dubito.cache.shard import write_file
+from dubito.storage import write_file
 
 _ALONE = "default-src 'none'; style-src 'unsafe-inline'"
 _WITH_SCRIPT = f"{_ALONE}; img-src data:; script-src 'unsafe-inline'"

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dubito.apps.map import Map
 from dubito.choices import Colouring
 from dubito.errors import ValueRangeError
+from dubito.report.image_map import Map
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9977ff", "#aa1100", "#883366", "#0044bb")
 OTHER = "#b9b6ae"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dubito.apps.map import Map
 from dubito.errors import BrokenImageError, TableError, ValueRangeError
 from dubito.report._thumbnail import picture, thumbnail
+from dubito.report.image_map import Map
 from dubito.types import Images
 
 SIDE = 96

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dubito.diagnosis.pictures import new_figure
 from dubito.errors import ArtefactError, DiskFullError, ValueRangeError
+from dubito.explain.pictures import new_figure
 
 
 def check_places(to: str | Path | None, png: str | Path | None) -> None:

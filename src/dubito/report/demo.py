@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dubito.apps.demo import CLEAN, SCORES, SEVERITIES, Demo, Group, Picture
+from dubito.report.demo_job import CLEAN, SCORES, SEVERITIES, Demo, Group, Picture
 from dubito.report.page import Card, Cell, Summary, write_page
 
 _ABOUT = {

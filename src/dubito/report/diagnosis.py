@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dubito.diagnosis.result import SCORES, Causes, Diagnosis
+from dubito.explain.causes_result import SCORES, Causes, Diagnosis
 from dubito.report._document import top, write_document
 from dubito.report._drawings import bars, histogram
 

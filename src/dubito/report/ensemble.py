@@ -6,7 +6,7 @@ One self-contained file: styles and drawings are inside, nothing is loaded, and 
 from html import escape
 from pathlib import Path
 
-from dubito.diagnosis.collapse import Collapse, EnsembleDiagnosis
+from dubito.explain.collapse_result import Collapse, EnsembleDiagnosis
 from dubito.report._document import top, write_document
 from dubito.report._drawings import histogram
 from dubito.report._falls import fall

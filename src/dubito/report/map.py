@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from dubito.apps.map import Map, opacity, radius
-from dubito.cache.shard import write_file
 from dubito.choices import Colouring, Layout
 from dubito.data import open_images
 from dubito.errors import ValueRangeError
@@ -36,7 +34,9 @@ from dubito.report._map_look import (
 )
 from dubito.report._map_pictures import SIDE, check_thumbnails, matched, pictures_of
 from dubito.report._map_places import check_places, ending, writing
+from dubito.report.image_map import Map, opacity, radius
 from dubito.report.map_figure import map_figure
+from dubito.storage import write_file
 from dubito.table import Table
 from dubito.types import Json, Score
 

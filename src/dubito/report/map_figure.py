@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from dubito.apps.map import Map, opacity, radius
 from dubito.choices import Colouring
-from dubito.diagnosis.pictures import new_figure
+from dubito.explain.pictures import new_figure
 from dubito.report._map_look import (
     COLOURS,
     METHODS,
@@ -22,6 +21,7 @@ from dubito.report._map_look import (
     smallest,
     writable,
 )
+from dubito.report.image_map import Map, opacity, radius
 
 _LONG = 32
 _KEY = {"frameon": False, "fontsize": "small", "title_fontsize": "small", "alignment": "left"}

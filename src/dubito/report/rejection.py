@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dubito.apps._rejection_words import UNCERTAINTIES
-from dubito.apps.rejection_result import ORIGINAL, Rejected, RejectionStudy
-from dubito.diagnosis.pictures import new_figure
 from dubito.errors import ValueRangeError
+from dubito.evaluate._rejection_words import UNCERTAINTIES
+from dubito.evaluate.rejection_result import ORIGINAL, Rejected, RejectionStudy
+from dubito.explain.pictures import new_figure
 from dubito.report._document import top, write_document
 from dubito.report._lines import curves, palette
 

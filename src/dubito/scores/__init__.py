@@ -1,9 +1,9 @@
 """Uncertainties from columns alone, one file a family; higher is always more uncertain."""
 
+from dubito.heads.score import UncertaintyHead
 from dubito.scores.artefact import load_score, save_score
 from dubito.scores.density import Density
 from dubito.scores.gradient import PredictedGradient, REGrad
-from dubito.scores.head import UncertaintyHead
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,

@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from dubito.cache.shard import write_file
 from dubito.errors import ArtefactError, DubitoError
 from dubito.heads.recipe import as_recipe
 from dubito.scores.registry import SCORES, make_score
+from dubito.storage import write_file
 from dubito.types import Json, Score
 
 FORMAT = 1

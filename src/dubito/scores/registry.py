@@ -5,9 +5,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from dubito.errors import TableError, ValueRangeError
+from dubito.heads.score import UncertaintyHead
 from dubito.scores.density import Density
 from dubito.scores.gradient import PredictedGradient, REGrad
-from dubito.scores.head import UncertaintyHead
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,

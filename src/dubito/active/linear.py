@@ -1,0 +1,184 @@
+"""A linear classifier on the features of some labelled rows, and several of them that may disagree.
+
+    W, b = argmin  sum_i CE(W x_i + b, y_i) + strength / 2 ||W - W0||^2,     x = (z - mean) / scale
+
+mean and scale are the pool's: one scale for all features, the root of their mean variance, so that their geometry
+stays. Convex, by L-BFGS from W0, so that one set of labels gives one classifier: W0 = 0. Its members have each a W0 of
+its own, from the prior that the penalty is, N(0, 1 / strength): anchored ensembles, Pearce et al. 2020 (1810.05546).
+Few labels leave most directions of the features open. There, members of a bootstrap would all say what the classifier
+says, while these differ. W - W0 is a sum of labelled rows, so that it is sought in the span of these.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Float64, Int64
+from scipy.optimize import minimize
+from torch import Tensor
+
+from dubito.active._given import need_labels
+from dubito.ensembles._lazy import logits_of, said_by
+from dubito.errors import TableError, ValueRangeError
+from dubito.table import Table
+from dubito.types import finite
+
+_STEPS = 500
+
+
+def fit_linear(
+    x: Float64[np.ndarray, "n d"],
+    label: Int64[np.ndarray, "n"],
+    classes: int,
+    *,
+    strength: float = 1.0,
+    prior: Float64[np.ndarray, "d c"] | None = None,
+) -> Float64[np.ndarray, "e c"]:
+    """Weights, the biases in the last row: (d + 1, c).
+
+    Args:
+        x: Features.
+        label: Of every row.
+        classes: How many there are; more than came, perhaps.
+        strength: Of the penalty.
+        prior: What the penalty pulls to; 0 by default.
+    """
+    n, d = x.shape
+    start = np.zeros((d + 1, classes))
+    if prior is not None:
+        start[:d] = prior
+    target = np.zeros((n, classes))
+    target[np.arange(n), label] = 1
+    wide = np.hstack([x, np.ones((n, 1))])
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        theta = flat.reshape(d + 1, classes)
+        logit = wide @ theta
+        logit -= logit.max(axis=1, keepdims=True)
+        p = np.exp(logit)
+        total = p.sum(axis=1, keepdims=True)
+        p /= total
+        moved = theta[:d] - start[:d]
+        value = (np.log(total[:, 0]) - (logit * target).sum(axis=1)).sum() + strength / 2 * np.square(moved).sum()
+        slope = wide.T @ (p - target)
+        slope[:d] += strength * moved
+        return float(value), slope.ravel()
+
+    options = {"maxiter": _STEPS, "gtol": 1e-6 * n}
+    found: np.ndarray = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
+    return found.reshape(d + 1, classes)
+
+
+@final
+@dataclass(frozen=True)
+class LinearTrainer:
+    """Trains linear classifiers on the labelled rows of a table: a trainer for `Acquire.run`.
+
+    Attributes:
+        members: How many further ones, for strategies that look at disagreement; written as the ensemble `members`.
+        strength: Of the penalty on weights; 1 is scikit-learn's C = 1.
+        seed: Of the members.
+    """
+
+    members: int = 0
+    strength: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.members < 0 or self.members == 1 or not self.strength > 0 or self.seed < 0:
+            raise ValueRangeError(
+                f"LinearTrainer: members must be 0 or at least 2, strength above 0 and seed not negative; "
+                f"members={self.members}, strength={self.strength}, seed={self.seed} came. 20, 1 and 0 are usual."
+            )
+
+    def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
+        """Classifiers of these rows of the table, which has features and labels."""
+        table.require("feature", by="LinearTrainer")
+        if not len(rows):
+            raise TableError("LinearTrainer needs at least one labelled row; none came. Begin with start=10 or more.")
+        need_labels(table, rows.numpy(), "LinearTrainer")
+        label = table.select("label").rows(rows).label.numpy()
+        own = "logit" not in table or table.label_space == "own"
+        # Two at least: the first few labels may be all alike.
+        classes = max(2, int(table.label.max()) + 1, len(table.label_names or ())) if own else table.shape("logit")[1]
+        mean, scale = _scale(table)
+        if label.max() >= classes:
+            raise TableError(
+                f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; up to "
+                f"{label.max()} came. Name other classes (classes=[...]), or leave column 'logit' out of the pool."
+            )
+        x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
+        # One seed for each number of rows: members of two rounds are not drawn alike.
+        rng = np.random.default_rng([self.seed, len(rows)])
+        span, x = _span(x)
+        priors = [np.zeros((len(span), classes))]
+        priors += [rng.normal(scale=self.strength**-0.5, size=(len(span), classes)) for _ in range(self.members)]
+        heads = [self._head(span, x, label, prior) for prior in priors]
+        return LinearHeads(mean.numpy(), scale, np.stack(heads).astype(np.float32))
+
+    def _head(
+        self,
+        span: Float64[np.ndarray, "d r"],
+        x: Float64[np.ndarray, "n r"],
+        label: Int64[np.ndarray, "n"],
+        prior: Float64[np.ndarray, "d c"],
+    ) -> Float64[np.ndarray, "e c"]:
+        within = span.T @ prior
+        found = fit_linear(x, label, prior.shape[1], strength=self.strength, prior=within)
+        return np.vstack([prior + span @ (found[:-1] - within), found[-1:]])
+
+
+@final
+@dataclass(frozen=True)
+class LinearHeads:
+    """One classifier on all labelled rows, and its members.
+
+    Attributes:
+        mean: (d) of the pool's features.
+        scale: Of all of them.
+        heads: (1 + m, d + 1, c), biases last.
+    """
+
+    mean: Float64[np.ndarray, "d"]
+    scale: float
+    heads: Float32[np.ndarray, "h e c"]
+
+    def extend(self, table: Table) -> Table:
+        """The table with what they say: logit, and members_logit where there are members; made when asked for."""
+        table.require("feature", by="LinearHeads.extend")
+        feature, (many, _, classes) = table.column("feature"), self.heads.shape
+        if feature.shape[1] != len(self.mean):
+            raise TableError(
+                f"LinearHeads.extend: features of {table.name} must be {len(self.mean)} wide, as those that were "
+                f"trained on; {feature.shape[1]} came. Extract both tables with the same model."
+            )
+        columns = {"logit": logits_of(feature, lambda z: self._said(z, 0, 1)[:, 0], classes)}
+        if many > 1:
+            columns["members_logit"] = said_by(feature, lambda z: self._said(z, 1, many), (many - 1, classes))
+        # What another model has said would be read beside it.
+        stale = [key for key in table.columns if key == "loss" or key.split("_")[0] == "members"]
+        return table.select(*(key for key in table.columns if key not in stale)).extended(**columns)
+
+    def _said(self, z: Tensor, first: int, last: int) -> Tensor:
+        x = ((z.double() - torch.from_numpy(self.mean)) / self.scale).float()
+        heads = torch.from_numpy(self.heads[first:last])
+        return torch.einsum("nd,mdc->nmc", x, heads[:, :-1]) + heads[:, -1]
+
+
+def _span(x: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "d r"], Float64[np.ndarray, "n r"]]:
+    """An orthonormal basis of the rows, and the rows in it."""
+    if len(x) >= x.shape[1]:
+        return np.eye(x.shape[1]), x
+    basis, rows = np.linalg.qr(x.T)
+    return basis, rows.T
+
+
+def _scale(table: Table) -> tuple[Float64[Tensor, "d"], float]:
+    total = squares = torch.zeros((), dtype=torch.float64)
+    for batch in table.batches("feature"):
+        z = finite(batch.feature.double(), f"LinearTrainer: features of {table.name}")
+        total, squares = total + z.sum(0), squares + z.square().sum(0)
+    mean = total / len(table)
+    variance = float((squares / len(table) - mean.square()).clamp(min=0).mean())
+    return mean, variance**0.5 or 1.0

@@ -1,0 +1,1 @@
+"""Is the set-up right? One check per file."""

@@ -1,0 +1,154 @@
+"""Train mode and its kin: layers that answer at random, or by the company an image has in its batch.
+
+A dubito classifier always runs its module in eval mode and restores the mode afterwards, so dubito's own numbers do not
+suffer from train mode. A user's own loop does: BatchNorm then normalises by the batch, dropout zeroes at random. The
+audit measures how much, on a copy; nothing about the user's module changes.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dubito.audit.finding import Finding, NotChecked, Outcome, counted, listed, percent
+from dubito.audit.understand import eval_output, output_of
+from dubito.types import Classifier, Json
+
+TRAIN, STEADY = "train mode", "answers that change by themselves"
+_MOST = 32
+_TOLERANCE = 1e-2
+"""Of the logits' own spread: far above rounding, far below what any of these faults does."""
+
+
+def check_train_mode(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
+    """A module that came in train mode, or with layers that were left in it."""
+    if not any(part.training for part in model.module.modules()):
+        return []
+    layers = [name for name, part in model.module.named_modules() if part.training and _differs(part)]
+    found = _compare(model, x[:_MOST])
+    if isinstance(found, NotChecked):
+        return found
+    moved, between, flipped = found
+    evidence: Json = {
+        "layers": len(layers),
+        "names": layers[:20],
+        "change_from_eval": moved,
+        "change_between_passes": between,
+        "other_answers": flipped,
+        "images": len(x[:_MOST]),
+    }
+    repair = (
+        "Call module.eval() before you run it yourself, and again after every epoch of training; dubito does so for "
+        "each pass, so its own numbers hold."
+    )
+    if moved < _TOLERANCE and between < _TOLERANCE:
+        return []
+    what = (
+        f"The module came in train mode, with {_named(layers)} that behave "
+        f"otherwise there. Run as it is, its logits differ from eval mode by {moved:.2f} of their spread and "
+        f"from pass to pass by {between:.2f}, and {percent(flipped)} of {counted(len(x[:_MOST]), 'image')} get "
+        f"another class."
+    )
+    return [Finding(TRAIN, "wrong", what, repair, evidence)]
+
+
+def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
+    """In eval mode, the same image must get the same logits: in every pass, and in any company."""
+    x = x[:_MOST]
+    if len(x) < 2:
+        return NotChecked("it takes two images")
+    with forked(model):
+        _seed(model, 1)
+        first = _logits(model, x)
+        _seed(model, 2)
+        again = _logits(model, x)
+        _seed(model, 1)
+        half = _logits(model, x[: len(x) // 2])
+    random, company = _change(first, again), _change(first[: len(half)], half)
+    evidence: Json = {"change_between_passes": random, "change_with_the_batch": company, "images": len(x)}
+    if random > _TOLERANCE:
+        what = f"In eval mode too, logits differ from pass to pass, by {random:.2f} of their spread."
+        repair = "Look for dropout that is always on, such as F.dropout(x) without training=self.training."
+        return [Finding(STEADY, "wrong", what, repair, evidence)]
+    if company > _TOLERANCE:
+        what = f"An image's logits depend on the others in its batch: they change by {company:.2f} of their spread."
+        repair = "Give BatchNorm running statistics (track_running_stats=True), or take it out of the forward pass."
+        return [Finding(STEADY, "wrong", what, repair, evidence)]
+    return []
+
+
+def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float, float] | NotChecked:
+    """Of a copy in the mode it came in: change against eval mode, between two passes, and share of other classes."""
+    if len(x) < 2:
+        return NotChecked("the module is in train mode, but it takes two images to see what that does")
+    try:
+        expected = eval_output(model.module, x).double().cpu()
+        twin = copy.deepcopy(model.module)
+        with forked(model), torch.no_grad():
+            _seed(model, 1)
+            first = output_of(twin, x).double().cpu()
+            _seed(model, 2)
+            again = output_of(twin, x).double().cpu()
+    except Exception as error:  # a module that cannot be copied, or that trains with other arguments than it is run
+        return NotChecked(f"the module is in train mode, but a copy of it cannot be run ({type(error).__name__})")
+    flipped = float((first.argmax(-1) != expected.argmax(-1)).double().mean())
+    return _change(expected, first), _change(first, again), flipped
+
+
+def _named(layers: list[str]) -> str:
+    return f"{counted(len(layers), 'layer')} ({listed(layers, 3)})" if layers else "functions"
+
+
+def _differs(part: nn.Module) -> bool:
+    """Whether a layer itself does something else in train mode."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    if type(part).__name__.startswith("Drop"):  # timm's DropPath and DropBlock2d
+        return bool(getattr(part, "drop_prob", 1.0))
+    return isinstance(part, nn.modules.batchnorm._BatchNorm | nn.RReLU)
+
+
+def _logits(model: Classifier, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+    return model.logits(model.features(x)).double().cpu()
+
+
+def _change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> float:
+    """Mean change of a logit, as a share of the logits' standard deviation."""
+    spread = float(before.std())
+    change = float((after - before).abs().mean())
+    return change / spread if spread > 0 else change
+
+
+@contextmanager
+def forked(model: Classifier) -> Iterator[None]:
+    """What is drawn or seeded inside is forgotten outside: by the CPU's generator and those of the model's devices."""
+    devices = _devices(model)
+    kept = torch.mps.get_rng_state() if any(device.type == "mps" for device in devices) else None
+    try:
+        with torch.random.fork_rng(_cuda(devices)):
+            yield
+    finally:
+        if kept is not None:
+            torch.mps.set_rng_state(kept)
+
+
+def _seed(model: Classifier, seed: int) -> None:
+    """Seed what `forked` keeps and nothing else; torch.manual_seed would reach all devices of the machine."""
+    torch.default_generator.manual_seed(seed)
+    devices = _devices(model)
+    for index in _cuda(devices):
+        torch.cuda.default_generators[index].manual_seed(seed)
+    if any(device.type == "mps" for device in devices):
+        torch.mps.manual_seed(seed)
+
+
+def _devices(model: Classifier) -> set[torch.device]:
+    return {model.device, *(value.device for value in (*model.module.parameters(), *model.module.buffers()))}
+
+
+def _cuda(devices: set[torch.device]) -> list[int]:
+    indices = (device.index for device in devices if device.type == "cuda")
+    return sorted({torch.cuda.current_device() if index is None else index for index in indices})

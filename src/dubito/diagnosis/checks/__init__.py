@@ -1,1 +1,0 @@
-"""The checks of `dubito.audit`, one kind of fault a file."""

@@ -1,0 +1,1 @@
+"""How good uncertainties are: `evaluate`, `compare` and selective prediction."""

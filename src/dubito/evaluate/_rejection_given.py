@@ -1,0 +1,153 @@
+"""What `rejection_study` is given, checked; and the temperatures that are asked for, as numbers."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Literal, get_args
+
+import torch
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.evaluate._member_predictions import FIELDS, POOLED
+from dubito.evaluate.scored import some_rows
+from dubito.scores.temperature import fit_temperature
+from dubito.table import Table
+
+Against = Literal["level", "uncertainty"]
+"""What covariances are with: the level of a quantile, or the uncertainty in its bucket."""
+Predictions = Literal["own", "original"]
+"""By whose predictions an ensemble's order is judged."""
+_ROWS = 2048
+
+
+def check_bootstrap(confidence: float, resamples: int, seed: int) -> None:
+    """Raise ValueRangeError for intervals that cannot be drawn."""
+    if not 0 < confidence < 1 or resamples < 1 or seed < 0:
+        raise ValueRangeError(
+            f"rejection_study needs a confidence in (0, 1), at least one resample and a seed that is not negative; "
+            f"confidence={confidence}, resamples={resamples}, seed={seed} came. 0.95, 1000 and 0 are usual."
+        )
+
+
+def check(
+    table: Table,
+    ensembles: Sequence[str] | None,
+    uncertainties: Sequence[str],
+    buckets: int,
+    choices: dict[str, str],
+) -> None:
+    """Raise for a table, names or choices that a study cannot be made of."""
+    some_rows("rejection_study", table)
+    for column in ("logit", "label"):
+        table.require(column, by="rejection_study")
+    if table.label_space != "model":
+        raise TableError(
+            f"rejection_study needs labels of the model's own classes; those of {table.name} are another set's, so no "
+            f"prediction can be right. Use images of the classes that the model was trained for."
+        )
+    if not 2 <= buckets <= len(table):
+        raise ValueRangeError(
+            f"rejection_study: buckets must be 2 to the number of rows, {len(table)} in {table.name}; {buckets} came. "
+            f"Ten, with a hundred rows or more in each, are usual."
+        )
+    if isinstance(ensembles, str):
+        raise ValueRangeError(
+            f"rejection_study: ensembles must be a list of names; '{ensembles}' came. Give ['{ensembles}']."
+        )
+    known = [*FIELDS, *POOLED]
+    for name in [uncertainties] if isinstance(uncertainties, str) else uncertainties:
+        if name not in known or isinstance(uncertainties, str):
+            near = get_close_matches(name, known, n=3, cutoff=0.4)
+            raise ValueRangeError(
+                f"rejection_study: uncertainties must be a list of names; {name!r} came. "
+                + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(known)}.")
+            )
+    for option, allowed in (("predictions", get_args(Predictions)), ("against", get_args(Against))):
+        if choices[option] not in allowed:
+            raise ValueRangeError(
+                f"rejection_study: {option} must be '{allowed[0]}' or '{allowed[1]}'; {choices[option]!r} came. "
+                f"Choose one of the two."
+            )
+
+
+def temperatures_of(
+    table: Table, given: Sequence[float | int | Literal["optimal"]] | None, calibration: Table | None
+) -> list[float]:
+    """As numbers, each once."""
+    asked = given if given is not None else (1.0,) if calibration is None else (1.0, "optimal")
+    if calibration is not None:
+        _other_images(table, calibration)
+    found = []
+    for one in asked:
+        if one != "optimal":
+            if not (isinstance(one, int | float) and 0 < one < float("inf")):
+                raise ValueRangeError(
+                    f"rejection_study: temperatures must be positive numbers or 'optimal'; {one!r} came. "
+                    f"Use (1.0, 'optimal')."
+                )
+            found.append(float(one))
+        elif calibration is None:
+            raise TableError(
+                "rejection_study: the optimal temperature is fitted on other images, which it needs as "
+                "calibration=...; none came. Give a table of other labelled images of the same model, or half of this "
+                "one (and study the other half)."
+            )
+        else:
+            found.append(fit_temperature(calibration))
+    if not found:
+        raise ValueRangeError("rejection_study needs at least one temperature; none came. Use (1.0,).")
+    return list(dict.fromkeys(found))
+
+
+def _other_images(table: Table, calibration: Table) -> None:
+    """A temperature fitted on the evaluated rows would flatter them."""
+    for column in ("logit", "label"):
+        calibration.require(column, by="rejection_study: calibration")
+    if calibration.label_space != "model":
+        raise TableError(
+            f"rejection_study: calibration needs labels of the model's own classes; those of {calibration.name} are "
+            f"another set's. Fit on images of the classes that the model was trained for."
+        )
+    if table.source and calibration.source and table.source != calibration.source:
+        raise TableError(
+            f"rejection_study: calibration {calibration.name} was made by another model ({calibration.source}) than "
+            f"{table.name} ({table.source}). Extract both with the same model and transform."
+        )
+    if table.shape("logit")[1] != calibration.shape("logit")[1]:
+        raise TableError(
+            f"rejection_study: calibration must have the classes of {table.name}, {table.shape('logit')[1]}; "
+            f"{calibration.name} has {calibration.shape('logit')[1]}. Extract both with the same model."
+        )
+    if "id" not in table or "id" not in calibration:
+        _not_the_same(table, calibration)
+    else:
+        # Two caches of different folders may number their images alike: only ids that hold the same logits are shared.
+        shared = _shared(table, calibration)
+        if shared:
+            raise TableError(
+                f"rejection_study: calibration must be of other images; {len(shared)} of {len(table)} images of "
+                f"{table.name} are in {calibration.name}, too, such as '{shared[0]}'. Keep the halves apart."
+            )
+
+
+def _not_the_same(table: Table, calibration: Table) -> None:
+    """Without ids, only a table that is given twice can be seen."""
+    if len(table) == len(calibration) and all(
+        torch.equal(ours.logit, theirs.logit)
+        for ours, theirs in zip(table.batches("logit"), calibration.batches("logit"), strict=True)
+    ):
+        raise TableError(
+            f"rejection_study: calibration must be of other images; {calibration.name} has the logits of {table.name}, "
+            f"row by row. Give half of them, and study the other half."
+        )
+
+
+def _shared(table: Table, calibration: Table) -> list[str]:
+    """Names of images that both have, with the same logits; compared a few at a time."""
+    places = {name: place for place, name in enumerate(calibration.id.tolist())}
+    both = [(row, places[name], str(name)) for row, name in enumerate(table.id.tolist()) if name in places]
+    found: list[str] = []
+    for at in range(0, len(both), _ROWS):
+        here, there, names = map(list, zip(*both[at : at + _ROWS], strict=True))
+        ours, theirs = (some.select("logit").rows(rows).logit for some, rows in ((table, here), (calibration, there)))
+        found += [name for name, equal in zip(names, (ours == theirs).all(1).tolist(), strict=True) if equal]
+    return found

@@ -1,0 +1,1 @@
+"""Why softmax fails: causes, collapse of ensembles, geometry of the last layer."""

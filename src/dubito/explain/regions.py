@@ -1,0 +1,253 @@
+"""Where must the feature of a foreign image fall to be noticed? The valid OOD region of an uncertainty U.
+
+    R = { z : P_train[ U(z) > U(z_train) ] > 1 - epsilon }      more uncertain than 1 - epsilon of the training data
+
+Pearce et al. 2021 (arXiv 2106.04972), section 3 and A.2. For any U and any number of classes `exact_region` follows the
+definition (def. 1): U(z) must exceed a quantile of U over training rows. The others are closed forms:
+
+**Two classes, U_max and U_entropy** (theorem 1). Both fall with |s|, s(z) = (w_1 - w_2).z + b_1 - b_2, so R is the slab
+|s| < t. With Gaussian classes, s is Gaussian in each, with m_i = s(mu_i) and v_i = (w_1 - w_2)^T S_i (w_1 - w_2), and t
+solves
+
+    sum_i pi_i P(|s| >= t | i) = 1 - epsilon,   P(|s| >= t | i) = F((m_i - t) / sqrt v_i) + F((-m_i - t) / sqrt v_i)
+
+with F the normal distribution function. That is corollary 1.1 without its assumption that classes are separable. The
+paper's eq. 20 prints the index i in both terms, where 1 and 2 are meant, and the second needs its sign turned. Without
+the far tails (the assumption) it reads, for w = w_1 = -w_2,
+
+    pi_1 erf((w.mu_1 - w.(z_0 + a w)) / sqrt(2 w^T S_1 w)) + pi_2 erf((w.(z_0 - a w) - w.mu_2) / sqrt(2 w^T S_2 w))
+        = 1 - 2 epsilon,   a = 2 t / ||w_1 - w_2||^2
+
+**Any number of classes, U_max, linear** (def. 4). Let training data's quantile be U_max = -p. Between classes i and j,
+walk along their boundary to infinity: all other classes vanish there, and p_i = 1 / (1 + exp(-s_ij)), with s_ij the
+difference of the two logits. So p_i = p where s_ij = log(p / (1-p)) =: t, on both sides and for every pair: the offsets
+are a_ij = t / ||w_i - w_j||^2, and of the K(K-1) numbers that the paper expects one is left. Eq. 28 (i or j is the
+largest logit, and |s_ij| < t, for some pair) then says that the two largest logits differ by less than t. At a finite
+place other classes only take from p_i, so this is a subset of the exact region (corollary 2.1); with K = 2 there are no
+others, and the two are equal (prop. 3).
+
+**Density** (prop. 2): outside all ellipsoids (z - mu_i)^T S_i^-1 (z - mu_i) <= c_i. Eq. 23 prints S_i; its inverse is
+meant. For one Gaussian this is exact, c the 1 - epsilon quantile of chi-square with d degrees of freedom. For
+several the exact region has no such form (where ellipsoids meet, densities add), and there are bounds instead, see
+`ellipsoids` and `ellipsoid_bounds`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dubito.errors import ValueRangeError
+from dubito.explain.fields import Gaussians
+from dubito.explain.last_layer import Layer
+from dubito.types import finite
+
+Uncertainty = Callable[[Tensor], Tensor]
+"""From features (n, d) to uncertainties (n)."""
+
+
+@runtime_checkable
+class Region(Protocol):
+    """A set of features."""
+
+    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
+        """Which rows lie in it."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class ExactRegion:
+    """Def. 1: uncertainty above a threshold.
+
+    Attributes:
+        uncertainty: From features (n, d) to uncertainties (n).
+        threshold: Of the training data, see `training_threshold`.
+    """
+
+    uncertainty: Uncertainty
+    threshold: float
+
+    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
+        """Which rows are more uncertain than the threshold."""
+        return self.uncertainty(z) > self.threshold
+
+
+@final
+@dataclass(frozen=True)
+class TwoClassRegion:
+    """Theorem 1: between two hyperplanes, each parallel to the decision boundary.
+
+    Attributes:
+        layer: Of two classes.
+        half_width: t, how far the two logits may differ.
+    """
+
+    layer: Layer
+    half_width: float
+
+    @property
+    def alpha(self) -> float:
+        """The offset of eq. 11, in units of w_1 where w_1 = -w_2."""
+        return 2 * self.half_width / float((self.layer.weight[0] - self.layer.weight[1]).double().square().sum())
+
+    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
+        """Which rows lie between the hyperplanes."""
+        logits = self.layer.logits(z)
+        return (logits[:, 0] - logits[:, 1]).abs() < self.half_width
+
+
+@final
+@dataclass(frozen=True)
+class LinearRegion:
+    """Def. 4: the union of slabs around the decision boundaries, inside the exact region of U_max.
+
+    Attributes:
+        layer: Of two classes or more.
+        confidence: p, the largest probability at the threshold, -U_max. Up to 1/2 the region is empty.
+    """
+
+    layer: Layer
+    confidence: float
+
+    def __post_init__(self) -> None:
+        if len(self.layer.weight) < 2:
+            raise ValueRangeError("LinearRegion: the layer must have 2 classes or more; 1 came. It has no boundary.")
+        if not 0 < self.confidence < 1:
+            raise ValueRangeError(
+                f"LinearRegion: confidence must lie between 0 and 1; {self.confidence} came. "
+                f"It is minus the threshold of max_probability; at 1 the softmax is saturated: scale the layer down."
+            )
+
+    @property
+    def half_width(self) -> float:
+        """t, by how much the two largest logits may differ."""
+        return math.log(self.confidence) - math.log1p(-self.confidence)
+
+    def alpha(self) -> Float[Tensor, "c c"]:
+        """The offsets a_ij of eq. 27, in units of w_i - w_j; infinite for equal weights, which have no boundary."""
+        distance = torch.cdist(self.layer.weight.double(), self.layer.weight.double())
+        return self.half_width / distance.square()
+
+    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
+        """Which rows lie in a slab of their largest class."""
+        top = self.layer.logits(z).topk(2, dim=1).values
+        return top[:, 0] - top[:, 1] < self.half_width
+
+
+@final
+@dataclass(frozen=True)
+class EllipsoidRegion:
+    """Prop. 2: outside an ellipsoid around every component.
+
+    Attributes:
+        gaussians: The components.
+        squared_radius: (k) c_i, in squared Mahalanobis distance; a negative one holds no point.
+    """
+
+    gaussians: Gaussians
+    squared_radius: Float[Tensor, "k"]
+
+    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
+        """Which rows are farther from every component than its radius."""
+        return (self.gaussians.squared_distance(z) > self.squared_radius).all(1)
+
+
+def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
+    """What U must exceed to be larger than more than 1 - epsilon of the training rows' u."""
+    _checked(epsilon)
+    if len(u) == 0:
+        raise ValueRangeError("training_threshold: there are no training rows. Give at least one uncertainty.")
+    rank = math.floor((1 - epsilon) * len(u) + 1e-9)  # 0.9999999 of a row is rounding, not a share
+    return float(finite(u, "training_threshold").double().sort().values[min(rank, len(u) - 1)])
+
+
+def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: float = 0.05) -> ExactRegion:
+    """The valid region of any uncertainty by its definition, from features of training images.
+
+    >>> from dubito.explain.last_layer import Layer
+    >>> from dubito.scores.softmax import max_probability
+    >>> layer = Layer(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))
+    >>> train = torch.tensor([[-3.0], [-2.0], [2.0], [1.0]])
+    >>> region = exact_region(lambda z: max_probability(layer.logits(z)), train, epsilon=0.25)
+    >>> region.contains(torch.tensor([[0.9], [1.1], [-9.0]])).tolist()
+    [True, False, False]
+    """
+    return ExactRegion(uncertainty, training_threshold(uncertainty(z), epsilon))
+
+
+def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) -> TwoClassRegion:
+    """The valid region of U_max and U_entropy for two classes and Gaussian training data, any number of components."""
+    if len(layer.weight) != 2:
+        raise ValueRangeError(
+            f"two_class_region: the layer must have 2 classes; {len(layer.weight)} came. Use exact_region."
+        )
+    _checked(epsilon)
+    normal = (layer.weight[0] - layer.weight[1]).double()
+    logits = layer.logits(gaussians.mean)
+    mean = logits[:, 0] - logits[:, 1]
+    deviation: Tensor = torch.linalg.vector_norm(gaussians.factor.transpose(1, 2) @ normal, dim=1)
+    if not bool(normal.any()):
+        raise ValueRangeError("two_class_region: both weights are equal: no boundary is between them. Train the layer.")
+
+    def outside(t: float) -> float:
+        tails = torch.special.ndtr((mean - t) / deviation) + torch.special.ndtr((-mean - t) / deviation)
+        return float(gaussians.share.double() @ tails)
+
+    most = float((mean.abs() + 40 * deviation).max())
+    return TwoClassRegion(layer, _solved(outside, 1 - epsilon, 0.0, most))
+
+
+def ellipsoids(gaussians: Gaussians, epsilon: float = 0.05) -> EllipsoidRegion:
+    """Every component's own ellipsoid of 1 - epsilon.
+
+    Together they hold at least 1 - epsilon of the training data, so the region holds at most epsilon of it: a row of
+    component i is outside of all only if it is outside of its own. Equality for one component.
+    """
+    _checked(epsilon)
+    width = gaussians.mean.shape[1]
+    radius = chi_square_quantile(1 - epsilon, width)
+    return EllipsoidRegion(gaussians, torch.full((len(gaussians.mean),), radius, dtype=torch.float64))
+
+
+def ellipsoid_bounds(gaussians: Gaussians, threshold: float) -> tuple[EllipsoidRegion, EllipsoidRegion]:
+    """A subset and a superset of the exact region -log q(z) > threshold, both made of ellipsoids.
+
+    q is at least each of its k parts pi_i N_i and at most k times the largest. So where every part is below
+    exp(-threshold) / k the point is in the exact region, and where one is above exp(-threshold) it is not.
+    """
+    outer = 2 * (gaussians.log_peak + threshold)
+    inner = outer + 2 * math.log(len(gaussians.mean))
+    return EllipsoidRegion(gaussians, inner), EllipsoidRegion(gaussians, outer)
+
+
+def chi_square_quantile(share: float, degrees: int) -> float:
+    """Where the chi-square distribution function reaches a share in (0, 1)."""
+    half = torch.tensor(degrees / 2, dtype=torch.float64)
+
+    def above(x: float) -> float:
+        return float(torch.special.gammaincc(half, torch.tensor(x / 2, dtype=torch.float64)))
+
+    most = degrees + 1.0
+    while above(most) > 1 - share:
+        most *= 2
+    return _solved(above, 1 - share, 0.0, most)
+
+
+def _solved(falling: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Where a falling function takes a value, by bisection to the last digit."""
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if falling(middle) > value else (low, middle)
+    return middle
+
+
+def _checked(epsilon: float) -> None:
+    if not 0 < epsilon < 1:
+        raise ValueRangeError(
+            f"epsilon must lie between 0 and 1; {epsilon} came. It is the share of training data that may be more "
+            f"uncertain than a foreign image: the paper takes 0.05."
+        )

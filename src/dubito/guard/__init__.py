@@ -1,0 +1,20 @@
+"""Accept or abstain, with a promise that holds: `Guard`, and the thresholds and prediction sets behind it."""
+
+from dubito.guard.conformal import PredictionSets
+from dubito.guard.guard import Guard
+from dubito.guard.promise import Promise
+from dubito.guard.thresholds import Threshold, needed, risk_bound, risk_threshold, share_threshold
+from dubito.guard.verdict import Decisions, Verdict
+
+__all__ = [
+    "Decisions",
+    "Guard",
+    "PredictionSets",
+    "Promise",
+    "Threshold",
+    "Verdict",
+    "needed",
+    "risk_bound",
+    "risk_threshold",
+    "share_threshold",
+]

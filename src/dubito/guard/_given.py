@@ -1,0 +1,135 @@
+"""What a guard is given, checked: its model, labels that are the model's classes, rows that are independent."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dubito.cache.fingerprint import model_identity
+from dubito.errors import DubitoWarning, GuardError, ModelError, ValueRangeError
+from dubito.guard.promise import Promise
+from dubito.heads.config import same_backbone
+from dubito.scores._answers import errors_of
+from dubito.table import Table
+from dubito.table.overlap import example, shared_rows
+from dubito.table.views import chosen_rows
+from dubito.types import Classifier, Json
+
+_LEARN, _CHOOSE, _CHOOSE_ALONE = 0.15, 0.15, 0.2
+"""Shares of a table: for scores to learn from, to choose on; and to choose on where nothing must be learned."""
+_SHARED = 0.01
+"""A few images may be the same by chance, in any large collection."""
+
+
+class Split(NamedTuple):
+    """Rows of a table, each for one purpose.
+
+    Attributes:
+        learn: What scores learn from; None where they have a table of their own, or nothing to learn.
+        choose: Which scores are chosen on, and thresholds to try are taken from.
+        calibrate: What the promise rests on: seen once, when everything else is fixed.
+    """
+
+    learn: Table | None
+    choose: Table
+    calibrate: Table
+
+
+def check_settings(novel: Any, seed: Any) -> None:
+    """Raise ValueRangeError for what is no share, or no seed."""
+    if not (isinstance(novel, (int, float, np.floating)) and 0 <= novel < 1):
+        raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; {novel!r} came.")
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise ValueRangeError(f"guard.fit: seed must be a whole number, from 0 on; {seed!r} came.")
+
+
+def split_rows(table: Table, *, learn: bool, seed: int) -> Split:
+    """Cut a table at random into rows to learn from (if asked for), to choose on, and to calibrate on."""
+    check_independent(table)
+    if len(table) < 3:
+        raise GuardError(f"a guard needs at least three rows, one for each purpose; {table.name} has {len(table)}.")
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))
+    first = max(1, round(_LEARN * len(table))) if learn else 0
+    last = first + max(1, round((_CHOOSE if learn else _CHOOSE_ALONE) * len(table)))
+    parts = [chosen_rows(table, rows.sort().values) for rows in (order[:first], order[first:last], order[last:])]
+    return Split(parts[0] if learn else None, parts[1], parts[2])
+
+
+def check_independent(table: Table) -> None:
+    """Raise GuardError for several augmented rows of one photograph, which are no independent images."""
+    if "photo" in table and int(table.whole("photo").unique().numel()) < len(table):
+        raise GuardError(
+            f"{table.name} has several augmented rows of each photograph; they are not independent, and a guarantee "
+            f"would count each photograph several times. Extract every image once, without epochs=... ."
+        )
+
+
+def warn_of_twins(split: Split, table: Table) -> None:
+    """Say that images are there twice: the test would count each of them as two."""
+    shared = shared_rows(split.calibrate, split.choose)
+    count = len(shared.here)
+    if count > _SHARED * len(split.calibrate):
+        warnings.warn(
+            f"guard.fit: {table.name} has many images twice; at least {count} of {len(split.calibrate)} to calibrate "
+            f"are among those that scores are chosen on, too{example(split.calibrate, split.choose, shared)}. The "
+            f"promise counts them as independent, and may not hold. Leave copies out: dubito.audit finds them.",
+            DubitoWarning,
+            stacklevel=3,
+        )
+
+
+def check_apart(table: Table, learn: Table) -> None:
+    """Raise GuardError where scores would learn from the images that the promise is tested on."""
+    if len(learn) == 0:
+        raise GuardError(f"guard.fit: train must have rows for scores to learn from; {learn.name} has none.")
+    shared = shared_rows(table, learn)
+    count = len(shared.here)
+    if count > _SHARED * len(table):
+        raise GuardError(
+            f"guard.fit: at least {count} of the {len(table)} images of {table.name} are in train, {learn.name}, too"
+            f"{example(table, learn, shared)}. Scores that have learned from them know them by heart, and the promise "
+            f"would not hold for others. Give other images as train, or leave it out: a part of the table is set aside "
+            f"for it."
+        )
+
+
+def checked_labels(table: Table, promise: Promise) -> bool:
+    """Whether labels tell which answers are wrong; a promise of coverage does without."""
+    table.require("logit", by="guard.fit")
+    if promise.kind == "coverage" and ("label" not in table or table.label_space != "model"):
+        return False
+    errors_of(table, by="guard.fit")
+    return True
+
+
+def check_model(model: object, *, by: str) -> None:
+    """Raise ModelError for what is no wrapped model."""
+    if not isinstance(model, Classifier):
+        raise ModelError(
+            f"{by}: model must come from dubito.load or dubito.wrap; {type(model).__name__} came. "
+            f"Wrap it: dubito.wrap(module, transform=...)."
+        )
+
+
+def checked_maker(model: Classifier | None, table: Table) -> Json | None:
+    """Which model the guard belongs to; ModelError where the table is another one's."""
+    if model is None:
+        return None if table.maker is None else dict(table.maker)
+    check_model(model, by="guard.fit")
+    own = model_identity(model)
+    if table.maker is None:
+        return {"model": model.name, **own}
+    reason = not_the_same(table.maker, own)
+    if reason:
+        raise ModelError(
+            f"guard.fit: {table.name} was made by another model than {model.name}: {reason}. "
+            f"Extract images with this model first."
+        )
+    return {**table.maker, **own}
+
+
+def not_the_same(there: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str | None:
+    """Why two models differ; None if they do not, or if one of them is not known."""
+    return None if there is None or here is None else same_backbone(there, here)

@@ -1,0 +1,217 @@
+"""What a guard says of images: accept or not, and why, in numbers and in words."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import final, overload
+
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from dubito.storage import write_csv
+from dubito.types import Json
+
+_NEAR = 0.02
+"""Close to the threshold: within two percent of the known images."""
+_RARE = 0.02
+_HIGH = 0.95
+_CLEAR, _SURE = 0.5, 0.9
+"""An answer is clear if half of the known images are more uncertain, and the softmax is this sure."""
+_RIVAL = 0.5
+"""A second class counts as a rival from half the probability of the first on."""
+_PAIR = 0.5
+"""Two classes explain a doubt if they have half of all probability between them."""
+
+
+@final
+@dataclass(frozen=True)
+class Verdict:
+    """What a guard says of one image. Ranks are shares of the known images, those that the guard was chosen on.
+
+    Attributes:
+        id: The image's name.
+        label: The predicted class.
+        class_name: Its name, if names are known.
+        probability: That the softmax gives it.
+        aleatoric: How ambiguous the image is: the share of known images that are less so.
+        epistemic: How new it is to the model: the share of known images that are less so.
+        density_rank: The share of known images whose features are rarer still: near 0 is unlike all of them.
+        uncertainty: What is compared with the threshold.
+        rank: The share of known images that are less uncertain.
+        accept: Whether the answer can be taken under the guard's promise.
+        reason: Why, in words.
+        prediction_set: Classes that hold the true one as often as promised, most likely first.
+    """
+
+    id: str
+    label: int
+    class_name: str | None
+    probability: float
+    aleatoric: float | None
+    epistemic: float | None
+    density_rank: float | None
+    uncertainty: float
+    rank: float
+    accept: bool
+    reason: str
+    prediction_set: tuple[int, ...] | None
+
+    def to_json(self) -> Json:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        name = self.class_name or f"class {self.label}"
+        kinds = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
+        doubt = "".join(f", {kind} {value:.2f}" for kind, value in kinds.items() if value is not None)
+        said = f"{'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}{doubt})"
+        return f"{self.id}: {said}: {self.reason}"
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Decisions(Sequence[Verdict]):
+    """Verdicts of many images: a sequence of them, and their parts as columns.
+
+    Attributes:
+        ids: Names of the images.
+        classes: Names of the classes, if known.
+        label: (n, 2) the most likely class and the second.
+        probability: (n, 2) of these two.
+        uncertainty: (n) what is compared with the threshold.
+        rank: (n) the share of known images that are less uncertain.
+        accept: (n).
+        novel: (n) refused for their density alone.
+        aleatoric: (n) as of `Verdict`; likewise epistemic and density_rank.
+        sets: Of each image, the classes of its prediction set, most likely first.
+        edge: The share of known images below the threshold.
+        skipped: Images that could not be decoded: (id, reason).
+    """
+
+    ids: Sequence[str]
+    classes: Sequence[str] | None
+    label: Int[Tensor, "n 2"]
+    probability: Float64[Tensor, "n 2"]
+    uncertainty: Float64[Tensor, "n"]
+    rank: Float64[Tensor, "n"]
+    accept: Bool[Tensor, "n"]
+    novel: Bool[Tensor, "n"]
+    aleatoric: Float64[Tensor, "n"] | None
+    epistemic: Float64[Tensor, "n"] | None
+    density_rank: Float64[Tensor, "n"] | None
+    sets: list[tuple[int, ...]] | None
+    edge: float
+    skipped: Sequence[tuple[str, str]] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, row: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Verdict]: ...
+    def __getitem__(self, row: int | slice) -> Verdict | list[Verdict]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(len(self))[row]]
+        row = range(len(self))[row]
+        label = int(self.label[row, 0])
+        return Verdict(
+            id=str(self.ids[row]),
+            label=label,
+            class_name=None if self.classes is None else self.classes[label],
+            probability=float(self.probability[row, 0]),
+            aleatoric=_at(self.aleatoric, row),
+            epistemic=_at(self.epistemic, row),
+            density_rank=_at(self.density_rank, row),
+            uncertainty=float(self.uncertainty[row]),
+            rank=float(self.rank[row]),
+            accept=bool(self.accept[row]),
+            reason=self._reason(row),
+            prediction_set=None if self.sets is None else self.sets[row],
+        )
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def coverage(self) -> float:
+        """The share of images that is accepted; 0 of none."""
+        return float(self.accept.double().mean()) if len(self) else 0.0
+
+    def to_csv(self, to: str | Path) -> Path:
+        """One line an image; the classes of a prediction set with spaces between."""
+        lines = ([_cell(value) for value in verdict.to_json().values()] for verdict in self)
+        return write_csv(to, [[one.name for one in fields(Verdict)], *lines])
+
+    def __repr__(self) -> str:
+        return f"Decisions({self._counted()})"
+
+    def __str__(self) -> str:
+        return "\n".join([self._counted(), *(str(verdict) for verdict in self)])
+
+    def _counted(self) -> str:
+        return f"{int(self.accept.sum())} of {len(self)} images accepted"
+
+    def _reason(self, row: int) -> str:
+        rank = float(self.rank[row])
+        inside = 0 < rank < 1 and not self.novel[row]  # beyond all known images, ranks say nothing of distances
+        near = "; close to the threshold" if inside and abs(rank - self.edge) <= _NEAR else ""
+        if bool(self.accept[row]):
+            how = "clear" if rank <= _CLEAR and float(self.probability[row, 0]) >= _SURE else "certain enough"
+            return f"{how}: more certain than {_percent(1 - rank)} of the known images{near}"
+        doubt = self._doubt(row)
+        if doubt is not None:
+            return f"{doubt}{near}"
+        limit = near or f"; accepted up to {_percent(self.edge)}"
+        return f"more uncertain than {_percent(rank)} of the known images{limit}"
+
+    def _doubt(self, row: int) -> str | None:
+        """The first that explains a refusal: novelty, two likely classes, then what is high among known images."""
+        density, epistemic, aleatoric = (_at(one, row) for one in (self.density_rank, self.epistemic, self.aleatoric))
+        if density is not None and (bool(self.novel[row]) or density <= _RARE):
+            others = f"all but {_percent(density)} of them" if density > 0 else "all of them"
+            return f"unlike the known images: density below {others}"
+        first, second = self.probability[row].tolist()
+        one, other = (self._named(int(label)) for label in self.label[row])
+        if second >= _RIVAL * first:
+            if first + second < _PAIR:
+                return f"no class stands out: the likeliest, {one} and {other}, have {first:.2f} and {second:.2f}"
+            return f"ambiguous between {one} and {other} ({first:.2f} and {second:.2f})"
+        if epistemic is not None and epistemic >= max(_HIGH, aleatoric or 0.0):
+            return f"new to the model: epistemic uncertainty above that of {_percent(epistemic)} of the known images"
+        if aleatoric is not None and aleatoric >= _HIGH:
+            return f"hard to tell: aleatoric uncertainty above that of {_percent(aleatoric)} of the known images"
+        return None
+
+    def _named(self, label: int) -> str:
+        return f"class {label}" if self.classes is None else self.classes[label].partition(",")[0]
+
+
+def top_two(logits: Tensor) -> tuple[Float64[Tensor, "n 2"], Int[Tensor, "n 2"]]:
+    """Probabilities and classes of the two most likely, the first of equal ones as `argmax` takes it."""
+    p = logits.double().softmax(-1)
+    first = logits.argmax(-1, keepdim=True)
+    second = p.scatter(-1, first, -1.0).argmax(-1, keepdim=True)
+    both = torch.cat([first, second], -1)
+    return p.gather(-1, both), both
+
+
+def _at(column: Tensor | None, row: int) -> float | None:
+    return None if column is None else float(column[row])
+
+
+def _cell(value: object) -> object:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _percent(share: float) -> str:
+    """With a digit where it matters; no share but all of it is rounded to 100 %, none but 0 to 0 %.
+
+    >>> _percent(0.003), _percent(0.5), _percent(1.0), _percent(0.0), _percent(0.9999)
+    ('0.3 %', '50 %', '100 %', '0 %', '99.9 %')
+    """
+    percent = 100 * share
+    if percent in (0, 100) or 10 <= percent <= 90:
+        return f"{percent:.0f} %"
+    return f"{min(max(percent, 0.1), 99.9):.1f} %"

@@ -1,0 +1,187 @@
+"""Does an uncertainty hold on data sets that nobody trained for? R-AUROC and Recall@1 on each, without fitting again.
+
+    Recall@1 = share of images whose nearest other image has the same class
+    R-AUROC  = AUROC of u against "the nearest other image has another class"
+
+Kirchhof et al., Pretrained Visual Uncertainties (2024), sections 4.1, 4.2 and appendix B (Table 2), where the entropy
+of the classifier stands beside the head. Classes may be the data set's own: only whether two labels are equal counts.
+Neighbours are searched once a data set, for all scores. Intervals are bootstraps over images, whose neighbours stay.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple, final
+
+from jaxtyping import Float
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.evaluate.scored import both, fitted, scored
+from dubito.metrics import Interval, auroc, interval, neighbour_matches
+from dubito.result import aligned, cell
+from dubito.scores import Entropy
+from dubito.table import Table
+from dubito.types import Json, Score
+
+
+class Spread(NamedTuple):
+    """A value over several seeds: the median, and how far the farther of minimum and maximum lies from it."""
+
+    median: float
+    distance: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ± {self.distance:.3f}"
+
+
+class Published(NamedTuple):
+    """A line of the paper's Table 2, R-AUROC of ViT-Base: pretrained uncertainties, and the classifier's entropy."""
+
+    head: Spread
+    entropy: float
+
+
+PUBLISHED: Mapping[str, Published] = MappingProxyType(
+    {
+        "imagenet21k": Published(Spread(0.791, 0.001), 0.798),
+        "caltech101": Published(Spread(0.758, 0.006), 0.808),
+        "pets": Published(Spread(0.740, 0.008), 0.724),
+        "cifar10": Published(Spread(0.739, 0.002), 0.716),
+        "cifar100": Published(Spread(0.706, 0.002), 0.696),
+        "sun397": Published(Spread(0.691, 0.002), 0.697),
+        "flowers102": Published(Spread(0.659, 0.009), 0.679),
+        "dtd": Published(Spread(0.649, 0.006), 0.610),
+        "cub200": Published(Spread(0.626, 0.008), 0.608),
+        "sop": Published(Spread(0.607, 0.001), 0.591),
+        "cars196": Published(Spread(0.589, 0.003), 0.554),
+        "treeversity1": Published(Spread(0.560, 0.003), 0.565),
+        "svhn": Published(Spread(0.495, 0.005), 0.524),
+    }
+)
+"""Table 2 by the names of `dubito.protocols.benchmarks`; imagenet21k is what the head was trained on."""
+
+
+def transfer(
+    scores: Mapping[str, Score],
+    tables: Mapping[str, Table],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> "Transfer":
+    """R-AUROC of every score on every labelled table, the classifier's entropy beside it where there are logits.
+
+    Args:
+        scores: Fitted scores by name: other seeds of one head are other names.
+        tables: By data set, tables with features and labels; those named as in PUBLISHED are shown with Table 2.
+        confidence: Of the bootstrap intervals.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+
+    >>> table = Table(feature=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], logit=[[2.0, 0.0], [1.0, 0.0], [0.0, 0.1]],
+    ...               label=[7, 7, 8], label_space="own")
+    >>> transfer({"entropy": Entropy()}, {"tiny": table}, resamples=20).r_auroc["entropy"]["tiny"].value
+    1.0
+    """
+    fitted("transfer", scores)
+    if not tables:
+        raise TableError("transfer needs at least one table; none came. Give some by name: {'cub200': table}.")
+    bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
+    found = Transfer({name: len(table) for name, table in tables.items()}, {}, {})
+    for name, table in tables.items():
+        table.require("feature", "label", by=f"transfer ({name})")
+        near = neighbour_matches(table.column("feature"), table.label)
+        found.recall_at_1[name] = bootstrap(_mean, near.double())
+        for score, u in scored(f"transfer ({name})", scores, table, beside=(Entropy.name,)).items():
+            row = found.r_auroc.setdefault(score, {})
+            if both(near):
+                row[name] = bootstrap(auroc, u, ~near)
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class Transfer:
+    """What came of a zero-shot transfer: print it, or take it as JSON.
+
+    Attributes:
+        rows: By data set, how many images.
+        recall_at_1: By data set, of the model's features: the same for every score.
+        r_auroc: By score and data set; a data set whose neighbours are all right or all wrong has none.
+    """
+
+    rows: dict[str, int]
+    recall_at_1: dict[str, Interval]
+    r_auroc: dict[str, dict[str, Interval]]
+
+    def __getitem__(self, score: str) -> dict[str, Interval]:
+        return self.r_auroc[score]
+
+    def mean(self, score: str) -> float | None:
+        """The mean R-AUROC over the data sets, each counting the same; None unless every one has a value."""
+        row = self.r_auroc[score]
+        return statistics.fmean(row[name].value for name in self.rows) if set(row) == set(self.rows) else None
+
+    def over_seeds(self, scores: Sequence[str]) -> dict[str, Spread]:
+        """By data set and for their mean: median and distance over scores that are seeds of one head."""
+        shared = [name for name in self.rows if all(name in self.r_auroc[score] for score in scores)]
+        found = {name: median_and_spread([self.r_auroc[score][name].value for score in scores]) for name in shared}
+        means = [mean for score in scores if (mean := self.mean(score)) is not None]
+        return found | ({"mean": median_and_spread(means)} if len(means) == len(scores) else {})
+
+    def to_json(self) -> Json:
+        """Plain numbers."""
+        return {
+            "rows": self.rows,
+            "recall_at_1": {name: value._asdict() for name, value in self.recall_at_1.items()},
+            "r_auroc": {
+                score: {name: value._asdict() for name, value in row.items()} for score, row in self.r_auroc.items()
+            },
+            "mean": {score: self.mean(score) for score in self.r_auroc},
+            "published": {
+                name: {"head": PUBLISHED[name].head._asdict(), "entropy": PUBLISHED[name].entropy}
+                for name in self.rows
+                if name in PUBLISHED
+            },
+        }
+
+    def lines(self) -> list[list[str]]:
+        """A header, one line a data set and the mean, as text cells; Table 2 beside those that it has."""
+        known = any(name in PUBLISHED for name in self.rows)
+        header = ["data set", "images", "Recall@1", *self.r_auroc] + (["ViT-Base head", "its entropy"] if known else [])
+        body = [
+            [name, str(count), cell(self.recall_at_1[name]), *(cell(row.get(name)) for row in self.r_auroc.values())]
+            + (_published(name) if known else [])
+            for name, count in self.rows.items()
+        ]
+        recall = statistics.fmean(value.value for value in self.recall_at_1.values())
+        total = ["mean", str(sum(self.rows.values())), cell(recall), *(cell(self.mean(name)) for name in self.r_auroc)]
+        return [header, *body, total + ([cell(None)] * 2 if known else [])]
+
+    def __str__(self) -> str:
+        return "\n".join(["R-AUROC by score, zero-shot", *aligned(self.lines())])
+
+
+def median_and_spread(values: Iterable[float]) -> Spread:
+    """The median of several seeds, and the distance to the farther of minimum and maximum (section 4.1).
+
+    >>> str(median_and_spread([0.61, 0.605, 0.608, 0.612, 0.607]))  # to 0.612 it is farther than to 0.605
+    '0.608 ± 0.004'
+    """
+    listed = sorted(values)
+    if not listed:
+        raise ValueRangeError("median_and_spread needs at least one value; none came. Give one a seed.")
+    median = statistics.median(listed)
+    return Spread(median, max(median - listed[0], listed[-1] - median))
+
+
+def _published(name: str) -> list[str]:
+    line = PUBLISHED.get(name)
+    return [cell(None), cell(None)] if line is None else [str(line.head), cell(line.entropy)]
+
+
+def _mean(values: Float[Tensor, "n"]) -> float:
+    return float(values.double().mean())

@@ -1,0 +1,111 @@
+"""Linear classifiers on labelled rows: scikit-learn's optimum, members that differ, columns made when asked for."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression
+
+from dubito import MutualInformation, Table
+from dubito.active.linear import LinearTrainer, _span, fit_linear
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
+
+
+def pool(n: int = 80, seed: int = 0) -> Table:
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.arange(n) % 3
+    return Table(feature=3 * torch.eye(3, 6)[label] + torch.randn(n, 6, generator=draw), label=label)
+
+
+def test_weights_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), rng.integers(3, size=60)
+    found = fit_linear(x, y, 3, strength=2.0)
+    theirs = LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000).fit(x, y)
+    np.testing.assert_allclose(found[:-1], theirs.coef_.T, atol=1e-4)
+    np.testing.assert_allclose(found[-1] - found[-1].mean(), theirs.intercept_ - theirs.intercept_.mean(), atol=1e-3)
+
+
+def test_fewer_rows_than_features_are_no_other_classifier():
+    """The trainer looks in the span of the rows; scikit-learn looks everywhere."""
+    draw = torch.Generator().manual_seed(1)
+    table = Table(feature=torch.randn(50, 30, generator=draw) + 5, label=torch.arange(50) % 3)
+    found = LinearTrainer(strength=2.0)(table, torch.arange(12))
+    x = (table.feature.double().numpy() - found.mean) / found.scale
+    theirs = LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000).fit(x[:12], table.label[:12].numpy())
+    np.testing.assert_allclose(found.heads[0, :-1], theirs.coef_.T, atol=1e-4)
+
+
+def test_a_member_is_the_optimum_around_its_own_prior():
+    rng = np.random.default_rng(0)
+    x, y, prior = rng.normal(size=(10, 30)), rng.integers(3, size=10), rng.normal(size=(30, 3))
+    span, within = _span(x)
+    found = LinearTrainer(strength=2.0)._head(span, within, y, prior)
+    p = softmax(x @ found[:-1] + found[-1], axis=1) - np.eye(3)[y]
+    np.testing.assert_allclose(x.T @ p + 2.0 * (found[:-1] - prior), 0, atol=1e-3)  # the slope of the penalised loss
+    np.testing.assert_allclose(p.sum(0), 0, atol=1e-3)
+
+
+def test_members_differ_most_where_nothing_is_labelled():
+    """A bootstrap's members are all flat across directions without labels; those of a prior are not."""
+    draw = torch.Generator().manual_seed(0)
+    feature = torch.zeros(200, 10)
+    feature[:100, :5], feature[100:, 5:] = torch.randn(2, 100, 5, generator=draw)
+    said = LinearTrainer(members=20)(table := Table(feature=feature, label=torch.arange(200) % 3), torch.arange(60))
+    information = MutualInformation().score(said.extend(table))
+    assert information[100:].median() > 1.5 * information[:100].median()
+
+
+def test_a_class_without_a_label_is_never_predicted():
+    table = pool()
+    rows = torch.tensor([row for row in range(20) if table.label[row] != 2])
+    said = LinearTrainer()(table, rows).extend(table)
+    assert said.logit.shape == (80, 3)
+    assert 2 not in said.logit.argmax(1).tolist()
+
+
+def test_the_first_labels_may_be_all_alike():
+    """People begin with a few images, and all of them are cats."""
+    table = pool().select("feature").extended(label=torch.where(torch.arange(80) < 5, 0, -1))
+    said = LinearTrainer(members=3)(table, torch.arange(5)).extend(table)
+    assert said.shape("logit") == (80, 2)
+    assert MutualInformation().score(said).isfinite().all()
+
+
+def test_columns_are_alike_in_blocks_and_as_a_whole():
+    table = pool(700)
+    said = LinearTrainer(members=3)(table, torch.arange(30)).extend(table)
+    assert said.shape("members_logit") == (700, 3, 3)
+    rows = torch.tensor([650, 3, 600])
+    torch.testing.assert_close(said.rows(rows).logit, said.logit[rows])
+    assert said.rows([]).logit.shape == (0, 3)
+    assert (said.logit.argmax(1) == table.label).double().mean() > 0.9
+    members = said.whole("members_logit")
+    assert not torch.allclose(members[:, 0], members[:, 1])
+
+
+def test_what_another_model_said_is_gone():
+    table = pool().extended(loss=torch.zeros(80), members=torch.zeros(80, 7), logit=torch.zeros(80, 3))
+    said = LinearTrainer()(table, torch.arange(30)).extend(table)
+    assert set(said.columns) == {"feature", "label", "logit"}
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(TableError, match=r"at least one labelled row; none came. Begin with start=10 or more"):
+        LinearTrainer()(pool(), torch.arange(0))
+    with pytest.raises(MissingColumnError, match="LinearTrainer needs column 'feature'"):
+        LinearTrainer()(Table(label=[0, 1]), torch.arange(2))
+    with pytest.raises(
+        TableError, match=r"must have a label from 0 on; 2 of 2 of table in memory have none yet \(-1\)"
+    ):
+        LinearTrainer()(Table(feature=torch.zeros(3, 2)), torch.arange(2))
+    with pytest.raises(
+        ValueRangeError, match=r"members must be 0 or at least 2.* members=1, strength=1.0, seed=0 came"
+    ):
+        LinearTrainer(members=1)
+    with pytest.raises(ValueRangeError, match="strength=nan"):
+        LinearTrainer(strength=float("nan"))
+    with pytest.raises(TableError, match=r"labels must be from 0 to 1, the classes of the logits; up to 2 came"):
+        LinearTrainer()(pool().extended(logit=torch.zeros(80, 2)), torch.arange(9))
+    with pytest.raises(TableError, match=r"must be 6 wide, as those that were trained on; 2 came. Extract both"):
+        LinearTrainer()(pool(), torch.arange(9)).extend(Table(feature=torch.zeros(3, 2)))

@@ -1,0 +1,105 @@
+"""The audit as users call it: a healthy set-up without a word, what it says, and that nothing changes."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import dubito
+from dubito.audit.audit import _classifier, audit
+from dubito.data import ArrayImages, Labelled
+from dubito.errors import ModelError, ValueRangeError
+from tests.audit.colours import COUNT, HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look, pictures
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny(one_thread):
+    return one_thread
+
+
+def test_a_healthy_set_up_has_no_finding(healthy):
+    found = healthy
+    assert found.findings == []
+    assert found.ok
+    assert found.figures["accuracy"] > 0.9
+    text = str(found)
+    assert text.startswith("colours on 120 of 120 images of ")
+    assert f"(accuracy {100 * found.figures['accuracy']:.1f} %): nothing wrong was found. Looked for: unread" in text
+    for fault in ("train mode", "labels off by one", NORMALISED, "duplicates across the sets", "dead features"):
+        assert fault in found.checked
+    assert found.unchecked == {}
+    assert found.partly == {}
+
+
+def test_without_labels_it_says_what_it_could_not_look_for():
+    found = look(Colours(), labels=None)
+    assert found.findings == []
+    assert found.figures["accuracy"] is None
+    assert found.unchecked["labels off by one"] == "no labels came"
+    assert found.unchecked["duplicates across the sets"] == "no second set came; give against= (--against IMAGES)"
+    assert "Not looked for: class names" in str(found)
+
+
+def test_json_is_plain():
+    found = look(Colours(), labels=LABELS + 1)
+    again = json.loads(json.dumps(found.to_json()))
+    assert again["ok"] is False
+    assert again["findings"][0]["evidence"]["shift"] == -1
+    assert again["rows"] == again["of"] == COUNT
+
+
+def test_a_model_that_cannot_be_understood_for_another_reason_still_says_so():
+    with pytest.raises(ModelError, match="differ from those of its last linear layer"):
+        look(nn.Sequential(Colours(), nn.Tanh()))
+
+
+def test_a_sample_is_drawn_by_its_seed():
+    images = Labelled(ArrayImages(images=PIXELS), torch.from_numpy(LABELS))
+    found = [look(Colours(), images, None, limit=60, seed=seed) for seed in (0, 0, 1)]
+    assert [(entry.rows, entry.of) for entry in found] == [(60, COUNT)] * 3
+    assert found[0].figures == found[1].figures != found[2].figures
+
+
+def test_it_says_how_many_images_were_compared():
+    found = look(Colours(), against=pictures(50, seed=1)[0], compare=40)
+    assert found.findings == []
+    within, across = "duplicates within the set", "duplicates across the sets"
+    assert found.partly[within] == "40 of 120 images of this set were compared"
+    assert found.partly[across] == "40 of 120 images of this set and 40 of 50 images of the other set were compared"
+    assert f"{within} (40 of 120 images of this set were compared), {across} (40 of" in str(found)
+    assert found.to_json()["partly"] == found.partly
+    found = look(Colours(), against=PIXELS, compare=40)
+    assert "with all of them, an estimated 100.0 % are in both" in found.findings[0].what
+
+
+def test_what_cannot_be_audited():
+    with pytest.raises(
+        ModelError, match=r"dubito.wrap, or be a torch.nn.Module; str came. For a name, use dubito.load"
+    ):
+        _classifier("timm:resnet50")  # under test, audit itself is guarded by its annotations
+    with pytest.raises(ModelError, match=r"wrapped without a transform.*Pass transform=... to dubito.wrap"):
+        audit(Colours(), PIXELS, workers=0)
+    with pytest.raises(ValueRangeError, match="limit must be at least 1; 0 came"):
+        look(Colours(), limit=0)
+
+
+def test_the_module_is_left_alone_by_every_check():
+    module = Colours(middle=Batched())
+    module.middle.norm.train()
+    before = copy.deepcopy(module.state_dict())
+    modes = [part.training for part in module.modules()]
+    look(module, labels=LABELS + 1, against=PIXELS, eval=False)
+    assert [part.training for part in module.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_worker_processes_give_the_same(tmp_path: Path):
+    for number, pixels in enumerate(PIXELS[:24]):
+        Image.fromarray(pixels).save(tmp_path / f"{number:02}.png")
+    model = dubito.wrap(Colours().eval(), transform=HALF, name="colours")
+    one, two = (audit(model, tmp_path, workers=count, progress=False) for count in (0, 2))
+    assert one.to_json() == two.to_json()

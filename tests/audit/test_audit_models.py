@@ -1,0 +1,220 @@
+"""The audit of models and transforms: each fault planted, each found with its evidence."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dubito
+from dubito.audit.audit import audit
+from tests.audit.colours import HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look, only, pictures
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny(one_thread):
+    return one_thread
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dubito.Preprocess((8, 8)),
+        dubito.Preprocess((8, 8), mean=(0.0,) * 3, std=(1.0,) * 3),
+        dubito.Preprocess((8, 8), mean=(0.0,) * 3, std=(1 / 255,) * 3),
+        lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255,
+    ],
+    ids=["imagenet", "0..1", "0..255", "a function to 0..1"],
+)
+def test_wrong_normalisation(given, healthy):
+    found = look(Colours(), transform=given)
+    # Both are right here: 127 / 255 is nearly one half.
+    best = next(finding for finding in found.findings if finding.check == NORMALISED)
+    assert best.severity == "wrong"
+    assert best.evidence["better"] in ("mean 0.5 and std 0.5", "(x - 127) / 128")
+    assert best.evidence["accuracy_then"] == pytest.approx(healthy.figures["accuracy"], abs=0.02)
+    assert best.evidence["accuracy"] == found.figures["accuracy"] < best.evidence["accuracy_then"] - 0.04
+    assert "accuracy is 9" in best.what
+    assert "McNemar's exact test, p < 1e-" in best.what
+    assert "transform=dubito.Preprocess(..., mean=(0." in best.repair
+    assert set(best.evidence["alternatives"]) >= {"its own transform", "its own, red and blue swapped"}
+
+
+def test_channel_order():
+    finding = only(
+        look(Colours(), transform=dubito.Preprocess((8, 8), mean=(0.5,) * 3, std=(0.5,) * 3, channels="BGR"))
+    )
+    assert finding.check == NORMALISED
+    assert finding.evidence["better"] == "its own, red and blue swapped"
+    assert 'channels="RGB" in dubito.Preprocess' in finding.repair
+
+
+def test_ready_inputs_that_look_like_pixels():
+    ready = torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255
+    finding = next(entry for entry in look(Colours(), images=ready).findings if entry.check == NORMALISED)
+    assert finding.evidence["better"] in ("mean 0.5 and std 0.5", "(x - 127) / 128")
+    found = look(Colours(), images=2 * ready - 1)
+    assert found.findings == []
+    assert found.unchecked["other normalisations"] == "the scale of the inputs is not known"
+
+
+def test_train_mode_is_measured_and_nothing_changes():
+    module = Colours(middle=Batched()).train()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    found = look(module, eval=False)
+    finding = only(found)
+    assert (finding.check, finding.severity) == ("train mode", "wrong")
+    assert finding.evidence["names"] == ["middle.norm", "middle.drop"]
+    assert finding.evidence["change_from_eval"] > 0.1
+    assert finding.evidence["change_between_passes"] > 0.1
+    assert "2 layers (middle.norm, middle.drop) that behave otherwise there" in finding.what
+    assert "module.eval()" in finding.repair
+    assert all(part.training for part in module.modules())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def test_train_mode_without_layers_that_mind_is_no_fault():
+    assert look(Colours().train(), eval=False).findings == []
+
+
+def test_one_layer_left_in_train_mode():
+    module = Colours(middle=Batched()).eval()
+    module.middle.drop.train()
+    assert only(look(module, eval=False)).evidence["names"] == ["middle.drop"]
+
+
+class AlwaysDropped(nn.Module):
+    def forward(self, z: Tensor) -> Tensor:
+        return F.dropout(z, 0.2)
+
+
+def test_dropout_that_is_always_on():
+    finding = look(Colours(middle=AlwaysDropped()), labels=None).findings[0]
+    assert (finding.check, finding.severity) == ("answers that change by themselves", "wrong")
+    assert "training=self.training" in finding.repair
+
+
+def test_batch_norm_without_running_statistics():
+    module = Colours(middle=nn.BatchNorm1d(3, track_running_stats=False))
+    finding = next(entry for entry in look(module).findings if entry.check == "answers that change by themselves")
+    assert "depend on the others in its batch" in finding.what
+    assert finding.evidence["change_between_passes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "form"), [(nn.Softmax(-1), "probabilities"), (nn.LogSoftmax(-1), "log_probabilities")]
+)
+def test_outputs_that_are_no_logits(last, form):
+    finding = only(look(nn.Sequential(Colours(), last)))
+    assert (finding.check, finding.severity) == ("probabilities in place of logits", "wrong")
+    assert finding.evidence["form"] == form
+    assert f'output="{form}"' in finding.repair
+    repaired = dubito.wrap(nn.Sequential(Colours(), last).eval(), transform=HALF, output=form)
+    assert audit(repaired, PIXELS, labels=LABELS, workers=0, progress=False).findings == []
+
+
+def test_saturated_softmax():
+    finding = only(look(Colours(sharpness=400)))
+    assert (finding.check, finding.severity) == ("saturated softmax", "wrong")
+    assert finding.evidence["exactly_one"] > 0.5
+    assert "exactly 1 in float32" in finding.what
+    assert "dubito.Cool, Energy, MaxLogit" in finding.repair
+
+
+def test_a_softmax_that_is_saturated_in_float32_alone_is_not_wrong():
+    found = look(Colours(sharpness=60))
+    finding = only(found)
+    assert (finding.check, finding.severity) == ("saturated softmax", "suspicious")
+    assert finding.evidence["exactly_one"] > 0.05
+    assert finding.evidence["exactly_one_in_float64"] < 0.05
+    assert found.ok
+
+
+class Padded(nn.Module):
+    """Three living features among `dead` zeros and one constant."""
+
+    def __init__(self, dead: int) -> None:
+        super().__init__()
+        self.colours, self.fc = Colours(), nn.Linear(4 + dead, 8)
+        with torch.no_grad():
+            self.fc.weight[:, :3] = self.colours.fc.weight
+            self.fc.bias.zero_()
+            self.fc.weight[:, 3:] = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.mean((2, 3))
+        rest = torch.zeros(len(z), self.fc.in_features - 3, dtype=z.dtype)
+        rest[:, 0] = 7
+        return self.fc(torch.cat([z, rest], 1))
+
+
+@pytest.mark.parametrize(("dead", "severity"), [(1, "suspicious"), (5, "wrong")])
+def test_dead_features(dead, severity):
+    finding = only(look(Padded(dead), *pictures(200)))
+    assert (finding.check, finding.severity) == ("dead features", severity)
+    assert finding.evidence == {
+        "constant": dead + 1,
+        "zero": dead,
+        "features": 4 + dead,
+        "share": (dead + 1) / (4 + dead),
+        "columns": list(range(3, 4 + dead)),
+    }
+
+
+def test_one_answer_for_all():
+    module = Colours()
+    with torch.no_grad():
+        module.fc.bias[5] = 100
+    found = look(module)
+    finding = next(entry for entry in found.findings if entry.check == "one answer for all")
+    assert finding.severity == "wrong"
+    assert (
+        finding.what == "All 120 images are put into class 5, though 101 have another label than the most common one."
+    )
+    one = LABELS == 5
+    assert "one answer for all" not in [f.check for f in look(Colours(), PIXELS[one], LABELS[one]).findings]
+
+
+@pytest.mark.parametrize(
+    ("rare", "severity"), [(1, None), (6, None), (7, "suspicious"), (20, "suspicious"), (21, "wrong")]
+)
+def test_a_rare_class_that_is_never_answered_is_not_called_wrong(rare, severity):
+    """200 pictures of class 5, some of them labelled otherwise, and a model that never says so."""
+    pixels, labels = pictures(4000)
+    pixels, labels = pixels[labels == 5][:200], labels[labels == 5][:200]
+    labels[:rare] = 2
+    module = Colours()
+    with torch.no_grad():
+        module.fc.bias[5] = 1
+    found = look(module, pixels, labels)
+    assert [entry.severity for entry in found.findings] == ([] if severity is None else [severity])
+    if severity is None:
+        reason = f"too few images have another label than the most common one, {rare} of 200"
+        assert found.unchecked["one answer for all"] == reason
+    else:
+        what = f"All 200 images are put into class 5, though {rare} have another label than the most common one."
+        assert found.findings[0].what == what
+        assert ("are rare in the training too" in found.findings[0].repair) == (severity == "suspicious")
+
+
+def test_nan_names_its_images():
+    """Also where the very first image is the bad one, before the model has been understood."""
+    ready = torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 127.5 - 1
+    ready[0] = float("nan")
+    ready[7, 0, 3, 3] = float("inf")
+    finding = only(look(Colours(), images=ready))
+    assert (finding.check, finding.severity) == ("NaN and infinity", "wrong")
+    assert finding.evidence["ids"] == ["000000", "000007"]
+
+
+def test_nan_weights_end_the_audit_early():
+    module = Colours()
+    with torch.no_grad():
+        module.fc.weight[0, 0] = float("nan")
+        module.fc.bias[:] = float("nan")
+    finding = only(look(module))
+    assert finding.evidence["weights"] == ["fc.weight", "fc.bias"]
+    assert "It is in 2 weight tensors already: fc.weight, fc.bias." in finding.what

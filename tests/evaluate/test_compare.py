@@ -1,0 +1,298 @@
+"""Which score for my model? Rankings, verdicts and words, on images whose truth is known."""
+
+import json
+
+import pytest
+import torch
+
+import dubito
+from dubito import Table, compare
+from dubito.errors import DubitoWarning, NotFittedError, TableError, ValueRangeError
+from dubito.evaluate._comparison_given import check_settings, given_scores, named_tables
+from dubito.evaluate._comparison_words import question_words
+from dubito.metrics import aurc, auroc, correct, interval
+from dubito.scores.possible import possible_scores
+
+
+def images(n: int, seed: int = 0, *, shift: float = 0.0, **more) -> Table:
+    """Four classes in eight features; logits are noisy, and foreign features lie elsewhere."""
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.randint(4, (n,), generator=draw)
+    z = 2 * torch.eye(4, 8)[label] + torch.randn(n, 8, generator=draw) + shift
+    logit = 2 * z[:, :4]
+    return Table(feature=z, logit=logit, label=label, name=f"set {seed}", **more)
+
+
+class Planted(dubito.Entropy):
+    """Knows the truth up to noise; a score as any other."""
+
+    name = "planted"
+    needs = ("truth",)
+
+    def rows(self, batch):
+        return batch.whole("truth")
+
+
+def with_truth(table: Table, noise: float) -> Table:
+    wrong = (~correct(table.logit, table.label)).double()
+    draw = torch.Generator().manual_seed(9)
+    return table.extended(truth=wrong + noise * torch.randn(len(table), generator=draw, dtype=torch.float64))
+
+
+def test_values_are_those_of_the_metrics():
+    table = images(200)
+    found = compare(table, scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=200, seed=4)
+    wrong = ~correct(table.logit, table.label)
+    u = dubito.Entropy().score(table)
+    assert found["error_auroc"].scores["entropy"].value.value == auroc(u, wrong)
+    assert found["aurc"].scores["entropy"].value.value == aurc(u, wrong)
+    assert found["aurc"].positives == int(wrong.sum())
+    alone = interval(auroc, u, wrong, resamples=200, seed=4)
+    assert found["error_auroc"].scores["entropy"].value == pytest.approx(alone, abs=0.01)
+
+
+def test_the_one_that_knows_is_told_to_be_better_and_the_rest_is_noise():
+    table = with_truth(images(300), 0.3)
+    scores = {"entropy": dubito.Entropy(), "planted": Planted(), "margin": dubito.Margin()}
+    found = compare(table, scores=scores, resamples=300)
+    question = found["error AUROC"]
+    assert question.leading == ["planted"]
+    assert [one.rank for one in question.scores.values()] == [1, 2, 3]
+    assert question.scores["planted"].behind == (0, 0, 0)
+    assert found.ranking[0] == "planted"
+    assert found.choice == "planted"
+    assert found.findings()[0].startswith("error AUROC: planted is better than every other score on these 300 images (")
+
+
+def test_noise_is_called_noise_and_the_cheapest_of_equals_is_chosen():
+    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=300)
+    first = found.findings()[0]
+    assert "cannot be told apart on these 300 images (" in first
+    assert "Differences below about 0." in first
+    found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6)
+    assert found.choice == "margin"
+    assert found.findings()[-1] == (
+        "margin is the cheapest (0.0 µs an image) of those that could be the best on all questions."
+    )
+
+
+def test_aurc_is_better_when_lower():
+    table = with_truth(images(300), 0.3)
+    found = compare(table, scores={"entropy": dubito.Entropy(), "planted": Planted()}, resamples=100)["aurc"]
+    assert found.scores["planted"].value.value < found.scores["entropy"].value.value
+    assert found.scores["entropy"].behind.value == pytest.approx(
+        found.scores["entropy"].value.value - found.scores["planted"].value.value
+    )
+
+
+def test_foreign_sets_are_questions_of_their_own():
+    table, train = images(150), images(150, 1)
+    foreign = {"near": images(100, 2), "far": images(100, 3, shift=4.0)}
+    found = compare(table, foreign, train=train, resamples=100)
+    assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC near", "OOD AUROC far"]
+    far = found["far"]
+    assert far.scores["mahalanobis"].value.value > 0.99
+    assert "mahalanobis" in far.leading
+    assert "entropy" not in far.leading
+    assert (far.images, far.positives) == (250, 100)
+    u = torch.cat([dubito.Entropy().score(table), dubito.Entropy().score(foreign["far"])])
+    assert far.scores["entropy"].value.value == auroc(u, torch.arange(250) >= 150)
+    assert "(100 of them foreign)" in " ".join(found.findings())
+
+
+def test_only_foreign_images_are_needed():
+    table = images(60).select("feature", "logit")
+    found = compare(table, images(40, 3, shift=4.0), resamples=50)
+    assert [one.title for one in found.questions] == ["OOD AUROC set 3"]
+    assert any("nothing is known of errors" in sentence for sentence in found.findings())
+
+
+def test_all_possible_scores_are_taken_and_the_others_have_reasons():
+    table = images(80)
+    found = possible_scores(table, None)
+    assert {"max_probability", "entropy", "energy", "grad_norm"} <= set(found.scores)
+    assert found.left_out["neighbours"] == "it learns first: give train, with feature"
+    assert found.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
+    assert found.left_out["head"].startswith("no head here was trained for the model")
+    learned = possible_scores(table, images(80, 1))
+    assert {"neighbours", "density", "mahalanobis", "temperature", "mental"} <= set(learned.scores)
+    assert set(learned.fit_seconds) == {"neighbours", "density", "mahalanobis", "temperature", "mental"}
+
+
+def test_members_come_once_for_each_ensemble():
+    table = images(40)
+    members = table.logit[:, None] + torch.randn(40, 3, 4, generator=torch.Generator().manual_seed(0))
+    both = table.extended(members_logit=members, dropout_logit=members + 0.1)
+    assert "mutual_information:dropout" in possible_scores(both, None).scores
+    one = possible_scores(table.extended(members_logit=members), None).scores
+    assert "mutual_information" in one
+    assert not any(":" in name for name in one)
+    found = compare(both, images(30, 2), resamples=20)
+    assert "mutual_information:members" not in found.costs
+    assert found.left_out["mutual_information:members"] == "set 2 lacks column 'members'"
+
+
+def test_sentences_name_what_was_left_out_once():
+    text = str(compare(images(60), resamples=20))
+    assert "Left out: temperature (it learns first: give train, with logit, label)." in text
+    assert text.count("there is no column 'members'") == 1
+
+
+def test_json_is_plain():
+    found = compare(images(60), scores={"entropy": dubito.Entropy()}, resamples=20)
+    plain = json.loads(json.dumps(found.to_json()))
+    assert plain["choice"] == "entropy"
+    assert plain["questions"][0]["scores"]["entropy"]["rank"] == 1
+    assert "there was nothing to compare it with" in plain["findings"][0]
+
+
+def test_few_errors_are_mentioned():
+    logit = torch.tensor([[3.0, 0.0]]).repeat(40, 1) + torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    table = Table(logit=logit, label=[1] * 12 + [0] * 28)
+    said = compare(table, scores={"entropy": dubito.Entropy(), "energy": dubito.Energy()}, resamples=200).findings()[0]
+    assert "Only 12 images of the rarer kind are there. Differences below about 0." in said
+
+
+@pytest.mark.parametrize(("label", "word"), [(0, "right"), (1, "wrong")])
+def test_without_both_kinds_errors_cannot_be_ranked(label, word):
+    table = Table(logit=[[2.0, 0.0]] * 5, label=[label] * 5)
+    with pytest.raises(TableError, match=f"All 5 answers are {word}, so errors cannot be ranked. Give more images"):
+        compare(table)
+
+
+def test_what_cannot_be_compared_is_refused():
+    table = images(20)
+    with pytest.raises(TableError, match="compare needs at least one row"):
+        compare(table.rows([]))
+    with pytest.raises(TableError, match="compare: ood 'set 2' must have at least one row"):
+        compare(table, images(5, 2).rows([]))
+    with pytest.raises(
+        TableError, match=r"compare: ood tables need names of their own; 2 came with 1. Give them by name: ood="
+    ):
+        compare(table, [images(5, 2), images(5, 2)])
+    with pytest.raises(TableError, match=r"compare: scores must be scores, .*; list came. Leave them out for all that"):
+        compare.__wrapped__(table, scores={"u": [0.0] * 20})  # past the type checks of the tests
+    with pytest.raises(ValueRangeError, match=r"resamples=1, seed=0 came. 0.95, 1000 and 0 are usual"):
+        compare(table, resamples=1)
+    with pytest.raises(TableError, match="no score can be computed from table in memory"):
+        compare(Table(label=[0, 1]))
+    with pytest.raises(ValueRangeError, match=r"there is no question 'x'. Asked were error AUROC, AURC"):
+        compare(table, scores={"entropy": dubito.Entropy()}, resamples=20)["x"]
+
+
+def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_was_asked_for():
+    table, train = images(60), images(60, 1)
+    feature = table.feature.clone()
+    feature[3] = float("nan")
+    found = compare(table.extended(feature=feature), train=train, resamples=20)
+    assert "entropy" in found.costs
+    assert "neighbours" not in found.costs
+    assert "features must be finite and not all zero; row 3 of the batch is not" in found.left_out["neighbours"]
+    odd = images(60, 2)
+    odd.feature[3] = float("nan")
+    foreign = compare(table, {"odd": odd}, train=train, resamples=20)
+    assert "neighbours" in foreign.left_out
+    asked = {"entropy": dubito.Entropy(), "neighbours": dubito.Neighbours().fit(train)}
+    with pytest.raises(ValueRangeError, match="features must be finite"):
+        compare(table.extended(feature=feature), scores=asked, resamples=20)
+
+
+def test_tables_of_another_width_and_paths_are_refused():
+    table = images(20)
+    with pytest.raises(TableError, match=r"column 'logit' of ood 'x' \(.*\) must be 4 wide, as in set 0; 7 came"):
+        compare(table, {"x": Table(logit=torch.zeros(5, 7))})
+    with pytest.raises(
+        TableError, match=r'compare: ood must be a table; the path "cache/x" came. Open it: dubito.open'
+    ):
+        named_tables("cache/x")
+
+
+def test_what_is_no_table_score_or_setting_is_told():
+    with pytest.raises(TableError, match=r'compare: table must be a table; the path "cache/x" came'):
+        compare.__wrapped__("cache/x")  # past the type checks of the tests
+    with pytest.raises(TableError, match=r'compare: train must be a table; the path "cache/x" came. Open it: dubi'):
+        compare.__wrapped__(images(20), train="cache/x")
+    with pytest.raises(NotFittedError, match=r"density.score was called before fit"):
+        given_scores(["entropy", "density"])
+    assert list(given_scores(["entropy", dubito.Margin()]).scores) == ["entropy", "margin"]
+    for asked in ((95, 100, 0), ("0.9", 100, 0), (0.9, 1, 0), (0.9, 10.5, 0), (0.9, 100, -1), (0.9, 100, "x")):
+        with pytest.raises(ValueRangeError, match=rf"compare needs .* resamples={asked[1]}, seed={asked[2]} came"):
+            check_settings(*asked)
+
+
+def test_with_a_handful_of_foreign_images_nobody_is_told_to_be_behind():
+    scores = {"density": dubito.Density().fit(images(200, 7)), "entropy": dubito.Entropy()}
+    few, more = (
+        compare(images(100), {"far": images(n, 3, shift=5.0)}, scores=scores, resamples=50)["far"] for n in (9, 10)
+    )
+    assert few.scores["entropy"].behind.surely  # as far as the bootstrap of nine can tell
+    assert few.leading == ["density", "entropy"]
+    assert "Only 9 images of the rarer kind are there: too few to tell any scores apart." in question_words(few)
+    assert more.leading == ["density"]
+
+
+def test_foreign_images_may_be_called_errors():
+    found = compare(
+        images(60), {"errors": images(40, 3, shift=4.0)}, scores={"entropy": dubito.Entropy()}, resamples=20
+    )
+    assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC errors"]
+    assert "(40 of them foreign)" in found.findings()[2]
+
+
+def test_a_score_of_one_pass_is_cheaper_than_one_of_many():
+    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=100)
+    found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6, reads=("members",))
+    assert set(found["error AUROC"].leading) == {"entropy", "margin"}
+    assert found.choice == "entropy"
+
+
+def test_another_model_is_refused_and_shared_images_are_told():
+    table, other = images(20, source="a"), images(20, 1, source="b")
+    with pytest.raises(TableError, match=r"train \(set 1\) and set 0 must come from one model with one transform"):
+        compare(table, train=other)
+    ids = [str(i) for i in range(20)]
+    entropy = {"entropy": dubito.Entropy()}
+    told = r"20 images of set 0 are also in train \(such as '0'\): scores that learn know them already, and look better"
+    with pytest.warns(DubitoWarning, match=told):
+        compare(images(20, id=ids), train=images(20, id=ids), scores=entropy, resamples=20)
+    # Other images of the same names, as two arrays have them, are no reason to warn.
+    compare(images(20, id=ids), train=images(20, 1, id=ids), scores=entropy, resamples=20)
+
+
+def test_shared_images_are_told_whatever_they_are_called_and_in_whatever_batches_they_were_extracted():
+    entropy = {"entropy": dubito.Entropy()}
+    table = images(20, id=[f"tench/{i}.jpg" for i in range(20)])
+    noise = 1 + 1e-6 * torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    feature = torch.cat([images(15, 1).feature, table.feature[:5] * noise])
+    train = images(20, 1, id=[f"{i}.jpg" for i in range(20)]).extended(feature=feature)
+    with pytest.warns(
+        DubitoWarning, match=r"5 images of set 0 .* train \(such as 'tench/0.jpg', there '15.jpg'\): sco"
+    ):
+        compare(table, train=train, scores=entropy, resamples=20)
+    nameless = Table(logit=train.logit, feature=feature)
+    with pytest.warns(DubitoWarning, match=r"5 images of set 0 are also in train \(such as 'tench/0.jpg'\): scores"):
+        compare(table, train=nameless, scores=entropy, resamples=20)
+
+
+def test_known_images_that_are_given_as_foreign_are_told():
+    table = images(20)
+    told = "20 images of set 0 are also in ood 'set 0': known and foreign at once, they cannot be told apart. Leave"
+    with pytest.warns(DubitoWarning, match=told):
+        found = compare(table, ood=table, scores={"entropy": dubito.Entropy()}, resamples=20)
+    assert found["set 0"].scores["entropy"].value.value == 0.5
+
+
+def test_a_head_may_have_learned_from_these_images() -> None:
+    head = dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.Recipe(rows=500))
+    draw = torch.Generator().manual_seed(0)
+    table = Table(
+        feature=torch.randn(60, 4, generator=draw),
+        logit=torch.randn(60, 3, generator=draw),
+        label=torch.randint(3, (60,), generator=draw),
+        loss=torch.rand(60, generator=draw),
+    )
+    head.fit(table)
+    head.trained_["corpus"] = "60 pictures of clouds"
+    found = compare(table, scores={"mine": head, "entropy": dubito.Entropy()}, resamples=20)
+    told = [one for one in found.findings() if one.startswith("mine has learned from losses of 60 pictures of clouds:")]
+    assert len(told) == 1

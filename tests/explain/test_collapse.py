@@ -1,0 +1,324 @@
+"""The collapse monitor: by hand, against the functions it rests on, in words, and where it cannot tell."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from dubito.diagnosis import _members
+from torch import Tensor
+
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
+from dubito.explain._agreement import times
+from dubito.explain.collapse import diagnose_ensemble
+from dubito.explain.collapse_result import EnsembleDiagnosis
+from dubito.metrics import MemberStream, auroc, chain_rule, decompose, partitioned, sub_ensembles
+from dubito.table import Table
+from dubito.table.views import ensemble
+
+QUICK = {"resamples": 40}
+LOG2 = math.log(2)
+
+
+def sure(*classes: int, n: int = 6) -> Table:
+    """Members that are all but certain of one class each, the same for every image."""
+    logits = 60 * torch.nn.functional.one_hot(torch.tensor(classes), 3).double()
+    return Table(members_logit=logits.expand(n, -1, -1).clone(), name="mine")
+
+
+def drawn(n: int = 60, m: int = 6, *, noise: float = 1.0, seed: int = 0, scale: float = 3.0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(n, 1, 4, generator=draw) + noise * torch.randn(n, m, 4, generator=draw)
+
+
+def table(n: int = 60, m: int = 6, *, name: str = "mine", **options) -> Table:
+    return Table(members_logit=drawn(n, m, **options), name=name)
+
+
+def made_by(models: str) -> Table:
+    """Joined from one table a model."""
+    logits = drawn(20, 2)
+    joined = ensemble([Table(logit=logits[:, place], source=model) for place, model in enumerate(models)])
+    joined.name = "mine" if models == "ab" else "other"
+    return joined
+
+
+def summed_up(logits: Tensor, *, between: bool = True) -> Table:
+    """As a probe writes it."""
+    sizes = [size for _, size in sub_ensembles(logits.shape[1])][1:]
+    stream = MemberStream(sizes=sizes)
+    stream.add(logits)
+    columns = {"dropout": stream.summary().float()} | ({"dropout_between": stream.between().float()} if between else {})
+    return Table(**columns)
+
+
+def information(found: EnsembleDiagnosis) -> list[float]:
+    return [level.information.value for level in found.ensembles[0].levels]
+
+
+def test_neighbours_that_belong_together_do_not_collapse():
+    found = diagnose_ensemble(sure(0, 0, 1, 1), partitions=0, **QUICK)
+    (one,) = found.ensembles
+    assert information(found) == pytest.approx([LOG2, LOG2], abs=1e-12)
+    assert [level.share.value for level in one.levels] == pytest.approx([1.0, 1.0])
+    assert (one.kind, one.order) == ("none", "neighbours, as they came")
+    assert found.verdict == (
+        "No collapse: MI hardly falls from 1 to 2 (1.0x; averaging alone explains 3.0x). Members that came together "
+        "are much alike, and sub-ensembles differ: one member of each would tell nearly as much."
+    )
+
+
+def test_pairs_of_opposites_agree_and_nothing_is_left():
+    found = diagnose_ensemble(sure(0, 1, 0, 1), partitions=0, **QUICK)
+    (one,) = found.ensembles
+    assert information(found) == pytest.approx([LOG2, 0.0], abs=1e-12)
+    assert (one.kind, one.levels[1].fall.value, one.decay) == ("collapse", math.inf, None)
+    assert found.verdict == (
+        "Pairs of your members agree; MI falls to nothing from 1 to 2 (averaging alone explains 3.0x): "
+        "use the inner level (all 4 members at once)."
+    )
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert plain["ensembles"][0]["levels"][1]["fall"] == {"value": None, "low": None, "high": None}
+
+
+def test_random_partitions_average_over_both():
+    # Of the three ways to pair A, A, B, B, one keeps log 2 and two keep nothing: log 2 / 3, which is what averaging
+    # alone leaves: (4 - 2) / (2 x 3) of log 2.
+    found = diagnose_ensemble(sure(0, 0, 1, 1), partitions=300, **QUICK)
+    level = found.ensembles[0].levels[1]
+    assert level.expected == pytest.approx(LOG2 / 3, abs=1e-12)
+    assert level.spread == pytest.approx(LOG2 * math.sqrt(2) / 3, abs=0.02)  # log 2 one time in three
+    assert level.information.value == pytest.approx(LOG2 / 3, abs=0.06)
+    assert found.ensembles[0].order == "300 random partitions of each size, averaged"
+
+
+def test_numbers_are_those_of_the_chain_rule():
+    logits = drawn().double()
+    found = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK).ensembles[0]
+    p = logits.movedim(1, 0).softmax(-1)
+    whole = decompose(p)
+    assert found.total.value == pytest.approx(float(whole.total.mean()), abs=1e-12)
+    assert found.aleatoric.value == pytest.approx(float(whole.aleatoric.mean()), abs=1e-12)
+    assert [str(level) for level in found.levels] == ["6 x 1", "3 x 2", "2 x 3"]
+    first = float(whole.epistemic.mean())
+    for level in found.levels:
+        between = float(chain_rule(partitioned(p, level.size)).between.mean())
+        assert level.information.value == pytest.approx(between, abs=1e-12)
+        assert level.share.value == pytest.approx(between / float(whole.total.mean()), abs=1e-12)
+        assert level.fall.value == pytest.approx(first / between, rel=1e-12)
+        assert level.expected == pytest.approx(first * (6 - level.size) / (level.size * 5), rel=1e-12)
+        assert level.information.low < between < level.information.high
+        rows = chain_rule(partitioned(p, level.size)).between
+        assert torch.allclose(found.inside[level.size], rows, rtol=0, atol=1e-12)
+
+
+def test_a_summary_tells_what_logits_tell_of_neighbours():
+    logits = drawn()
+    exact = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK)
+    told = diagnose_ensemble(summed_up(logits), of="dropout", **QUICK)
+    assert information(told) == pytest.approx(information(exact), abs=1e-6)
+    assert told.ensembles[0].order == "neighbours, as they came"
+    assert told.ensembles[0].total.value == pytest.approx(exact.ensembles[0].total.value, abs=1e-6)
+
+
+def test_blocks_of_rows_do_not_matter(monkeypatch):
+    expected = diagnose_ensemble(table(), **QUICK).to_json()
+    monkeypatch.setattr(_members, "_NUMBERS_AT_ONCE", 7 * 6 * 4)
+    assert diagnose_ensemble(table(), **QUICK).to_json() == expected
+
+
+def test_decay_of_members_that_differ_little_is_that_of_averaging():
+    found = diagnose_ensemble(table(100, 12, noise=0.05), partitions=30, **QUICK).ensembles[0]
+    assert found.decay is not None
+    assert found.decay.exponent.value == pytest.approx(found.decay.expected, abs=0.05)
+    # By numpy: the slope of log((12 - s) / 11 s) over log s.
+    sizes = np.array([1, 2, 3, 4, 6])
+    slope, start = np.polyfit(np.log(sizes), np.log((12 - sizes) / (11 * sizes)), 1)
+    assert found.decay.expected == pytest.approx(-slope, rel=1e-9)
+    assert found.decay.scale == pytest.approx(found.epistemic.value * math.exp(start), rel=0.05)
+    assert found.kind == "collapse"
+
+
+def test_intervals_are_bootstraps_of_images():
+    same = diagnose_ensemble(sure(0, 1, 2, 0), resamples=10).ensembles[0].epistemic
+    assert same.low == pytest.approx(same.high, abs=1e-12)  # all images alike
+    few, many = (diagnose_ensemble(table(n), resamples=300).ensembles[0].epistemic for n in (30, 480))
+    assert 2 < (few.high - few.low) / (many.high - many.low) < 8  # about sqrt 16
+    values = decompose(drawn(480).double().movedim(1, 0).softmax(-1)).epistemic
+    assert many.high - many.low == pytest.approx(2 * 1.96 * float(values.std()) / math.sqrt(480), rel=0.2)
+    assert (
+        diagnose_ensemble(table(), seed=3, **QUICK).to_json() == diagnose_ensemble(table(), seed=3, **QUICK).to_json()
+    )
+
+
+def test_foreign_images():
+    known, foreign = table(50), table(50, noise=3.0, seed=1, name="other")
+    found = diagnose_ensemble(known, foreign=foreign, partitions=0, **QUICK).ensembles[0]
+    for level in found.levels:
+        both = torch.cat([found.inside[level.size], found.outside[level.size]])
+        assert level.auroc is not None
+        assert level.auroc.value == pytest.approx(auroc(both, torch.arange(100) >= 50), abs=1e-12)
+        assert level.auroc_spread == 0.0  # one partition
+    assert found.change is not None
+    assert found.change.value == pytest.approx(found.levels[-1].auroc.value - found.levels[0].auroc.value, abs=1e-12)
+    assert found.foreign == "other"
+
+
+def test_foreign_images_of_the_same_members():
+    known, foreign = made_by("ab"), made_by("ab")
+    foreign.name = "other"
+    assert diagnose_ensemble(known, foreign=foreign, **QUICK).ensembles[0].foreign == "other"
+
+
+def test_foreign_images_must_be_asked_alike():
+    def asked(rate: float) -> Table:
+        return Table(name=f"at {rate}", members_logit=drawn(), maker={"ensembles": {"members": {"rate": rate}}})
+
+    with pytest.raises(
+        TableError, match=r"'members' of at 0\.2 and of at 0\.1 must have .* differ in rate=0\.2 and rate=0"
+    ):
+        diagnose_ensemble(asked(0.1), foreign=asked(0.2), **QUICK)
+    assert diagnose_ensemble(asked(0.1), foreign=asked(0.1), **QUICK).ensembles[0].foreign == "at 0.1"
+
+
+def test_words_about_foreign_images():
+    # Single members disagree about foreign images alone; 0, 1 | 0, 1 leaves pairs nothing to tell them by.
+    known, foreign = sure(2, 2, 2, 2), sure(0, 1, 0, 1, n=12)
+    foreign.name = "other"
+    found = diagnose_ensemble(foreign, foreign=known, partitions=0, **QUICK)
+    assert "0.0 % [0.0, 0.0] with single members, and even 50.0 % [50.0, 50.0] with 2 x 2" in found.findings()[-1]
+    varied = Table(members_logit=torch.cat([known.whole("members_logit"), sure(0, 0, 1, 1).whole("members_logit")]))
+    found = diagnose_ensemble(varied, foreign=foreign, partitions=0, **QUICK)
+    # Half of the known images have MI of 0, half log 2, as all foreign ones: 1/2 + 1/4; by pairs, foreign ones have 0.
+    assert "AUROC of MI, other against known: 75.0 % [" in found.findings()[-1]
+    assert found.findings()[-1].endswith("the outer level also tells foreign images less well.")
+
+
+def test_identical_members():
+    logits = drawn(20, 1).expand(-1, 6, -1)
+    for one in (Table(members_logit=logits, name="mine"), summed_up(logits)):
+        found = diagnose_ensemble(one, of="members" if "members_logit" in one else "dropout", **QUICK)
+        assert found.ensembles[0].kind == "same"
+        assert found.findings() == [
+            "Your members are the same model: they disagree about none of 20 images. Give members that were trained "
+            "apart: with other seeds, data or architectures."
+        ]
+
+
+def test_certain_members_that_agree():
+    found = diagnose_ensemble(sure(1, 1, 1, 1), **QUICK)
+    assert found.ensembles[0].kind == "same"
+    assert found.ensembles[0].levels[0].share.value == 0.0  # nothing of nothing
+    assert json.dumps(found.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_too_few_members_to_tell(members):
+    found = diagnose_ensemble(table(m=members), **QUICK)
+    assert (found.ensembles[0].kind, len(found.ensembles[0].levels)) == ("unknown", 1)
+    assert found.verdict == (
+        f"{members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot be seen. "
+        f"Give at least 4, of an even number."
+    )
+    assert found.findings()[1].startswith("Of all uncertainty, ")
+
+
+def test_a_summary_without_sub_ensembles():
+    found = diagnose_ensemble(summed_up(drawn(), between=False), of="dropout", **QUICK)
+    assert 'Keep the members\' logits (keep="logits") to cut them into some.' in found.verdict
+
+
+def test_a_partial_fall():
+    # Two pairs: variance 3/2 between them and 1 inside. Members: 3/2 + 1/2 + 1; means of pairs: 3/2 + 1/2; fall 3/2.
+    draw = torch.Generator().manual_seed(0)
+    pairs = math.sqrt(1.5) * torch.randn(2000, 2, 4, generator=draw).repeat_interleave(2, dim=1)
+    logits = 0.1 * (pairs + torch.randn(2000, 4, 4, generator=draw))
+    found = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK).ensembles[0]
+    assert found.levels[1].fall.value == pytest.approx(1.5, rel=0.05)
+    assert found.kind == "partial"
+    assert found.to_json()["findings"][0] == (
+        "MI falls 1.5x from 1 to 2, less than averaging would make it (averaging alone explains 3.0x): pairs keep "
+        "differences of their own. Use all 4 members at once: nothing is lost there."
+    )
+
+
+def test_models_of_several_sizes():
+    by_width = {width: table(noise=2.0 / width**0.5) for width in (4, 1, 16)}
+    found = diagnose_ensemble(by_width, **QUICK)
+    assert [one.key for one in found.ensembles] == [1.0, 4.0, 16.0]
+    mi = [one.epistemic.value for one in found.ensembles]
+    assert found.fall is not None
+    assert found.decay is not None
+    assert found.fall.value == pytest.approx(mi[0] / mi[2])
+    assert found.decay.exponent.value == pytest.approx(-np.polyfit(np.log([1, 4, 16]), np.log(mi), 1)[0])
+    assert found.verdict.startswith(f"Your larger models agree more: MI falls {mi[0] / mi[2]:.1f}x from 1 to 16 (MI ~")
+    assert [line[0] for line in found.lines()] == ["models", *["1"] * 3, *["4"] * 3, *["16"] * 3]
+    turned = diagnose_ensemble({1: by_width[16], 16: by_width[1]}, **QUICK)
+    assert turned.verdict.startswith(f"Your larger models disagree more: MI grows {mi[0] / mi[2]:.1f}x from 1 to 16")
+    flat = diagnose_ensemble({1: by_width[1], 2.5: by_width[1]}, **QUICK)
+    assert flat.verdict.startswith("MI does not change beyond its interval from 1 to 2.5")
+    foreign = {width: table(seed=1, name="other") for width in by_width}
+    assert all(one.change for one in diagnose_ensemble(by_width, foreign=foreign, **QUICK).ensembles)
+
+
+def test_models_some_of_which_are_the_same():
+    found = diagnose_ensemble({1: table(), 2: sure(0, 0, 0, 0, 0, 0, n=60)}, **QUICK)
+    assert found.verdict == "Members of some of these ensembles are the same model, so that nothing can be fitted."
+
+
+def test_text():
+    found = diagnose_ensemble(table(), foreign=table(seed=1, noise=3.0, name="other"), **QUICK)
+    lines = str(found).split("\n")
+    assert (
+        lines[0]
+        == "Mutual information of 'members', 6 members, 60 images of mine; 5 random partitions of each size, averaged"
+    )
+    columns = "sub-ensembles MI (nats) 95% interval share fall by averaging AUROC 95% interval"
+    assert " ".join(lines[1].split()) == columns
+    assert lines[2].startswith(f"6 x 1          {found.ensembles[0].epistemic.value:.5f}")
+    assert lines[-len(found.findings()) :] == found.findings()
+    assert (times(4.04), times(12345.0), times(math.inf)) == ("4.0x", "1.23e+04x", "to nothing")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: diagnose_ensemble(table(m=1)), TableError,
+         r"needs at least 2 members; mine has 1\. One model cannot disagree with itself: add models, or ask one model"),
+        (lambda: diagnose_ensemble(Table(logit=torch.zeros(3, 2)), of="views"), MissingColumnError,
+         r"diagnose_ensemble\(of='views'\) needs column 'views_logit' or 'views'; table in memory has logit\. Extract"),
+        (lambda: diagnose_ensemble(table(1)), TableError, r"mine must have at least 2 rows; it has 1"),
+        (lambda: diagnose_ensemble(Table(members_logit=torch.zeros(3, 2))), TableError,
+         r"column 'members_logit' of known must be \(n, m, c\), logits of m members; shape \(3, 2\) came"),
+        (lambda: diagnose_ensemble(Table(members=torch.zeros(3, 2))), TableError,
+         r"column 'members' of known must be a summary \(n, 9\) of an ensemble: members, total, .*shape \(3, 2\) came"),
+        (lambda: diagnose_ensemble(Table(members_logit=torch.full((3, 2, 2), math.nan))), ValueRangeError,
+         r"column 'members_logit' of known"),
+        (lambda: diagnose_ensemble(table(), foreign=table(m=4, name="other")), TableError,
+         r"other must come from the ensemble of mine; it has 4 members .*, mine has 6 .*\. Extract both alike\."),
+        (lambda: diagnose_ensemble(made_by("ab"), foreign=made_by("ba")), TableError,
+         r"other was made by other models than mine, or by the same in another order \(.* and .*\)\. Extract both"),
+        (lambda: diagnose_ensemble(table(m=4), foreign=Table(members_logit=torch.zeros(3, 4, 7), name="o")), TableError,
+         r"o must have the classes of mine, 4; 7 came"),
+        (lambda: diagnose_ensemble(table(), foreign={1: table()}), TableError, r"foreign must be one table where the"),
+        (lambda: diagnose_ensemble({1: table()}), TableError,
+         r"must be two or more, with positive numbers as keys; 1 came"),
+        (lambda: diagnose_ensemble({"a": table(), "b": table()}), TableError,
+         r"positive numbers as keys; 'a', 'b' came"),
+        (lambda: diagnose_ensemble({0: table(), 1: table()}), TableError, r"positive numbers as keys; 0, 1 came"),
+        (lambda: diagnose_ensemble({1: table(), 2: table()}, foreign=table()), TableError,
+         r"foreign must have a table for each size of the models, 1, 2; one table came"),
+        (lambda: diagnose_ensemble({1: table(), 2: table()}, foreign={1: table()}), TableError,
+         r"1, 2; 1 came\. Foreign"),
+        (lambda: diagnose_ensemble(table(), confidence=1.0), ValueRangeError,
+         r"confidence in \(0, 1\).*confidence=1\.0"),
+        (lambda: diagnose_ensemble(table(), resamples=0), ValueRangeError, r"at least one resample.*resamples=0"),
+        (lambda: diagnose_ensemble(table(), partitions=-1), ValueRangeError, r"partitions=-1"),
+        (lambda: diagnose_ensemble(table(), seed=-1), ValueRangeError,
+         r"seed=-1 came\. 0\.95, 1000, 5 and 0 are usual"),
+    ],
+)  # fmt: skip
+def test_errors(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

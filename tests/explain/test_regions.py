@@ -1,0 +1,250 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from dubito.diagnosis import pictures
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from dubito.errors import ValueRangeError
+from dubito.explain.fields import Gaussians
+from dubito.explain.last_layer import Layer
+from dubito.explain.regions import (
+    EllipsoidRegion,
+    ExactRegion,
+    LinearRegion,
+    Region,
+    TwoClassRegion,
+    chi_square_quantile,
+    ellipsoid_bounds,
+    ellipsoids,
+    exact_region,
+    training_threshold,
+    two_class_region,
+)
+from dubito.explain.simplex import simplex
+from dubito.scores.softmax import entropy, max_probability
+
+
+def u_max(layer, z):
+    return max_probability(layer.logits(z))
+
+
+def random_layer(classes, width=2, seed=0, scale=2.0):
+    draw = torch.Generator().manual_seed(seed)
+    weight = scale * torch.randn(classes, width, dtype=torch.float64, generator=draw)
+    return Layer(weight, torch.randn(classes, dtype=torch.float64, generator=draw))
+
+
+def grid(span=6.0, points=121):
+    line = torch.linspace(-span, span, points, dtype=torch.float64)
+    return torch.cartesian_prod(line, line)
+
+
+def two_clusters(overlap=False):
+    """Two clusters of different size and share; they meet if told to."""
+    mean = torch.tensor([[2.0, 0.5], [-2.5, 0.0]], dtype=torch.float64) * (0.25 if overlap else 1.0)
+    covariance = torch.tensor([[[0.3, 0.1], [0.1, 0.5]], [[0.6, -0.2], [-0.2, 0.3]]], dtype=torch.float64)
+    return Gaussians(torch.tensor([0.3, 0.7], dtype=torch.float64), mean, covariance)
+
+
+@given(
+    u=st.lists(st.integers(0, 6).map(float), min_size=1, max_size=25),
+    epsilon=st.sampled_from([0.01, 0.05, 0.1, 0.25, 0.5, 0.9, 0.99]),
+)
+@settings(max_examples=150, deadline=None)
+def test_threshold_is_the_definition_counted(u, epsilon):
+    threshold = training_threshold(torch.tensor(u), epsilon)
+    for candidate in (-0.5, *range(7), 6.5):  # ties, too
+        more_uncertain_than = sum(candidate > value for value in u)
+        assert (candidate > threshold) == (more_uncertain_than > (1 - epsilon) * len(u) + 1e-9)
+
+
+@pytest.mark.parametrize("score", [max_probability, entropy])
+@pytest.mark.parametrize("classes", [2, 3, 6])
+def test_exact_region_by_brute_force(score, classes):
+    layer = random_layer(classes)
+    train = 2 * torch.randn(200, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    z = grid(points=41)
+
+    def u(z):
+        return score(layer.logits(z))
+
+    share = (u(z)[:, None] > u(train)[None]).double().mean(1)
+    assert torch.equal(exact_region(u, train, 0.1).contains(z), share > 0.9)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("epsilon", [0.01, 0.05, 0.3])
+def test_two_classes_hold_epsilon_of_the_training_data(overlap, epsilon):
+    layer, gaussians = random_layer(2), two_clusters(overlap)
+    region = two_class_region(layer, gaussians, epsilon)
+    z, _ = gaussians.sample(200_000, seed=2)
+    error = math.sqrt(epsilon * (1 - epsilon) / len(z))
+    assert float(region.contains(z).double().mean()) == pytest.approx(epsilon, abs=5 * error)
+
+
+def test_two_classes_by_both_uncertainties_and_by_counting():
+    layer, gaussians = random_layer(2), two_clusters()
+    region, z = two_class_region(layer, gaussians, 0.05), grid()
+    train, _ = gaussians.sample(200_000, seed=3)
+    for score in (max_probability, entropy):
+        counted = exact_region(lambda z, score=score: score(layer.logits(z)), train, 0.05)
+        assert float((counted.contains(z) != region.contains(z)).double().mean()) < 0.01
+
+
+def test_two_classes_solve_equation_20_with_its_indices_mended():
+    w = torch.tensor([1.2, 0.3], dtype=torch.float64)
+    layer, gaussians = Layer(torch.stack([w, -w]), torch.zeros(2, dtype=torch.float64)), two_clusters()
+    alpha = two_class_region(layer, gaussians, 0.02).alpha
+    mean, deviation = gaussians.mean @ w, (gaussians.covariance @ w @ w).sqrt()
+    shift = alpha * float(w @ w)  # the boundary goes through the origin, so z_0 = 0
+    first = torch.special.erf((mean[0] - shift) / (math.sqrt(2) * deviation[0]))
+    second = torch.special.erf((-shift - mean[1]) / (math.sqrt(2) * deviation[1]))
+    assert float(0.3 * first + 0.7 * second) == pytest.approx(
+        1 - 2 * 0.02, abs=1e-4
+    )  # the far tails are left out there
+    z0 = torch.tensor([[-0.3, 1.2]], dtype=torch.float64)  # on the boundary
+    inside = [TwoClassRegion(layer, 2 * shift).contains(z0 + f * alpha * w).item() for f in (-1.01, -0.99, 0.99, 1.01)]
+    assert inside == [False, True, True, False]
+
+
+def test_linear_region_is_definition_4_pair_by_pair():
+    layer, z = random_layer(5), grid()
+    region = LinearRegion(layer, 0.8)
+    logits, t = layer.logits(z), math.log(0.8 / 0.2)
+    top, inside = logits.argmax(1), torch.zeros(len(z), dtype=torch.bool)
+    for i in range(5):
+        for j in set(range(5)) - {i}:
+            between = (logits[:, i] - logits[:, j]).abs() < t
+            inside |= ((top == i) | (top == j)) & between
+    assert torch.equal(region.contains(z), inside)
+
+
+def test_alpha_is_where_the_confidence_is_reached_far_out():
+    layer = Layer(2 * simplex(3, 2), torch.zeros(3, dtype=torch.float64))
+    normal = layer.weight[0] - layer.weight[1]
+    far = -1e4 * layer.weight[2]  # the boundary of classes 0 and 1, opposite to the third
+    edge = far + LinearRegion(layer, 0.9).alpha()[0, 1] * normal
+    assert float(layer.logits(edge[None]).softmax(1).max()) == pytest.approx(0.9, abs=1e-9)
+
+
+@given(seed=st.integers(0, 10_000), classes=st.integers(2, 8), confidence=st.floats(0.3, 0.999))
+@settings(max_examples=60, deadline=None)
+def test_linear_region_lies_in_the_exact_one(seed, classes, confidence):
+    layer, z = random_layer(classes, seed=seed), grid(points=41)
+    linear = LinearRegion(layer, confidence).contains(z)
+    exact = ExactRegion(partial(u_max, layer), -confidence).contains(z)
+    assert not (linear & ~exact).any()  # corollary 2.1
+    if classes == 2:
+        assert torch.equal(linear, exact)  # proposition 3
+    if confidence <= 0.5:
+        assert not linear.any()
+
+
+def test_linear_region_becomes_exact_far_out():
+    layer = Layer(2 * simplex(3, 2), torch.zeros(3, dtype=torch.float64))
+
+    def disagreement(radius):
+        turn = torch.linspace(0, 2 * math.pi, 200_001, dtype=torch.float64)
+        z = radius * torch.stack([turn.cos(), turn.sin()], dim=1)
+        exact = ExactRegion(partial(u_max, layer), -0.9).contains(z)
+        return float((exact != LinearRegion(layer, 0.9).contains(z)).double().sum() / exact.double().sum())
+
+    # Along w_1 the linear region ends at log(9) / 3 = 0.73, the exact one at log(18) / 3 = 0.96.
+    assert disagreement(0.8) > 0.01
+    assert disagreement(40) < 1e-3  # theorem 2
+
+
+def test_one_gaussian_has_an_exact_ellipsoid():
+    one = Gaussians(torch.ones(1), two_clusters().mean[:1], two_clusters().covariance[:1])
+    z, _ = one.sample(200_000, seed=5)
+    region = ellipsoids(one, 0.05)
+    assert float(region.contains(z).double().mean()) == pytest.approx(0.05, abs=0.0025)
+    threshold = float(one.uncertainty(one.mean)) + float(region.squared_radius[0]) / 2
+    assert torch.equal(region.contains(z), ExactRegion(one.uncertainty, threshold).contains(z))
+
+
+def test_ellipsoids_use_the_inverse_covariance():
+    long = Gaussians(torch.ones(1), torch.zeros(1, 2), torch.diag(torch.tensor([9.0, 1.0]))[None])
+    # The 95 % radius in two dimensions is sqrt(5.99) = 2.45, so 7.3 along the first axis.
+    found = ellipsoids(long).contains(torch.tensor([[7.0, 0.0], [7.7, 0.0], [0.0, 2.3], [0.0, 2.6]]))
+    assert found.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ellipsoids_of_several_hold_at_most_epsilon(overlap):
+    gaussians = two_clusters(overlap)
+    z, _ = gaussians.sample(200_000, seed=6)
+    held = float(ellipsoids(gaussians, 0.05).contains(z).double().mean())
+    assert held < 0.05 + 0.0025
+    assert (held > 0.045) == (not overlap)
+
+
+@pytest.mark.parametrize("threshold", [1.5, 3.0, 6.0])
+def test_ellipsoid_bounds_enclose_the_exact_region(threshold):
+    gaussians, z = two_clusters(overlap=True), grid(4.0)
+    inner, outer = (region.contains(z) for region in ellipsoid_bounds(gaussians, threshold))
+    exact = ExactRegion(gaussians.uncertainty, threshold).contains(z)
+    assert not (inner & ~exact).any()
+    assert not (exact & ~outer).any()
+    assert (outer & ~inner).any()  # two bounds, not one
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 10, 512, 1280])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.95, 1 - 1e-9])
+def test_chi_square_quantile_is_that_of_scipy(degrees, share):
+    assert chi_square_quantile(share, degrees) == pytest.approx(chi2.ppf(share, degrees), rel=1e-7)
+
+
+def test_pictures_show_boundaries_regions_and_clusters_where_they_are():
+    pytest.importorskip("matplotlib")
+    _, axes = pictures.new_figure(1, 3)
+    layer, gaussians = random_layer(3), two_clusters()
+    pictures.draw_boundaries(axes[0][0], layer, 4.0)
+    lines = [path for drawn in axes[0][0].collections for path in drawn.get_paths() if len(path.vertices)]
+    for path in lines:
+        top = layer.logits(torch.tensor(path.vertices)).topk(2, dim=1).values
+        assert float((top[:, 0] - top[:, 1]).max()) < 0.1
+    assert len(lines) == 3
+    pictures.draw_region(axes[0][1], LinearRegion(layer, 0.9), 4.0, outline=True)
+    (edge,) = axes[0][1].collections
+    top = layer.logits(torch.tensor(edge.get_paths()[0].vertices)).topk(2, dim=1).values
+    assert float((top[:, 0] - top[:, 1] - math.log(9)).abs().max()) < 0.1
+    pictures.draw_clusters(axes[0][2], gaussians, share=0.95)
+    ellipse = torch.tensor(axes[0][2].lines[3].get_xydata())  # dots and ellipse of each component
+    torch.testing.assert_close(
+        gaussians.squared_distance(ellipse)[:, 1], torch.full((200,), chi2.ppf(0.95, 2)).double()
+    )
+
+
+def test_all_are_regions():
+    layer, gaussians = random_layer(2), two_clusters()
+    for region in (
+        exact_region(partial(u_max, layer), grid(points=5)),
+        two_class_region(layer, gaussians),
+        LinearRegion(layer, 0.9),
+        EllipsoidRegion(gaussians, torch.ones(2)),
+    ):
+        assert isinstance(region, Region)
+        assert region.contains(torch.zeros(0, 2)).shape == (0,)
+
+
+def test_wrong_settings_are_told():
+    layer, gaussians = random_layer(3), two_clusters()
+    with pytest.raises(ValueRangeError, match=r"layer must have 2 classes; 3 came. Use exact_region"):
+        two_class_region(layer, gaussians)
+    with pytest.raises(ValueRangeError, match=r"epsilon must lie between 0 and 1; 5.0 came.*the paper takes 0.05"):
+        ellipsoids(gaussians, 5.0)
+    with pytest.raises(ValueRangeError, match=r"confidence must lie between 0 and 1; 1\.0 came.*saturated"):
+        LinearRegion(layer, 1.0)
+    with pytest.raises(ValueRangeError, match="the layer must have 2 classes or more; 1 came"):
+        LinearRegion(random_layer(1), 0.9)
+    with pytest.raises(ValueRangeError, match="both weights are equal"):
+        two_class_region(Layer(torch.ones(2, 2), torch.zeros(2)), gaussians)
+    with pytest.raises(ValueRangeError, match="there are no training rows"):
+        training_threshold(torch.empty(0))
+    with pytest.raises(ValueRangeError, match="1 of 2 values are NaN"):
+        training_threshold(torch.tensor([0.0, math.nan]))

@@ -1,0 +1,157 @@
+"""A last layer beside the optimal one: by brute force, its bounds, and what is said."""
+
+import json
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from dubito.errors import ValueRangeError
+from dubito.explain.simplex import layer, simplex
+from dubito.explain.structure import structure
+from dubito.table import Table
+
+
+def random_weight(classes=7, width=5, seed=0):
+    return torch.randn(classes, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.3
+
+
+def pair_cosines(weight):
+    w = weight.numpy()
+    return [w[i] @ w[j] / np.linalg.norm(w[i]) / np.linalg.norm(w[j]) for i, j in combinations(range(len(w)), 2)]
+
+
+def gram_distance(weight):
+    """The docstring's formula, from whole matrices."""
+    c = len(weight)
+    v = weight - weight.mean(0)
+    best = (torch.eye(c) - 1 / c).double() / math.sqrt(c - 1)
+    return float((v @ v.T / (v @ v.T).norm() - best).norm())
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 600])
+def test_the_simplex_is_at_distance_zero(classes):
+    found = structure(4 * simplex(classes, classes + 3, seed=1))
+    assert found.distance == pytest.approx(0, abs=1e-12)
+    assert found.norm.mean == pytest.approx(4)
+    assert (found.cosine.mean, found.cosine.low) == pytest.approx((found.optimal_cosine, -1 / (classes - 1)))
+    assert found.cosine.std == pytest.approx(0, abs=1e-7)
+    assert found.common == pytest.approx(0, abs=1e-12)
+
+
+def test_adding_one_vector_and_one_number_changes_raw_figures_only():
+    weight, bias = random_weight(), torch.arange(7.0, dtype=torch.float64)
+    before, after = structure((weight, bias)), structure((weight + 5, bias - 2))
+    assert after.cosine.mean > before.cosine.mean + 0.3
+    assert after.common > before.common
+    assert after.bias.mean == pytest.approx(before.bias.mean - 2)
+    for name in ("centred_norm", "centred_bias", "centred_cosine"):
+        assert vars(getattr(after, name)) == pytest.approx(vars(getattr(before, name)), abs=1e-9)
+    assert after.distance == pytest.approx(before.distance)
+
+
+def test_figures_by_brute_force():
+    weight, bias = random_weight(), torch.linspace(-1, 2, 7, dtype=torch.float64)
+    found = structure((weight, bias))
+    cosines = np.array(pair_cosines(weight))
+    assert found.cosine.mean == pytest.approx(cosines.mean())
+    assert found.cosine.std == pytest.approx(cosines.std())
+    assert (found.cosine.low, found.cosine.high) == pytest.approx((cosines.min(), cosines.max()))
+    assert found.cosine.skew == pytest.approx((((cosines - cosines.mean()) / cosines.std()) ** 3).mean())
+    assert found.centred_cosine.std == pytest.approx(np.std(pair_cosines(weight - weight.mean(0))))
+    assert found.norm.std == pytest.approx(float(weight.norm(dim=1).std(correction=0)))
+    assert found.weight_distance == pytest.approx(gram_distance(weight))
+    # Biases -1, -0.5 .. 2 around 0.5: squares 2 (2.25 + 1 + 0.25) = 7.
+    assert found.bias_distance == pytest.approx(math.sqrt(7) / float((weight - weight.mean(0)).norm()))
+    assert found.distance == pytest.approx(math.hypot(found.weight_distance, found.bias_distance))
+
+
+@pytest.mark.parametrize(("classes", "width"), [(5, 9), (9, 5), (30, 3), (6, 5)])
+def test_distance_is_the_same_from_either_gram_matrix(classes, width):
+    weight = random_weight(classes, width)
+    assert structure(weight).weight_distance == pytest.approx(gram_distance(weight))
+
+
+def test_bounds_of_the_distance():
+    line = structure(torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None] * torch.ones(5, 8, dtype=torch.float64))
+    assert line.weight_distance == pytest.approx(math.sqrt(2 - 2 / math.sqrt(4)))
+    flat = structure(layer("optimal", 5, 4, seed=None).weight[:, :2])  # two of the four dimensions, equally used
+    assert flat.weight_distance == pytest.approx(math.sqrt(2 - 2 * math.sqrt(2 / 4)))
+    assert "2 features are too few for 5 classes: the distance cannot be below 0.765" in str(flat)
+
+
+def test_random_weights_are_where_the_summary_says():
+    found = structure(torch.randn(300, 200, generator=torch.Generator().manual_seed(0)))
+    assert found.weight_distance == pytest.approx(found.random_distance, abs=0.01)
+
+
+def test_counterfactual_structures_are_far():
+    assert structure(layer("optimal")).distance < 1e-9
+    for name in ("sandwich", "stack", "shifted", "narrow", "clustered", "unequal"):
+        assert structure(layer(name)).distance > 0.4
+    assert structure(layer("stack")).bias_distance > 1
+
+
+def test_blocks_see_every_pair_once(monkeypatch):
+    weight = random_weight(50, 8)
+    whole = structure(weight)
+    monkeypatch.setattr("dubito.explain._spread._ROWS", 7)
+    blocks = structure(weight)
+    assert vars(blocks.cosine) == pytest.approx(vars(whole.cosine))
+    assert float(blocks.histograms["cosine"][1].sum()) == 50 * 49 / 2
+    assert torch.equal(blocks.histograms["cosine"][1], whole.histograms["cosine"][1])
+
+
+def labelled(weight, rows=400, noise=0.1, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    label = torch.arange(rows) % len(weight)
+    feature = 3 * weight[label] + 10 + noise * torch.randn(rows, weight.shape[1], dtype=torch.float64, generator=draw)
+    return Table(feature=feature, label=label)
+
+
+def test_layers_without_boundaries_are_refused():
+    with pytest.raises(
+        ValueRangeError, match="structure of weights: 3 classes with equal weights have no boundary between"
+    ):
+        structure(torch.ones(3, 4))
+    with pytest.raises(ValueRangeError, match="structure of weights: a layer of one class has no boundary between"):
+        structure(torch.ones(1, 4))
+
+
+def test_a_zero_weight_has_cosine_zero():
+    found = structure(torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]))
+    assert (found.cosine.low, found.cosine.high) == (-1, 0)
+
+
+def test_text_and_json():
+    weight = simplex(4, 6, seed=2)
+    found = structure(weight, labelled(weight))
+    text = str(found)
+    assert "weights: 4 classes, 6 features" in text
+    assert "Distance to the optimal structure: 0.000 (weights 0.000, biases 0.000)" in text
+    assert "Class means point along their weights with a cosine of 1.000 on average." in text
+    plain = json.loads(json.dumps(found.to_json()))
+    assert plain["optimal_cosine"] == pytest.approx(-1 / 3)
+    assert plain["means"]["alignment"]["mean"] == pytest.approx(1, abs=1e-3)
+    assert "histograms" not in plain
+
+
+def test_shared_features_and_common_vectors_are_mentioned():
+    weight = torch.eye(40, dtype=torch.float64)
+    weight[1] = weight[0] + 0.2 * weight[1]
+    text = str(structure(weight + 0.3))
+    assert "A few pairs are far more alike (up to 0.98): classes that share features." in text
+    assert "of the weights' length is one common vector" in text
+
+
+def test_histograms_as_a_figure():
+    pytest.importorskip("matplotlib")
+    found = structure((random_weight(30, 9), torch.linspace(-1, 1, 30, dtype=torch.float64)))
+    figure = found.figure()
+    panels = figure.axes
+    assert [panel.get_title() for panel in panels] == ["length of weights", "bias", "cosine of pairs"]
+    assert sum(bar.get_height() for bar in panels[2].patches) == 30 * 29 / 2
+    assert sum(bar.get_height() for bar in panels[0].patches) == 30
+    assert panels[2].lines[0].get_xdata()[0] == pytest.approx(-1 / 29)

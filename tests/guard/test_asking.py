@@ -1,0 +1,146 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import dubito
+from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError, SkippedImagesWarning
+from dubito.guard.asking import as_images, as_kept, ask, probes_for
+from dubito.models.wrap import WrappedClassifier
+from dubito.probes import Before, Gradient, Members, Tiles
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def model() -> WrappedClassifier:
+    torch.manual_seed(0)
+    return dubito.wrap(
+        timm.create_model("test_resnet").eval(), transform=dubito.Preprocess((96, 96), resize=96), name="tiny"
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        Image.fromarray(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    return place
+
+
+def test_it_says_what_extract_says(model: WrappedClassifier, folder: Path, tmp_path: Path) -> None:
+    probes = [Tiles([2]), Before()]
+    there = dubito.extract(model, folder, tmp_path / "cache", probes=probes, workers=0, progress=False)
+    here = ask(model, as_images(folder)[0], probes)
+    assert here.id.tolist() == there.id.tolist()
+    for column in ("feature", "logit", "tiles_2"):
+        assert torch.equal(here.whole(column).float(), there.whole(column).float()), column
+
+
+def test_a_folder_with_the_name_of_an_image_is_many(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "holiday.jpg"
+    place.mkdir()
+    (place / "1.png").write_bytes((folder / "1.png").read_bytes())
+    images, single = as_images(place)
+    assert (len(images), single) == (1, False)
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "pillow", "pixels", "grey"])
+def test_one_image_in_many_forms(model: WrappedClassifier, folder: Path, kind: str) -> None:
+    picture = Image.open(folder / "1.png")
+    forms = {
+        "path": folder / "1.png",
+        "text": str(folder / "1.png"),
+        "pillow": picture,
+        "pixels": np.asarray(picture),
+        "grey": np.asarray(picture.convert("L")),
+    }
+    images, single = as_images(forms[kind])
+    assert single
+    found = ask(model, images, [])
+    assert len(found) == 1
+    if kind != "grey":
+        assert torch.allclose(found.logit, ask(model, as_images(folder)[0], []).logit[1:2], atol=1e-5)
+
+
+def test_inputs_have_channels_first() -> None:
+    assert as_images(torch.zeros(3, 8, 8))[1]
+    assert not as_images(torch.zeros(2, 3, 8, 8))[1]
+    assert not as_images(np.zeros((2, 8, 8, 3), np.uint8))[1]
+
+
+def test_lists_of_files_and_of_pictures(model: WrappedClassifier, folder: Path) -> None:
+    files, single = as_images([folder / "2.png", str(folder / "0.png")])
+    assert not single
+    found = ask(model, files, [])
+    whole = ask(model, as_images(folder)[0], []).logit
+    assert torch.allclose(found.logit, whole[[2, 0]], atol=1e-5)
+    pictures, single = as_images([Image.open(folder / "2.png")])
+    assert (len(pictures), single) == (1, False)
+
+
+def test_broken_images_are_listed_and_a_single_one_raises(model: WrappedClassifier, tmp_path: Path) -> None:
+    Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    with pytest.warns(SkippedImagesWarning, match="1 of 2 images could not be decoded and have no verdict"):
+        found = ask(model, as_images(tmp_path)[0], [])
+    assert found.id.tolist() == ["good.png"]
+    assert found.skipped[0][0] == "bad.png"
+    with pytest.raises(BrokenImageError, match=r"bad\.png"):
+        ask(model, as_images(tmp_path / "bad.png")[0], [])
+
+
+def test_features_are_rounded_as_caches_round_them() -> None:
+    z = torch.tensor([[1.0001, 1e5, -70000.0]])
+    assert as_kept(z).tolist() == [[1.0, 1e5, -70000.0]]
+
+
+def test_probes_are_made_anew_or_taken() -> None:
+    assert probes_for(("feature", "logit"), (), None) == []
+    assert probes_for(("tiles_2", "tiles_4_logit"), (), None) == [Tiles([2, 4], keep="logits")]
+    asked = {"ensembles": {"tiles": {"temperature": 0.5}}}
+    assert probes_for(("tiles_3",), (), asked) == [Tiles([3], temperature=0.5)]
+    assert probes_for(("before",), (), None) == [Before()]
+    told = {"gradients": {"steep": {"settings": Gradient("exact", uniform=True).settings(), "depth": [0], "of": 1}}}
+    (found,) = probes_for(("steep", "steep_uniform"), (), told)
+    assert found == Gradient("exact", uniform=True, name="steep")
+    dropout = Members.dropout(4, 0.1)
+    assert probes_for(("dropout",), (dropout,), None) == [dropout]
+    with pytest.raises(
+        GuardError, match=r"read column 'dropout', written by the probe of Monte-Carlo dropout .* probes="
+    ):
+        probes_for(("dropout",), (), None)
+
+
+def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Path) -> None:
+    x = torch.randn(120, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    table = dubito.extract(model, x, tmp_path / "cache", probes=[Tiles([2])], workers=0, progress=False)
+    guard = dubito.Guard.fit(model, table, coverage=0.5, scores={"tiles": dubito.MutualInformation(of="tiles_2")})
+    found = guard(x[:8])
+    assert found.uncertainty.tolist() == pytest.approx(guard.decide(table).uncertainty[:8].tolist(), abs=1e-6)
+    assert guard.roles.epistemic == "tiles"
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((3, 8, 8), r"shape \(3, 8, 8\) may be one picture with channels first, or three grey ones"),
+        ((8, 8, 4), r"\(1, 8, 8, 4\) came. Give images\[..., :3\]"),
+        ((8, 8, 1), r"\(1, 8, 8, 1\) came. Give images\[..., 0\]"),
+    ],
+)
+def test_a_picture_with_other_channels_is_no_stack_of_grey_ones(shape: tuple[int, ...], message: str) -> None:
+    for array in (np.zeros(shape, np.uint8), torch.zeros(shape, dtype=torch.uint8)):
+        with pytest.raises(ImagesError, match=message):
+            as_images(array)
+
+
+def test_inputs_that_the_model_cannot_take_are_told(model: WrappedClassifier) -> None:
+    images, single = as_images(np.zeros((96, 96, 3), np.float32))
+    assert single
+    with pytest.raises(ModelError, match=r"tiny cannot take inputs of shape \(n, 96, 96, 3\) .* as uint8 \(h, w, 3\)"):
+        ask(model, images, [])

@@ -1,0 +1,332 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dubito
+from dubito.errors import DubitoWarning, GuardError, MissingColumnError, ModelError, TableError, ValueRangeError
+from dubito.guard import Guard, PredictionSets, needed
+from dubito.guard._given import check_model, check_settings
+from dubito.guard.verdict import Decisions, Verdict
+from dubito.models.wrap import WrappedClassifier
+from dubito.scores import Density, MaxProbability
+from dubito.table import Table
+
+from .world import CLASSES, blobs, inputs, labelled, network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def model() -> WrappedClassifier:
+    return network()
+
+
+@pytest.fixture(scope="module")
+def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) -> Table:
+    folder = tmp_path_factory.mktemp("guard") / "cache"
+    return labelled(dubito.extract(model, inputs(600), folder, workers=0, progress=False))
+
+
+@pytest.fixture(scope="module")
+def guard(model: WrappedClassifier, table: Table) -> Guard:
+    return Guard.fit(model, table, risk=0.15)
+
+
+def test_a_batch_and_a_table_get_the_same_verdicts(guard: Guard, table: Table) -> None:
+    from_table, from_images = guard.decide(table.rows(slice(0, 40))), guard(inputs(600)[:40])
+    assert isinstance(from_images, Decisions)
+    assert torch.equal(from_images.accept, from_table.accept)
+    assert from_images.uncertainty.numpy() == pytest.approx(from_table.uncertainty.numpy(), abs=1e-6)
+    assert 0 < from_images.coverage < 1
+    assert [verdict.class_name for verdict in from_images] == [CLASSES[k] for k in table.logit[:40].argmax(1)]
+
+
+def test_one_image_is_one_verdict(guard: Guard) -> None:
+    verdict = guard(inputs(600)[3])
+    assert isinstance(verdict, Verdict)
+    many = guard(inputs(600)[:5])
+    assert isinstance(many, Decisions)
+    assert verdict.probability == pytest.approx(many[3].probability)
+    assert verdict.accept == many[3].accept
+    assert verdict.prediction_set is not None
+    assert verdict.label in verdict.prediction_set
+    for share in (verdict.aleatoric, verdict.epistemic, verdict.density_rank):
+        assert share is not None
+        assert 0 <= share <= 1
+
+
+def test_the_promise_is_seen_on_the_calibration_images(guard: Guard) -> None:
+    found = guard.threshold
+    assert guard.rows.items() >= {"learn": 90, "choose": 90, "calibrate": 420}.items()
+    assert found.of == 420
+    assert found.errors is not None
+    assert found.errors / found.accepted < 0.15
+    assert "at most 15 % of the accepted images are wrong, with confidence 95 %" in str(guard)
+
+
+def test_images_unlike_the_known_ones_are_refused_and_told(guard: Guard) -> None:
+    verdict = guard(300 * torch.ones(3, 6, 6))
+    assert isinstance(verdict, Verdict)
+    assert not verdict.accept
+    assert verdict.density_rank == 0.0
+    assert verdict.reason == "unlike the known images: density below all of them"
+
+
+def test_accepted_are_those_up_to_the_threshold_that_are_not_novel(guard: Guard, table: Table) -> None:
+    found = guard.decide(table)
+    assert guard.gate is not None
+    novel = guard.scores["density"].score(table) > guard.gate
+    assert torch.equal(found.accept, (found.uncertainty <= guard.threshold.value) & ~novel)
+    assert torch.equal(found.novel, novel)
+    assert 0 < int(novel.sum()) < 0.05 * len(table)
+
+
+def test_the_split_is_the_seed_s(model: WrappedClassifier, table: Table) -> None:
+    scores = {"max_probability": MaxProbability()}
+    one, same, other = (Guard.fit(None, table, 0.2, scores=scores, novel=0.0, seed=seed) for seed in (0, 0, 1))
+    assert one.threshold == same.threshold
+    assert one.threshold.value != other.threshold.value
+    assert one.rows.items() >= {"learn": 0, "choose": 120, "calibrate": 480}.items()  # nothing to learn
+
+
+def test_the_calibration_images_decide_nothing_but_the_threshold() -> None:
+    """Other labels in the calibration part: scores, weights, ranks and gate stay."""
+    table = blobs(600)
+    whole = Guard.fit(None, table, 0.2)
+    order = torch.randperm(600, generator=torch.Generator().manual_seed(0))
+    label = table.label.clone()
+    label[order[180:]] = table.logit.argmax(1)[order[180:]]
+    right = Guard.fit(None, table.extended(label=label), 0.2)
+    assert right.combination == whole.combination
+    assert right.gate == whole.gate
+    assert torch.equal(right.known, whole.known)
+    assert right.threshold.errors == 0
+
+
+@pytest.mark.parametrize("kind", ["coverage", "false_alarms"])
+def test_other_promises(kind: str) -> None:
+    table, new = blobs(800), blobs(6000, seed=1)
+    found = Guard.fit(None, table, **{kind: 0.8 if kind == "coverage" else 0.2})
+    judged = found.decide(new)
+    right = new.logit.argmax(1) == new.label
+    share = judged.coverage if kind == "coverage" else float(judged.accept[right].double().mean())
+    # With 95 % confidence above 0.8, and not much above: 560 images tell a share to about 0.03.
+    assert 0.79 < share < 0.87
+    assert found.promise.kind == kind
+
+
+def test_coverage_needs_no_labels() -> None:
+    table = blobs(400)
+    found = Guard.fit(None, Table(logit=table.logit, feature=table.feature), coverage=0.7)
+    assert found.sets is None
+    assert found.threshold.errors is None
+    assert found.decide(blobs(2000, seed=1)).coverage == pytest.approx(0.72, abs=0.07)
+
+
+def test_train_is_what_scores_learn_from() -> None:
+    train = blobs(300, seed=5)
+    found = Guard.fit(None, blobs(300), 0.2, train=train)
+    assert found.rows.items() >= {"learn": 300, "choose": 60, "calibrate": 240}.items()
+    density = found.scores["density"]
+    assert isinstance(density, Density)
+    assert torch.equal(density.means_, Density(max_iterations=density.max_iterations).fit(train).means_)
+
+
+def test_sets_hold_the_true_class_and_can_be_left_out() -> None:
+    table, new = blobs(900, noise=1.5), blobs(3000, seed=1, noise=1.5)
+    found = Guard.fit(None, table, 0.4, sets=PredictionSets(0.95, "lac")).decide(new)
+    assert found.sets is not None
+    inside = [label in one for label, one in zip(new.label.tolist(), found.sets, strict=True)]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.02)
+    p = new.logit.softmax(1)
+    assert all(p[row, list(one)].diff().le(0).all() for row, one in enumerate(found.sets))
+    assert Guard.fit(None, table, 0.4, sets=False).decide(new).sets is None
+
+
+def test_ten_images_are_too_few_and_the_number_is_told() -> None:
+    with pytest.raises(
+        GuardError, match=r"needs at least 59 calibration images.*there are 8\..*table's 10 rows, 8 are"
+    ):
+        Guard.fit(None, blobs(10), scores=["max_probability"], novel=0.0)
+
+
+@pytest.mark.parametrize("scores", [["entropy"], ["entropy", "mahalanobis"], {"density": MaxProbability()}])
+def test_novel_images_are_refused_whatever_the_scores(scores: Any) -> None:
+    guard = Guard.fit(None, blobs(600), 0.2, scores=scores, novel=0.05)
+    far = Table(feature=torch.full((1, 6), 1e3), logit=torch.eye(4)[:1] * 20)
+    (verdict,) = guard.decide(far)
+    assert (verdict.accept, verdict.reason) == (False, "unlike the known images: density below all of them")
+    assert not any(isinstance(guard.scores[name], Density) for name in guard.combination.weights)
+    assert f"novelty       {guard.rows['novel']} of 420 calibration images are refused as unlike" in str(guard)
+
+
+def test_without_a_density_a_guard_says_so() -> None:
+    few = blobs(60)
+    with pytest.warns(DubitoWarning, match=r"images unlike the known ones will not be refused.*or say novel=0\."):
+        guard = Guard.fit(None, few.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
+    assert guard.gate is None
+    assert "novelty       not looked at" in str(guard)
+    off = Guard.fit(None, few, 0.4, scores=["entropy"], novel=0.0)
+    assert (off.gate, off.rows["learn"]) == (None, 0)
+    with pytest.raises(GuardError, match="at least three rows"):
+        Guard.fit(None, blobs(2))
+    assert needed(0.05, 0.95) == 59
+
+
+def test_all_right_accepts_almost_everything_and_nothing_beyond() -> None:
+    table = blobs(300)
+    found = Guard.fit(None, table.extended(label=table.logit.argmax(1)))
+    assert found.threshold.errors == 0
+    assert found.threshold.accepted / found.threshold.of > 0.9
+
+
+def test_all_wrong_is_refused() -> None:
+    table = blobs(300)
+    with pytest.raises(GuardError, match=r"guard.fit: no threshold keeps .*More images of this kind will not help"):
+        Guard.fit(None, table.extended(label=(table.logit.argmax(1) + 1) % 4))
+
+
+def test_labels_that_tell_nothing() -> None:
+    table = blobs(100)
+    with pytest.raises(MissingColumnError, match=r"guard.fit needs column 'label'"):
+        Guard.fit(None, Table(logit=table.logit))
+    with pytest.raises(
+        TableError, match=r"guard.fit needs labels of the model's own classes; those of table in memory"
+    ):
+        Guard.fit(None, Table(logit=table.logit, label=table.label, label_space="own"))
+    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 3; 0 to 7 came"):
+        Guard.fit(None, table.extended(label=torch.arange(100) % 8))
+
+
+def test_nan_is_an_error_at_fit_and_at_use() -> None:
+    table = blobs(300)
+    broken = table.extended(logit=table.logit.clone().index_fill_(0, torch.tensor([7]), float("nan")))
+    with pytest.raises(ValueRangeError, match=r"guard.fit: logits of blobs: 4 of 1200 values are NaN"):
+        Guard.fit(None, broken)
+    with pytest.raises(ValueRangeError, match="NaN or infinite"):
+        Guard.fit(None, table, 0.3).decide(broken)
+
+
+def test_augmented_rows_are_not_independent() -> None:
+    table = blobs(100).extended(photo=torch.arange(100) // 2)
+    with pytest.raises(GuardError, match="several augmented rows of each photograph"):
+        Guard.fit(None, table)
+
+
+def test_another_model_is_refused(guard: Guard, table: Table) -> None:
+    other = network(seed=7)
+    with pytest.raises(ModelError, match=r"guard.fit: .* was made by another model than tiny: its weights differ"):
+        Guard.fit(other, table)
+    foreign = Table(logit=table.logit, feature=table.feature, maker={"weights": "0"})
+    with pytest.raises(TableError, match=r"made by another model than the guard was fitted for: its weights differ"):
+        guard.decide(foreign)
+
+
+def test_images_need_the_model() -> None:
+    with pytest.raises(GuardError, match=r"images need the model. Load it with the guard: Guard.load\(path, model\)"):
+        Guard.fit(None, blobs(200), 0.3)(inputs(2))
+
+
+def test_what_is_asked_for_must_make_sense() -> None:
+    table = blobs(200)
+    with pytest.raises(ValueRangeError, match=r"risk and coverage came together; .* Give one of them\."):
+        Guard.fit(None, blobs(10), risk=0.05, coverage=0.9)
+    with pytest.raises(ValueRangeError, match="coverage and false_alarms came together"):
+        Guard.fit(None, table, coverage=0.5, false_alarms=0.1)
+    with pytest.raises(ValueRangeError, match="risk must be a number between 0 and 1"):
+        Guard.fit(None, table, risk=0.0)
+    with pytest.raises(ValueRangeError, match="novel must be a share"):
+        Guard.fit(None, table, novel=1.0)
+    with pytest.raises(TableError, match=r"guard.fit needs at least one score; none came"):
+        Guard.fit(None, table, scores=[])
+    with pytest.raises(MissingColumnError, match="guard: regrad needs column 'gradient'"):
+        Guard.fit(None, table, scores=["regrad"])
+
+
+def test_what_is_no_setting_is_told() -> None:
+    for novel in ("x", 1, -0.1, float("nan")):
+        with pytest.raises(ValueRangeError, match=r"guard.fit: novel must be a share from 0 to below 1; .* came"):
+            check_settings(novel, 0)
+    for seed in ("x", -1, 0.5, None):
+        with pytest.raises(ValueRangeError, match=r"guard.fit: seed must be a whole number, from 0 on; .* came"):
+            check_settings(0.0, seed)
+
+
+def test_images_that_are_there_twice_are_told() -> None:
+    """All of them as two rows: the test would count 200 images where there are 100."""
+    once = blobs(300)
+    columns = {name: torch.cat([once.whole(name)] * 2) for name in once.columns}
+    with pytest.warns(DubitoWarning, match=r"photos has many images twice; at least \d+ of 480 .* dubito.audit finds"):
+        Guard.fit(None, Table(name="photos", **columns), coverage=0.7, scores=["entropy"], novel=0.0)
+
+
+def test_no_rows_have_no_verdicts() -> None:
+    found = Guard.fit(None, blobs(200), 0.3).decide(blobs(200).rows(slice(0, 0)))
+    assert (len(found), found.coverage, list(found)) == (0, 0.0, [])
+
+
+def test_coverage_takes_labels_of_other_classes_for_none() -> None:
+    table = blobs(300)
+    foreign = Table(logit=table.logit, feature=table.feature, label=table.label, label_space="own")
+    found = Guard.fit(None, foreign, coverage=0.7)
+    assert (found.threshold.errors, found.sets) == (None, None)
+    with pytest.raises(MissingColumnError, match=r"guard.fit needs column 'logit'"):
+        Guard.fit(None, Table(feature=table.feature), coverage=0.7)
+
+
+def test_train_must_be_other_images() -> None:
+    table = blobs(300)
+    with pytest.raises(GuardError, match=r"at least 300 of the 300 images of blobs are in train, blobs, too"):
+        Guard.fit(None, table, 0.2, train=table)
+    with pytest.raises(GuardError, match=r"at least 30 of the 300 images"):
+        Guard.fit(None, table, 0.2, train=table.rows(slice(0, 30)))
+    with pytest.raises(GuardError, match="train must have rows"):
+        Guard.fit(None, table, 0.2, train=table.rows(slice(0, 0)))
+
+
+def test_the_sets_of_one_guard_are_not_those_of_another() -> None:
+    table, sets = blobs(300, noise=2.0), PredictionSets(0.8)
+    one = Guard.fit(None, table, 0.6, sets=sets)
+    before = one.decide(table).sets
+    Guard.fit(None, table, 0.6, sets=sets, seed=5)
+    assert one.decide(table).sets == before
+
+
+def test_logits_of_other_classes_are_told() -> None:
+    guard = Guard.fit(None, Table(logit=blobs(300).logit, label=blobs(300).label, classes=list("abcd")), 0.3)
+    with pytest.raises(TableError, match=r"logits must be of the 4 classes that the guard was fitted for; .* has 6"):
+        guard.decide(Table(logit=torch.zeros(2, 6)))
+
+
+def test_what_is_no_model_or_table_is_told() -> None:
+    with pytest.raises(ModelError, match=r"guard.load: model must come from dubito.load or dubito.wrap; str came"):
+        check_model("resnet", by="guard.load")
+    fit, decide = Guard.fit.__func__.__wrapped__, Guard.decide.__wrapped__  # past the type checks of the tests
+    with pytest.raises(TableError, match=r'guard.fit: table must be a table; the path "cache/val" came. Open it: dub'):
+        fit(Guard, None, "cache/val", 0.3)
+    with pytest.raises(TableError, match=r'guard.fit: train must be a table; the path "cache/train" came'):
+        fit(Guard, None, blobs(3), 0.3, train="cache/train")
+    with pytest.raises(TableError, match=r'guard.decide: table must be a table; the path "cache/new" came'):
+        decide(Guard.fit(None, blobs(300), 0.3), "cache/new")
+
+
+def test_the_whole_of_it_keeps_the_promise() -> None:
+    """`Guard.fit` 60 times, scores chosen, weighed and gated anew. 4,000 other images tell the true error rate to
+    about 0.005; it lies above the risk as rarely as promised, though much is accepted."""
+    new = blobs(4000, seed=999, noise=1.4)
+    wrong = new.logit.argmax(1) != new.label
+    assert wrong.double().mean() > 0.2
+    broken, covered = 0, 0.0
+    for seed in range(60):
+        known = blobs(400, seed=seed, noise=1.4)
+        try:
+            guard = Guard.fit(None, known, 0.15, scores=["margin", "energy", "density"], sets=False)
+        except GuardError:
+            continue  # nothing is promised, nothing accepted
+        accept = guard.decide(new).accept
+        broken += float(wrong[accept].double().mean()) > 0.15
+        covered += float(accept.double().mean()) / 60
+    assert broken / 60 <= 0.05 + 2.6 * (0.05 * 0.95 / 60) ** 0.5
+    assert covered > 0.4

@@ -1,0 +1,223 @@
+"""The exported graph against PyTorch: logits, uncertainty and acceptance, for batches of any size."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dubito
+from dubito.errors import ArtefactError, GuardError
+from dubito.guard import Guard
+from dubito.guard.combine import Combination, quantiles
+from dubito.guard.onnx_file import GuardModule
+from dubito.models.wrap import WrappedClassifier
+from dubito.scores import (
+    Cool,
+    Density,
+    Energy,
+    Entropy,
+    GradNorm,
+    LastLayerGradient,
+    Mahalanobis,
+    Margin,
+    MaxLogit,
+    MaxProbability,
+    MentalModel,
+    Neighbours,
+    REGrad,
+    Temperature,
+)
+from dubito.table import Table
+from dubito.types import Score
+
+from .world import inputs, labelled, network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def model() -> WrappedClassifier:
+    return network()
+
+
+@pytest.fixture(scope="module")
+def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) -> Table:
+    folder = tmp_path_factory.mktemp("onnx") / "cache"
+    table = labelled(dubito.extract(model, inputs(500), folder, workers=0, progress=False))
+    return table.extended(loss=dubito.metrics.nll_per_row(table.logit, table.label))
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        MaxProbability(),
+        Entropy(),
+        Cool(0.3),
+        Margin(),
+        MaxLogit(),
+        Energy(2.0),
+        Temperature(Entropy()),
+        GradNorm(),
+        GradNorm(bias=True),
+        LastLayerGradient("root"),
+        MentalModel(),
+        Mahalanobis(),
+        Mahalanobis(relative=True),
+        Neighbours(k=3),
+        Density(2, start="free"),
+        Density(2, "tied", start="free"),
+        Density(2, "diagonal", "log", start="free"),
+        dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.Recipe(rows=2000)),
+    ],
+    ids=lambda score: f"{score.name}-{getattr(score, 'covariance', '')}",
+)
+def test_every_score_that_can_be_written_is_the_same(model: WrappedClassifier, table: Table, score: Score) -> None:
+    guard = Guard.fit(model, table, coverage=0.7, scores={"one": score})
+    x = inputs(40, seed=5)
+    logits, u, accept = GuardModule(guard, x)(x)
+    found = guard(x)
+    assert logits.numpy() == pytest.approx(guard.asked(x).logit.numpy(), abs=1e-5)
+    assert u.detach().numpy() == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
+    assert torch.equal(accept, found.accept)
+    assert 0 < int(accept.sum()) < 40
+
+
+def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    guard = Guard.fit(model, table, risk=0.2)
+    # Several scores and the gate.
+    others = (MaxProbability(), GradNorm(), Mahalanobis().fit(table), MentalModel().fit(table), Neighbours().fit(table))
+    guard.scores |= {score.name: score for score in others}
+    guard.grids = {name: quantiles(score.score(table)) for name, score in guard.scores.items()}
+    guard.combination = Combination({"density": 0.2} | {score.name: 0.2 for score in others}, {})
+    guard.threshold = guard.threshold._replace(value=0.5)
+    session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
+    assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
+    told = session.get_modelmeta().custom_metadata_map
+    assert told["dubito.promise"] == "at most 20 % of the accepted images are wrong, with confidence 95 %"
+    assert json.loads(told["dubito.threshold"]) == 0.5
+    assert json.loads(told["dubito.classes"]) == ["ant", "bee", "cat", "dog", "eel"]
+    assert json.loads(told["dubito.transform"]) == model.transform.describe()
+    assert json.loads(told["dubito.model"])["model"] == "tiny"
+    for n in (1, 3, 50):
+        x = inputs(n, seed=9)
+        logits, u, accept = session.run(None, {"input": x.numpy()})
+        found = guard(x)
+        assert logits == pytest.approx(guard.asked(x).logit.numpy(), abs=1e-4)
+        assert u == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
+        assert np.array_equal(accept, found.accept.numpy())
+    assert 0 < found.accept.sum() < 50
+
+
+def test_the_model_is_left_as_it_was(model: WrappedClassifier, table: Table) -> None:
+    guard = Guard.fit(model, table, coverage=0.7, scores=["entropy"])
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    exported = GuardModule(guard, inputs(2))
+    exported(inputs(2))
+    assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.module.modules())
+    assert exported.backbone is not model.module
+
+
+@pytest.mark.parametrize("score", [REGrad(layers="uniform"), GradNorm("gradient")], ids=lambda score: score.name)
+def test_scores_that_cannot_be_written_are_named(model: WrappedClassifier, table: Table, score: Score) -> None:
+    gradients = table.extended(gradient=torch.rand(len(table), 3), gradient_uniform=torch.rand(len(table), 3))
+    guard = Guard.fit(model, gradients, coverage=0.7, scores={"all layers": score})
+    with pytest.raises(
+        GuardError,
+        match=rf"score 'all layers' \({score.name}\) cannot be written as an ONNX graph. .*max_probability, .*, head\.",
+    ):
+        GuardModule(guard, inputs(2))
+
+
+def test_without_a_model_or_an_input(model: WrappedClassifier, table: Table) -> None:
+    guard = Guard.fit(None, table, coverage=0.7, scores=["entropy"])
+    with pytest.raises(GuardError, match="needs the model"):
+        GuardModule(guard)
+    guard.model = model
+    with pytest.raises(GuardError, match=r"makes no input of a picture .* Give example="):
+        GuardModule(guard)
+
+
+def test_a_head_that_is_no_linear_layer_gives_logits_only(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = dubito.wrap(module)
+    table = labelled(dubito.extract(model, inputs(200), tmp_path / "cache", workers=0, progress=False))
+    x = inputs(6, seed=2)
+    guard = Guard.fit(model, table, coverage=0.7, scores=["margin"], novel=0.0)
+    assert GuardModule(guard, x)(x)[1].detach().numpy() == pytest.approx(guard(x).uncertainty.numpy(), abs=1e-5)
+    session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "guard.onnx", inputs(2))))
+    assert session.run(None, {"input": x.numpy()})[1] == pytest.approx(guard(x).uncertainty.numpy(), abs=1e-4)
+    with pytest.raises(GuardError, match=r"not one plain nn.Linear.*and novel=0\."):
+        GuardModule(Guard.fit(model, table, coverage=0.7, scores=["density"]), x)
+
+
+def test_other_precisions_are_told(tmp_path: Path) -> None:
+    model = network()
+    model = dubito.wrap(model.module.to(torch.bfloat16), name="short")
+    table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
+    guard = Guard.fit(model, table, coverage=0.5, scores=["entropy"], novel=0.0)
+    with pytest.raises(GuardError, match=r"short computes in bfloat16; only float32 .* Wrap module.float\(\)"):
+        GuardModule(guard, inputs(2))
+
+
+def test_examples_that_are_none(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    guard = Guard.fit(model, table, coverage=0.7, scores=["entropy"])
+    with pytest.raises(GuardError, match=r"example: tiny cannot take inputs of shape \(n, 5, 6, 6\) \(RuntimeE"):
+        guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(2, 5, 6, 6))
+    with pytest.raises(GuardError, match=r"example must be a tensor with a batch of finished inputs.*\(4,\) came"):
+        guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(4))
+    with pytest.raises(ArtefactError, match="it is a folder"):
+        guard.export_onnx(tmp_path, inputs(2))
+
+
+def test_a_model_of_fixed_batches_is_told_and_not_written_for_the_size_of_the_example(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(108, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x.view(len(x), -1))  # a number, not a dimension, to whoever traces it
+
+    torch.manual_seed(0)
+    model = dubito.wrap(Counting(), name="counting")
+    table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
+    guard = Guard.fit(model, table, coverage=0.5, scores=["entropy"], novel=0.0)
+    with pytest.raises(GuardError, match=r"counting cannot be written .* any size .* `len\(x\)` \(in place of x.shape"):
+        guard.export_onnx(tmp_path / "guard.onnx", inputs(2))
+    assert not (tmp_path / "guard.onnx").exists()
+
+
+def test_a_model_that_chooses_its_way_is_told_and_nothing_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Chooser(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(108, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            z = x.flatten(1)
+            return self.last(2 * z if float(z.sum()) > 0 else z)
+
+    torch.manual_seed(0)
+    model = dubito.wrap(Chooser(), name="chooser")
+    table = labelled(dubito.extract(model, inputs(100), tmp_path / "cache", workers=0, progress=False))
+    guard = Guard.fit(model, table, coverage=0.5, scores=["entropy"])
+    with pytest.raises(GuardError, match=r"chooser cannot be written as an ONNX graph .* look for `if`"):
+        guard.export_onnx(tmp_path / "guard.onnx", inputs(2))
+    assert not (tmp_path / "guard.onnx").exists()
+    assert capfd.readouterr() == ("", "")

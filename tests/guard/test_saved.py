@@ -1,0 +1,231 @@
+import errno
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+import dubito
+from dubito.errors import ArtefactError, DiskFullError, DubitoWarning, ModelError
+from dubito.guard import Guard, PredictionSets
+from dubito.guard.saved import sealed
+from dubito.models.wrap import WrappedClassifier
+from dubito.scores.temperature import Temperature
+from dubito.table import Table
+from dubito.types import Score
+
+from .world import blobs, inputs, labelled, network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def model() -> WrappedClassifier:
+    return network()
+
+
+@pytest.fixture(scope="module")
+def saved(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) -> tuple[Guard, Path]:
+    folder = tmp_path_factory.mktemp("saved")
+    table = labelled(dubito.extract(model, inputs(400), folder / "cache", workers=0, progress=False))
+    guard = Guard.fit(model, table, 0.2)
+    return guard, guard.save(folder / "guard")
+
+
+def test_what_is_read_back_decides_the_same(saved: tuple[Guard, Path], model: WrappedClassifier) -> None:
+    guard, path = saved
+    again = Guard.load(path, model)
+    x = inputs(30, seed=3)
+    one, other = guard(x), again(x)
+    assert [verdict.to_json() for verdict in one] == [verdict.to_json() for verdict in other]
+    assert str(again) == str(guard)
+    assert again.to_json() == guard.to_json()
+
+
+def test_several_scores_and_class_wise_sets_come_back(tmp_path: Path) -> None:
+    table = blobs(900)
+    table = table.rows((table.label != 3) | (torch.arange(900) % 4 == 0))
+    with pytest.warns(DubitoWarning, match="class-wise.* 1 of 4 classes have fewer"):
+        guard = Guard.fit(None, table, coverage=0.5, sets=PredictionSets(0.99, "lac", class_wise=True))
+    guard.combination = type(guard.combination)({"max_probability": 0.4, "density": 1.1}, {})
+    guard.scores["max_probability"] = dubito.MaxProbability()
+    guard.grids["max_probability"] = torch.linspace(-1, 0, 9).double()
+    again = Guard.load(guard.save(tmp_path / "guard"))
+    assert torch.equal(again.decide(table).uncertainty, guard.decide(table).uncertainty)
+    assert again.decide(table).sets == guard.decide(table).sets
+
+
+def test_another_model_is_refused(saved: tuple[Guard, Path]) -> None:
+    with pytest.raises(ModelError, match=r"was fitted for another model than tiny: its weights differ .* says nothing"):
+        Guard.load(saved[1], network(seed=3))
+
+
+def test_a_model_with_other_activations_is_refused(saved: tuple[Guard, Path], model: WrappedClassifier) -> None:
+    other = network()
+    other.module[1] = torch.nn.GELU()
+    with pytest.raises(ModelError, match="its operations differ"):
+        Guard.load(saved[1], other)
+    assert Guard.load(saved[1], network()).model is not None  # the same weights, made again
+
+
+def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda found: found | entries
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed(format=9), "must be of format 1; 9 came"),
+        (
+            changed(files={"state.safetensors": "0"}),
+            "state.safetensors is not the file that guard.json was written with",
+        ),
+        (changed(files=None), "does not tell which files are its own"),
+        (changed(parts="../elsewhere"), "does not tell which files are its own"),
+        (changed(threshold={"value": float("inf"), "accepted": 1, "errors": 0, "of": 1}), "cannot be restored"),
+        (changed(promise={"kind": "risk", "level": 2.0, "confidence": 0.95}), "cannot be restored"),
+        (changed(weights={"other": 1.0}), "lacks the score 'other'"),
+        (changed(weights={}), "lacks the score 'any'"),
+        (changed(scores={"density": "../../elsewhere"}), "names a score's folder"),
+        (lambda found: {key: value for key, value in found.items() if key != "roles"}, "cannot be restored"),
+        (lambda _: [], "must be of format 1; list came"),
+    ],
+)
+def test_a_damaged_description_is_told(
+    saved: tuple[Guard, Path], tmp_path: Path, change: Callable[[Any], Any], message: str
+) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    described = json.loads((path / "guard.json").read_text())
+    after = change(described)
+    (path / "guard.json").write_text(json.dumps(sealed(after) if isinstance(after, dict) else after))
+    with pytest.raises(ArtefactError, match=message):
+        Guard.load(path)
+
+
+def test_a_changed_threshold_is_noticed(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    described = json.loads((path / "guard.json").read_text())
+    described["threshold"]["value"] *= 2
+    (path / "guard.json").write_text(json.dumps(described))
+    with pytest.raises(ArtefactError, match=r"guard.json was changed after it was written"):
+        Guard.load(path)
+
+
+def test_a_score_of_another_guard_is_noticed(tmp_path: Path) -> None:
+    """As after a copy that was broken off between two files: each of them is whole, but they are of two guards."""
+    one, other = (
+        Guard.fit(None, blobs(300, seed=seed), coverage=0.7, scores=["neighbours"]).save(tmp_path / str(seed))
+        for seed in (0, 1)
+    )
+    file = next(one.glob("parts-*/*_neighbours/state.safetensors"))
+    file.write_bytes(next(other.glob("parts-*/*_neighbours/state.safetensors")).read_bytes())
+    with pytest.raises(ArtefactError, match=r"neighbours/state.safetensors is not the file .* damaged or replaced"):
+        Guard.load(one)
+
+
+def test_nothing_is_unpickled(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    """A file that would leave a mark if it were ever unpickled, in place of each that is read."""
+
+    class Mark:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "executed",))
+
+    for name in ("guard.json", "state.safetensors", "score.json"):
+        path = saved[0].save(tmp_path / "guard")
+        next(path.rglob(name)).write_bytes(pickle.dumps(Mark()))
+        with pytest.raises(ArtefactError, match=r"cannot be read|is not the file that guard.json was written with"):
+            Guard.load(path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_saving_again_replaces_all(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    (path / "parts.part").mkdir()
+    (path / "parts.part" / "state.safetensors.part").write_bytes(b"left behind")
+    other = Guard.fit(None, blobs(300), coverage=0.7, scores=["margin"])
+    for _ in range(2):  # the same once more is no change
+        assert Guard.load(other.save(path)).threshold == other.threshold
+        assert len([one for one in path.iterdir() if one.name != ".lock"]) == 2  # guard.json and its own parts
+
+
+def test_a_save_that_fails_leaves_the_guard_before(
+    saved: tuple[Guard, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    other = Guard.fit(None, blobs(300), coverage=0.7, scores=["neighbours"])
+
+    def full(file: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for where in ("dubito.guard.saving.write_file", "dubito.scores.artefact.write_file"):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, full)
+            with pytest.raises(
+                DiskFullError, match=r"no space left for the guard .* so is what was saved there before"
+            ):
+                other.save(path)
+        assert Guard.load(path).to_json() == saved[0].to_json()
+        assert len([one for one in path.iterdir() if one.name != ".lock"]) == 2
+
+
+def test_a_folder_of_other_things_is_refused(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "cat.jpg").touch()
+    with pytest.raises(ArtefactError, match=r"it holds other things \(cat.jpg\) and no guard. Give a new or empty"):
+        saved[0].save(photos)
+    assert [one.name for one in photos.iterdir()] == ["cat.jpg"]
+    (photos / "guard.json").write_text("{}")  # somebody else's
+    with pytest.raises(ArtefactError, match=r"it holds other things \(cat.jpg, guard.json\) and no guard"):
+        saved[0].save(photos)
+    path = saved[0].save(tmp_path / "guard")
+    (path / "README.md").write_text("Ours since May.")
+    saved[0].save(path)  # a guard is replaced, and notes beside it stay
+    assert (path / "README.md").exists()
+    (path / "README.md").unlink()
+    (path / "guard.json").write_text("damaged")
+    assert Guard.load(saved[0].save(path)).to_json() == saved[0].to_json()
+
+
+def test_one_writer_at_a_time(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    path = saved[0].save(tmp_path / "guard")
+    with FileLock(path / ".lock"), pytest.raises(ArtefactError, match="somebody else is saving a guard"):
+        saved[0].save(path)
+
+
+def test_scores_that_could_not_be_read_back_are_not_saved(tmp_path: Path) -> None:
+    @dataclass
+    class Mine(Score):
+        name = "mine"
+        kind = "both"
+        needs = ("logit",)
+
+        def rows(self, batch: Table) -> torch.Tensor:
+            return -batch.logit.amax(1)
+
+    for score in (Mine(), Temperature(Mine())):
+        guard = Guard.fit(None, blobs(300), coverage=0.7, scores={"a": score})
+        with pytest.raises(ArtefactError, match=r"its score 'a' \(Mine\) is none of dubito's own"):
+            guard.save(tmp_path / "guard")
+    assert not (tmp_path / "guard").exists()
+
+
+def test_missing_and_broken_files_are_told(saved: tuple[Guard, Path], tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"no guard in .*: guard.json is not there"):
+        Guard.load(tmp_path)
+    path = saved[0].save(tmp_path / "guard")
+    next(path.glob("parts-*/state.safetensors")).write_bytes(b"short")
+    with pytest.raises(ArtefactError, match=r"state.safetensors is not the file that guard.json was written with"):
+        Guard.load(path)
+    shutil.rmtree(next(path.glob("parts-*")))
+    with pytest.raises(ArtefactError, match="it is missing, damaged or replaced"):
+        Guard.load(path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtefactError, match="cannot be"):
+        saved[0].save(tmp_path / "file")

@@ -1,0 +1,119 @@
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dubito.errors import ArtefactError
+from dubito.guard.verdict import Decisions, top_two
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def decisions(**changes: Any) -> Decisions:
+    """One image, of which the threshold lies at half of the known ones."""
+    plain: dict[str, Any] = {
+        "ids": ["a.png"],
+        "classes": ["ant, emmet", "bee", "cat"],
+        "label": torch.tensor([[0, 2]]),
+        "probability": torch.tensor([[0.9, 0.05]], dtype=torch.float64),
+        "uncertainty": column(0.1),
+        "rank": column(0.2),
+        "accept": torch.tensor([True]),
+        "novel": torch.tensor([False]),
+        "aleatoric": column(0.5),
+        "epistemic": column(0.5),
+        "density_rank": column(0.5),
+        "sets": [(0, 2)],
+        "edge": 0.5,
+    }
+    return Decisions(**plain | changes)
+
+
+REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "clear: more certain than 80 % of the known images"),
+        (
+            {"probability": torch.tensor([[0.51, 0.2]], dtype=torch.float64)},
+            "certain enough: more certain than 80 % of the known images",
+        ),
+        ({"rank": column(0.75), "edge": 0.9}, "certain enough: more certain than 25 % of the known images"),
+        ({"rank": column(0.49)}, "clear: more certain than 51 % of the known images; close to the threshold"),
+        (REFUSED, "more uncertain than 80 % of the known images; accepted up to 50 %"),
+        (
+            REFUSED | {"rank": column(1.0), "edge": 0.99},
+            "more uncertain than 100 % of the known images; accepted up to 99.0 %",
+        ),
+        (REFUSED | {"density_rank": column(0.003)}, "unlike the known images: density below all but 0.3 % of them"),
+        (REFUSED | {"density_rank": column(0.0)}, "unlike the known images: density below all of them"),
+        ({"rank": column(0.0002)}, "clear: more certain than 99.9 % of the known images"),
+        (
+            REFUSED | {"novel": torch.tensor([True]), "density_rank": column(0.1), "rank": column(0.51)},
+            "unlike the known images: density below all but 10 % of them",
+        ),
+        (
+            REFUSED | {"probability": torch.tensor([[0.48, 0.41]], dtype=torch.float64)},
+            "ambiguous between ant and cat (0.48 and 0.41)",
+        ),
+        (
+            REFUSED | {"probability": torch.tensor([[0.08, 0.07]], dtype=torch.float64)},
+            "no class stands out: the likeliest, ant and cat, have 0.08 and 0.07",
+        ),
+        (
+            REFUSED | {"epistemic": column(0.99)},
+            "new to the model: epistemic uncertainty above that of 99.0 % of the known images",
+        ),
+        (
+            REFUSED | {"aleatoric": column(0.97), "epistemic": None},
+            "hard to tell: aleatoric uncertainty above that of 97.0 % of the known images",
+        ),
+        (
+            REFUSED | {"rank": column(0.51), "density_rank": None},
+            "more uncertain than 51 % of the known images; close to the threshold",
+        ),
+    ],
+)
+def test_reasons(changes: dict[str, Any], reason: str) -> None:
+    assert decisions(**changes)[0].reason == reason
+
+
+def test_classes_without_names_are_told_by_number() -> None:
+    unnamed = decisions(**REFUSED, classes=None, probability=torch.tensor([[0.4, 0.3]], dtype=torch.float64))
+    assert unnamed[-1].reason == "ambiguous between class 0 and class 2 (0.40 and 0.30)"
+    assert str(unnamed[0]).startswith("a.png: abstain class 0 (0.400, aleatoric 0.50, epistemic 0.50): ambiguous")
+    with pytest.raises(IndexError):
+        unnamed[1]
+
+
+def test_verdicts_as_csv_and_json(tmp_path: Path) -> None:
+    found = decisions()
+    path = found.to_csv(tmp_path / "new" / "verdicts.csv")
+    with path.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["class_name"] == "ant, emmet"
+    assert row["prediction_set"] == "0 2"
+    assert row["accept"] == "True"
+    assert float(row["probability"]) == found[0].to_json()["probability"] == 0.9
+    with pytest.raises(ArtefactError, match="cannot be written"):
+        found.to_csv(tmp_path)
+
+
+def test_the_two_most_likely_classes() -> None:
+    p, label = top_two(torch.tensor([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0]]))
+    assert label.tolist() == [[1, 2], [0, 1]]
+    assert p[0].tolist() == pytest.approx(torch.tensor([3.0, 2.0]).sub(3.4076).exp().tolist(), abs=1e-4)
+
+
+def test_a_slice_is_a_list_of_verdicts() -> None:
+    found = decisions()
+    assert found[:5] == [found[0]]
+    assert found[1:] == []
+    assert found[::-1] == [found[0]]
+    assert found != decisions()  # columns are not compared

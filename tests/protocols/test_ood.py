@@ -1,0 +1,83 @@
+"""Foreign against known images: per data set, pooled, and what the pooled value hides."""
+
+import json
+
+import pytest
+import torch
+
+from dubito import metrics
+from dubito.errors import TableError
+from dubito.protocols.ood import shift
+from dubito.scores import Entropy, MaxProbability
+from dubito.table import Table
+
+QUICK = {"resamples": 60}
+
+
+def confident(by: float, n: int = 150, seed: int = 0) -> Table:
+    """Logits whose first class leads by about so much: the larger, the surer."""
+    noise = torch.rand(n, 2, generator=torch.Generator().manual_seed(seed))
+    return Table(logit=noise + torch.tensor([by, 0.0]), name=f"by {by}")
+
+
+@pytest.fixture(scope="module")
+def known() -> Table:
+    return confident(2.0)
+
+
+def test_values_are_those_of_the_metric(known):
+    foreign = {"harder": confident(1.7, seed=1), "easier": confident(2.6, n=80, seed=2)}
+    found = shift({"entropy": Entropy(), "max_probability": MaxProbability()}, known, foreign, **QUICK)
+    for name, score in (("entropy", Entropy()), ("max_probability", MaxProbability())):
+        u = score.score(known)
+        parts = {key: score.score(table) for key, table in foreign.items()}
+        for key, other in parts.items():
+            both = torch.cat([u, other])
+            expected = metrics.interval(metrics.auroc, both, torch.arange(len(both)) >= 150, **QUICK)
+            assert found.by_set[name][key] == expected
+        both = torch.cat([u, parts["harder"], parts["easier"]])
+        assert found.pooled[name].value == metrics.auroc(both, torch.arange(len(both)) >= 150)
+    assert found.by_set["entropy"]["easier"].high < 0.5 < found.by_set["entropy"]["harder"].low
+    assert found.rows == {"harder": 150, "easier": 80}
+
+
+def test_opposite_values_are_told(known):
+    found = shift(
+        {"u": Entropy()}, known, {"harder": confident(1.0, seed=1), "easier": confident(3.0, seed=2)}, **QUICK
+    )
+    (sentence,) = found.findings()
+    below, above = found.by_set["u"]["easier"].value, found.by_set["u"]["harder"].value
+    assert found.pooled["u"].value == pytest.approx(0.5, abs=0.02)
+    assert sentence == (
+        f"u: the pooled {found.pooled['u'].value:.3f} hides opposite values. Less uncertain than the known images: "
+        f"easier {below:.3f}; more uncertain: harder {above:.3f}."
+    )
+    assert str(found).endswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"harder": confident(1.0, seed=1), "harder too": confident(1.2, seed=2)},
+        {"harder": confident(1.0, seed=1), "like it": confident(2.0, seed=3)},
+    ],
+)
+def test_what_is_not_opposite_is_not_told(known, foreign):
+    assert shift({"u": Entropy()}, known, foreign, **QUICK).findings() == []
+
+
+def test_text_and_json(known):
+    found = shift({"u": Entropy()}, known, {"a": confident(1.0, seed=1)}, **QUICK)
+    assert found.lines()[0] == ["score", "a", "pooled"]
+    assert found.lines()[1][1] == found.lines()[1][2]  # one set, so pooled is the same
+    assert str(found).startswith("AUROC of foreign images against by 2.0 (150 images)\nscore  a ")
+    plain = json.loads(json.dumps(found.to_json()))
+    assert plain["scores"]["u"]["pooled"]["value"] == found.pooled["u"].value
+    assert (plain["known_rows"], plain["rows"], plain["findings"]) == (150, {"a": 150}, [])
+
+
+def test_errors(known):
+    with pytest.raises(TableError, match="shift needs at least one foreign table"):
+        shift({"u": Entropy()}, known, {})
+    with pytest.raises(TableError, match=r"shift \(none\) needs at least one row; by 2.0 has none"):
+        shift({"u": Entropy()}, known, {"none": known.rows([])})

@@ -1,0 +1,147 @@
+"""Zero-shot transfer: the metrics' own values, one search a table, the paper's figures beside."""
+
+import json
+import statistics
+
+import pytest
+import torch
+from dubito.apps import transfer as module
+
+from dubito import metrics
+from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
+from dubito.protocols.transfer import PUBLISHED, Spread, median_and_spread, transfer
+from dubito.scores import Entropy, MaxProbability, Neighbours
+from dubito.table import Table
+
+QUICK = {"resamples": 40}
+
+
+def data(seed: int, n: int = 120, logits: bool = True) -> Table:
+    """Four classes of another set, not all of them easy; three logits of a model that knows none of them."""
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.randint(4, (n,), generator=generator)
+    feature = 2 * torch.eye(4, 6)[label] + torch.randn(n, 6, generator=generator)
+    logit = feature[:, :3] if logits else None
+    return Table(feature=feature, logit=logit, label=label + 50, label_space="own", name=f"cache/{seed}")
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, Table]:
+    return {"cub200": data(1), "mine": data(2, 90)}
+
+
+@pytest.fixture(scope="module")
+def scores():
+    return {"max_probability": MaxProbability(), "neighbours": Neighbours(k=2).fit(data(3))}
+
+
+@pytest.fixture(scope="module")
+def found(scores, tables):
+    return transfer(scores, tables, **QUICK)
+
+
+def test_values_are_those_of_the_metrics(found, scores, tables):
+    for name, table in tables.items():
+        assert found.recall_at_1[name].value == pytest.approx(metrics.recall_at_1(table.feature, table.label))
+        assert 0.2 < found.recall_at_1[name].value < 0.95
+        for score, fitted in (*scores.items(), ("entropy", Entropy())):
+            expected = metrics.interval(metrics.r_auroc, table.feature, table.label, fitted.score(table), **QUICK)
+            assert found[score][name] == expected
+    assert list(found.r_auroc) == ["max_probability", "neighbours", "entropy"]
+    assert found.rows == {"cub200": 120, "mine": 90}
+
+
+def test_means_count_every_data_set_the_same(found):
+    assert found.mean("neighbours") == statistics.fmean([v.value for v in found["neighbours"].values()])
+
+
+def test_neighbours_are_searched_once_a_table(monkeypatch, scores, tables):
+    calls = []
+    search = module.neighbour_matches
+    monkeypatch.setattr(module, "neighbour_matches", lambda *given: calls.append(1) or search(*given))
+    transfer(scores, tables, **QUICK)
+    assert len(calls) == 2
+
+
+def test_without_logits_there_is_no_baseline(scores):
+    found = transfer({"neighbours": scores["neighbours"]}, {"a": data(1), "b": data(2, logits=False)}, **QUICK)
+    assert set(found["entropy"]) == {"a"}
+    assert found.mean("entropy") is None
+    assert set(found["neighbours"]) == {"a", "b"}
+    assert found.lines()[2][-1] == "-"
+
+
+def test_a_given_entropy_is_not_replaced(tables):
+    assert list(transfer({"entropy": Entropy()}, tables, **QUICK).r_auroc) == ["entropy"]
+
+
+def test_no_r_auroc_where_every_neighbour_is_right():
+    far = Table(feature=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], logit=torch.eye(4), label=[0, 0, 1, 1])
+    found = transfer({"entropy": Entropy()}, {"far": far}, **QUICK)
+    assert found.recall_at_1["far"].value == 1
+    assert found["entropy"] == {}
+    assert found.lines()[1] == ["far", "4", "1.000 [1.000, 1.000]", "-"]
+
+
+def test_text_and_json(found):
+    text = str(found)
+    assert text.startswith("R-AUROC by score, zero-shot\ndata set  images  Recall@1")
+    lines = found.lines()
+    assert lines[0][:3] == ["data set", "images", "Recall@1"]
+    assert lines[0][3:] == ["max_probability", "neighbours", "entropy", "ViT-Base head", "its entropy"]
+    assert lines[1][-2:] == ["0.626 ± 0.008", "0.608"]
+    assert lines[2][-2:] == ["-", "-"]
+    assert lines[3][:2] == ["mean", "210"]
+    plain = json.loads(json.dumps(found.to_json()))
+    assert plain["r_auroc"]["entropy"]["mine"]["value"] == found["entropy"]["mine"].value
+    assert plain["published"] == {"cub200": {"head": {"median": 0.626, "distance": 0.008}, "entropy": 0.608}}
+    assert plain["mean"]["entropy"] == found.mean("entropy")
+
+
+def test_without_published_data_sets_there_are_no_published_columns(tables):
+    found = transfer({"entropy": Entropy()}, {"mine": tables["mine"]}, **QUICK)
+    assert found.lines()[0] == ["data set", "images", "Recall@1", "entropy"]
+
+
+def test_published_figures_are_those_of_table_2():
+    heads = [line.head.median for line in PUBLISHED.values()]
+    entropies = [line.entropy for line in PUBLISHED.values()]
+    assert heads == sorted(heads, reverse=True)  # the paper orders them so
+    # Sums over the thirteen lines, added up by hand from the paper.
+    assert sum(heads) == pytest.approx(8.610)
+    assert sum(entropies) == pytest.approx(8.570)
+    # The paper's mean over CUB, CARS and SOP is 0.608 ± 0.004 (Table 3); of the medians it is near.
+    assert statistics.fmean(PUBLISHED[name].head.median for name in ("cub200", "cars196", "sop")) == pytest.approx(
+        0.608, abs=0.002
+    )
+
+
+def test_median_and_distance_to_the_farther_extreme():
+    assert median_and_spread([3.0, 1.0, 7.0]) == Spread(3.0, 4.0)
+    assert median_and_spread([3.0, -2.0, 4.0]) == Spread(3.0, 5.0)
+    assert median_and_spread([1.0, 2.0]) == Spread(1.5, 0.5)
+    assert median_and_spread([0.5]) == Spread(0.5, 0.0)
+    assert str(Spread(0.6084, 0.0041)) == "0.608 ± 0.004"
+    with pytest.raises(ValueRangeError, match="at least one value"):
+        median_and_spread([])
+
+
+def test_over_seeds(tables):
+    seeds = {f"head {seed}": Neighbours(k=2, bank_size=20, seed=seed).fit(data(3)) for seed in range(3)}
+    found = transfer(seeds, tables, **QUICK)
+    spread = found.over_seeds(list(seeds))
+    assert spread["mine"] == median_and_spread([found[name]["mine"].value for name in seeds])
+    assert spread["mine"].distance > 0
+    assert spread["mean"] == median_and_spread([found.mean(name) for name in seeds])
+    assert list(spread) == ["cub200", "mine", "mean"]
+
+
+def test_errors(tables):
+    with pytest.raises(TableError, match="transfer needs at least one table"):
+        transfer({"entropy": Entropy()}, {})
+    with pytest.raises(TableError, match="needs at least one score; none came"):
+        transfer({}, tables)
+    with pytest.raises(MissingColumnError, match=r"transfer \(mine\) needs column 'label'"):
+        transfer({"entropy": Entropy()}, {"mine": tables["mine"].select("feature", "logit")})
+    with pytest.raises(NotFittedError, match=r"neighbours.score was called before fit"):
+        transfer({"n": Neighbours()}, tables)

@@ -1,0 +1,101 @@
+"""Sets: radii by matching quantiles, by hand on a line of angles, and what they promise."""
+
+import numpy as np
+import pytest
+
+from dubito.errors import TableError
+from dubito.search import SafeIndex
+from dubito.search.in_memory import InMemory
+from dubito.search.radius import Radii, matched, measure
+
+
+def at(*degrees: float) -> np.ndarray:
+    angle = np.deg2rad(degrees)
+    return np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+def test_a_radius_is_the_distance_at_the_same_rank(monkeypatch):
+    monkeypatch.setattr("dubito.search.radius.REACH", 1)
+    # Nearest neighbours of 0, 1, 3, 7 degrees: 1, 1, 2, 4 degrees away; uncertainties 10, 20, 30, 40.
+    index = SafeIndex.build(at(0, 1, 3, 7), [10.0, 20.0, 30.0, 40.0], clean="none")
+    radii = measure(index.backend)
+    near = 1 - np.cos(np.deg2rad([1.0, 1.0, 2.0, 4.0]))
+    u = np.array([0.0, 10.0, 20.0, 30.0, 40.0, 99.0])
+    # The shares 0, 1/3, 2/3 and 1 are those of the four items; levels at hundredths lie within 1/300 of a third.
+    np.testing.assert_allclose(radii.of(u), near[[0, 0, 1, 2, 3, 3]], atol=2e-5)
+    assert (np.diff(radii.distances) >= 0).all()
+
+
+def test_a_set_is_all_that_lies_within(monkeypatch):
+    monkeypatch.setattr("dubito.search.radius.REACH", 1)
+    index = SafeIndex.build(at(0, 1, 3, 7), [10.0, 20.0, 30.0, 40.0], clean="none")
+    found = index.search(at(0.5, 0.5, 0.5, 40), [10.0, 30.0, 40.0, 40.0], k=1, sets=True)
+    assert found.sets is not None
+    names = [one.ids for one in found.sets if one is not None]
+    assert [set(one) for one in names] == [{"0", "1"}, {"0", "1"}, {"0", "1", "2"}, set()]  # 1, 2, 4 and 4 degrees
+    assert names[2][2] == "2"
+    assert [one.cut_off for one in found.sets if one] == [False] * 4
+    few = index.search(at(0.5, 0.5), [10.0, 40.0], k=1, sets=True, at_most=2).sets
+    assert few is not None
+    assert [(len(one.ids), one.cut_off) for one in few if one] == [(2, False), (2, True)]
+
+
+def test_sets_grow_with_uncertainty_and_hold_about_ten():
+    draw = np.random.default_rng(0)
+    index = SafeIndex.build(draw.normal(size=(1000, 6)), draw.random(1000), clean="none")
+    queries = draw.normal(size=(200, 6))
+    sizes = []
+    for level in (0.1, 0.5, 0.9):
+        sets = index.search(queries, np.full(200, level), k=1, sets=True).sets
+        assert sets is not None
+        sizes.append(np.median([len(one.ids) for one in sets if one]))
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert 7 <= sizes[1] <= 14
+
+
+def test_only_the_order_of_uncertainties_counts():
+    draw = np.random.default_rng(1)
+    x, u = draw.normal(size=(300, 5)), draw.random(300)
+    plain, other = SafeIndex.build(x, u), SafeIndex.build(x, 5 * u - 100)
+    one, two = plain.search(x, u, sets=True), other.search(x, 5 * u - 100, sets=True)
+    assert one.sets is not None
+    assert two.sets is not None
+    pairs = [(a, b) for a, b in zip(one.sets, two.sets, strict=True) if a and b]
+    assert len(pairs) == 270
+    assert all(a.radius == pytest.approx(b.radius, abs=1e-9) for a, b in pairs)
+
+
+def test_items_that_come_move_the_radii():
+    draw = np.random.default_rng(2)
+    index = SafeIndex.build(draw.normal(size=(50, 5)), draw.random(50))
+    query = (draw.normal(size=(1, 5)), [0.5])
+    before = index.search(*query, sets=True).sets
+    index.add(draw.normal(size=(500, 5)), draw.random(500))
+    after = index.search(*query, sets=True).sets
+    assert before is not None
+    assert after is not None
+    assert before[0] is not None
+    assert after[0] is not None
+    assert after[0].radius < before[0].radius  # neighbours are nearer where there are more
+
+
+def test_an_approximation_measures_as_it_searches(monkeypatch):
+    draw = np.random.default_rng(0)
+    x, u = draw.normal(size=(300, 6)), draw.random(300)
+    index = SafeIndex.build(x, u, clean="none")
+    exact = index.search(x[:20], u[:20], k=1, sets=True).sets
+    index = SafeIndex.build(x, u, clean="none")
+    index.approximate("IVF4,Flat", effort=4)  # all lists: exact after all
+    monkeypatch.setattr(InMemory, "_compared", None)  # to compare all items would fail
+    assert index.search(x[:20], u[:20], k=1, sets=True).sets == exact
+
+
+def test_equal_uncertainties_and_few_items():
+    assert matched(np.array([1.0, 1.0]), np.array([0.1, 0.3]), 0).of(np.array([1.0])).tolist() == [0.3]
+    assert Radii.from_json(matched(np.array([1.0]), np.array([0.1]), 0).to_json(), 4).revision == 4
+    with pytest.raises(TableError, match="sets are measured by distances between items, at least two; 1 is kept"):
+        SafeIndex.build(at(0), [1.0]).search(at(0), [1.0], k=1, sets=True)
+    three = SafeIndex.build(at(0, 0, 0), [1.0, 1.0, 1.0]).search(at(0), [1.0], k=1, sets=True).sets
+    assert three is not None
+    assert three[0] is not None
+    assert len(three[0].ids) == 3

@@ -1,0 +1,193 @@
+"""Every way to ask an index wrongly, and what it answers."""
+
+import numpy as np
+import pytest
+
+from dubito.errors import MissingColumnError, TableError, ValueRangeError
+from dubito.scores import Entropy, MaxProbability, Neighbours
+from dubito.search import SafeIndex
+from dubito.table import Table
+
+from .world import D, N, table
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "text"),
+    [
+        (
+            {"k": 0},
+            ValueRangeError,
+            r"k must be between 1 and 180, the items that are searched \(200 in all, 20 left out",
+        ),
+        ({"k": 181}, ValueRangeError, r"as too uncertain\); 181 came. Choose a smaller k or add items."),
+        ({"k": 180, "exclude": ["x"] * 40}, ValueRangeError, "between 1 and 179, the items that are searched less the"),
+        ({"exclude": ["x"]}, TableError, "exclude must have one id a query, 40; 1 came"),
+        ({"exclude": "x" * 40}, TableError, "exclude must have one id a query, 40; 1 came"),
+        (
+            {"queries": np.ones((40, 9))},
+            TableError,
+            r"features must have the axes \(n, 8\), as wide as the index; \(40, 9",
+        ),
+        ({"queries": np.ones(8)}, TableError, r"Give one row an image, such as feature\[None\] of shape \(1, 8\)."),
+        ({"queries": np.zeros((40, 8))}, ValueRangeError, "row 0 of the array is all zeros. Look at that image"),
+        ({"queries": np.ones((40, 8), int)}, TableError, "features must be floating-point numbers; torch.int64 came"),
+        (
+            {"uncertainty": None},
+            TableError,
+            "needs the uncertainty of every query; none came, and the index has no score",
+        ),
+        ({"uncertainty": np.ones(39)}, TableError, r"uncertainty must have one number a row, \(40,\); \(39,\) came"),
+        ({"uncertainty": np.full(40, np.nan)}, ValueRangeError, "uncertainty: 40 of 40 values are NaN or infinite"),
+        (
+            {"uncertainty": Entropy()},
+            TableError,
+            "the score entropy reads columns of a table; an array of features came",
+        ),
+        (
+            {"refuse_above": [1.0, 2.0]},
+            TableError,
+            r"refuse_above must be one number, or one a query, \(40,\); \(2,\) ca",
+        ),
+        ({"queries": np.ones((1, 40, 8))}, TableError, r"\(1, 40, 8\) came in the array. Give one row an image"),
+        (
+            {"refuse_above": np.nan},
+            ValueRangeError,
+            "refuse_above must be numbers; NaN came. Infinity refuses no query",
+        ),
+        ({"sets": True, "at_most": 0}, ValueRangeError, "at_most must be at least 1; 0 came"),
+    ],
+)
+def test_wrong_questions(items, queries, ask, error, text):
+    index = SafeIndex.build(items["feature"], items["u"])
+    asked = {"queries": queries["feature"], "uncertainty": queries["u"], "k": 3} | ask
+    with pytest.raises(error, match=text):
+        index.search(**asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"ids": ["a", "a"]}, TableError, "every id once; 'a' came twice. Nothing was added"),
+        (
+            {"ids": ["a", "7"]},
+            TableError,
+            "ids must be new; 1 of 2 are in the index, such as '7'. Nothing was added: remo",
+        ),
+        ({"ids": ["a"]}, TableError, "ids must have one name a row, 2; 1 came"),
+        ({"ids": "ab"}, TableError, "ids must have one name a row, 2; 1 came"),
+        (
+            {"ids": ["a", ""]},
+            TableError,
+            "ids must be texts of at least one letter that UTF-8 can write, without NUL; ''",
+        ),
+        ({"ids": ["a", "\udcff.png"]}, TableError, r"'\\udcff.png' came for row 1. Name it otherwise."),
+        (
+            {"uncertainty": None},
+            TableError,
+            "needs the uncertainty of every item; none came, and the index has no score",
+        ),
+        ({"labels": [1, 2]}, TableError, "those of the index have none, the array has some. Leave the labels out."),
+        (
+            {"labels": [1.0, 2.0]},
+            TableError,
+            r"labels must be one integer a row, \(2,\); torch.float64 of shape \(2,\)",
+        ),
+    ],
+)
+def test_wrong_items(items, given, error, text):
+    index = SafeIndex.build(items["feature"], items["u"])
+    with pytest.raises(error, match=text):
+        index.add(**({"items": np.ones((2, 8)), "uncertainty": [0.1, 0.2]} | given))
+    assert len(index) == N
+
+
+def test_further_errors(items):
+    empty = SafeIndex(D)
+    with pytest.raises(TableError, match=r"the index is empty, so there is nothing to find. Add items first."):
+        empty.search(np.ones((1, D)), [0.0])
+    with pytest.raises(TableError, match="the index is empty"):
+        empty.approximate()
+    empty.add(np.empty((0, D)), [])
+    assert len(empty) == 0
+    index = SafeIndex.build(items["feature"], items["u"])
+    with pytest.raises(TableError, match=r"1 of 2 are not, such as 'x'. Nothing was removed"):
+        index.remove(["1", "x"])
+    with pytest.raises(TableError, match="every id once; '1' came twice"):
+        index.remove(["1", "1"])
+    assert "1" in index
+    index.remove(["0"])
+    with pytest.raises(TableError, match=r"such as '199'. Nothing was added: give ids=..."):
+        index.add(np.ones((1, D)), [0.5])
+    with pytest.raises(TableError, match=r"SafeIndex.build: features must have the axes \(n, d\); \(8,\) came"):
+        SafeIndex.build(np.ones(8), [0.1])
+    with pytest.raises(MissingColumnError, match=r"SafeIndex.build needs column 'feature'"):
+        SafeIndex.build(Table(logit=[[1.0, 2.0]]), MaxProbability())
+    with pytest.raises(ValueRangeError, match="width must be at least 1"):
+        SafeIndex(0)
+    one = SafeIndex.build(np.ones((1, D)), [0.1])
+    with pytest.raises(
+        ValueRangeError, match=r"with exclude at least two items must be searched; there is 1 \(1 in all"
+    ):
+        one.search(np.ones((1, D)), [0.1], k=1, exclude=["0"])
+
+
+def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
+    with pytest.raises(TableError, match="per_class=True needs the class of every item"):
+        SafeIndex.build(items["feature"], items["u"], per_class=True)
+    index = SafeIndex.build(items["feature"], items["u"], labels=items["label"], per_class=True)
+    with pytest.raises(TableError, match="needs the class of every query, true or predicted; no labels came"):
+        index.search(queries["feature"], queries["u"])
+    found = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.everywhere)
+    assert found.refused.tolist() == (queries["u"] > index.thresholds.everywhere).tolist()
+
+
+def test_a_number_must_mean_one_class(tmp_path):
+    items = table(0, label_space="own", label_names=["ant", "bee", "cat", "dog"])
+    other = table(1, label_space="own", label_names=["bee", "cat", "dog", "eel"])
+    built = SafeIndex.build(items, MaxProbability(), per_class=True)
+    built.save(tmp_path / "index")
+    for index in (built, SafeIndex.load(tmp_path / "index")):
+        with pytest.raises(
+            TableError, match=r"queries of the items' classes; those of cache/1 have other names, .* one th"
+        ):
+            index.search(other)
+        with pytest.raises(
+            TableError, match=r"the classes of cache/1 have other names than .* Nothing was added: give la"
+        ):
+            index.add(other)
+        assert len(index) == N
+        assert index.search(other, refuse_above=np.inf).refused.sum() == 0
+        # Numbers that somebody gives, and names that nobody knows, are believed.
+        assert index.search(other, labels=other.label).refused.tolist() == index.search(table(1)).refused.tolist()
+    one = SafeIndex.build(items, MaxProbability())
+    assert len(one.search(other)) == N  # one threshold for all needs no class
+
+
+def test_another_model_and_another_score_are_refused():
+    index = SafeIndex.build(table(0, source="model a"), MaxProbability())
+    with pytest.raises(TableError, match=r"cache/1 was made by another model \(model b\) than the items of the index"):
+        index.search(table(1, source="model b"))
+    named = SafeIndex.build(table(0, source="a1", maker={"model": "timm:small"}), MaxProbability())
+    narrow = Table(name="photos/new", feature=np.ones((1, 3)), source="b2", maker={"model": "timm:large"})
+    for ask in (named.search, named.add):
+        with pytest.raises(
+            TableError, match=r"photos/new was made by another model \(timm:large, b2\) than .* \(timm:small, a1\)"
+        ):
+            ask(narrow)
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
+        index.add(table(1, source="model a"), Entropy())
+    with pytest.raises(TableError, match="needs the uncertainty of every query; none came with an array of features"):
+        index.search(table(1).feature)
+    with pytest.raises(TableError, match="needs the uncertainty of every item; none came with an array of features"):
+        index.add(table(1).feature)
+    index.score = None  # as one does to save an index with a score of one's own
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
+        index.search(table(1, source="model a"), Entropy())
+    learned = SafeIndex.build(table(0), Neighbours(k=2).fit(table(3)))
+    for other in (Neighbours(k=3).fit(table(3)), Neighbours(k=2).fit(table(4))):
+        with pytest.raises(
+            TableError, match=r"of the score that the items have, Neighbours\(k=2.* or another fit came"
+        ):
+            learned.search(table(1), other)
+    assert len(learned.search(table(1), Neighbours(k=2).fit(table(3)))) == N
+    assert SafeIndex.build(table(0), MaxProbability(), clean="items").search(table(1).feature).uncertainty is None
