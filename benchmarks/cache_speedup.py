@@ -97,7 +97,7 @@ def from_cache(cache: Path, recipe: dubito.Recipe) -> None:
     """The training as users run it, with files opened and verified again."""
     forget_shards()
     table = dubito.open(cache)
-    train_head(dubito.joined(*[table] * -(-LISTED // len(table))), recipe=recipe)
+    train_head(dubito.concat(*[table] * -(-LISTED // len(table))), recipe=recipe)
 
 
 def through_network(model: WrappedClassifier, photos: Images, plan: Plan, turn: int) -> None:

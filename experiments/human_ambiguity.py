@@ -106,7 +106,7 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
             clean, augmented, halves, dubito.Recipe(target=target, **RECIPE), seed
         )
     for seed in seeds:
-        head = trained(dubito.joined(clean, augmented), dubito.Recipe(target="expected", **RECIPE), seed)
+        head = trained(dubito.concat(clean, augmented), dubito.Recipe(target="expected", **RECIPE), seed)
         doubts[f"without labels {seed}"] = head.score(clean)
     result |= compared(doubts, clean, photos, seeds)
     result["halves"] = {
@@ -129,16 +129,18 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
     }
     head = trained(corpus(clean, augmented, halves[0]), best, 1)
     some = Subset(images, halves[1].tolist())
-    steps = dubito.ladder(model, some, {"head": head, "entropy": dubito.Entropy()}, cache / "ladder")
+    steps = dubito.corruption_curve(
+        model, some, {"head": head, "entropy": dubito.Entropy()}, cache / "corruption_curve"
+    )
     print(steps)
-    result["ladder"] = {**steps.to_json(), "images": PHOTOS}
+    result["corruption_curve"] = {**steps.to_json(), "images": PHOTOS}
     return result
 
 
 def several_epochs(model: Classifier, images: Images, cache: Path) -> dubito.Table:
     """All augmented epochs of all photographs."""
     covered = Deteriorated(images, "box", 5, seed=1)
-    return dubito.joined(
+    return dubito.concat(
         *(
             dubito.extract(
                 model, covered if name == "covered" else images, cache / name, epochs=epochs, augment=augment
@@ -192,7 +194,7 @@ def corpus(clean: dubito.Table, augmented: dubito.Table | None, photos: torch.Te
     if augmented is None:
         return chosen_rows(clean, photos)
     rows = torch.isin(augmented.whole("photo"), photos).nonzero()[:, 0]
-    return dubito.joined(chosen_rows(clean, photos), chosen_rows(augmented, rows))
+    return dubito.concat(chosen_rows(clean, photos), chosen_rows(augmented, rows))
 
 
 def cross_fitted(
@@ -226,7 +228,7 @@ def point(
             continue
         for learned, scored in (order.chunk(2), order.chunk(2)[::-1]):
             table = corpus(clean, augmented, learned[:size])
-            head = trained(table if more is None else dubito.joined(table, more), recipe, seed)
+            head = trained(table if more is None else dubito.concat(table, more), recipe, seed)
             values.append(auroc(head.score(chosen_rows(clean, scored)), ambiguous[scored]))
     median, distance = median_and_spread(values)
     return {"auroc": median, "distance": distance}

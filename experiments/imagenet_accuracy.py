@@ -37,7 +37,7 @@ def evaluated(name: str, data: Path, cache: Path) -> dict[str, float]:
     scores = [
         dubito.MaxProbability(),
         dubito.Entropy(),
-        dubito.Cool(),
+        dubito.ScaledEntropy(),
         dubito.Margin(),
         dubito.MaxLogit(),
         dubito.Energy(),

@@ -50,7 +50,7 @@ ACCURACY = {20: 91.73, 56: 93.39}
 OTHERS = {"log z": Density(space="log", regularisation=1e-3), "neighbours": dubito.Neighbours()}
 HALVES = ("train", "test")
 TRAINED_LETTERS = 8000
-COLUMNS = ("max_probability", "entropy", "cool", "density", "saturation", "extrapolation", "overlap")
+COLUMNS = ("max_probability", "entropy", "scaled_entropy", "density", "saturation", "extrapolation", "overlap")
 PUBLISHED = {
     "CIFAR-10": (93.5, 85.4, 85.7, 85.7, 89.3, 0.0, 3.6, 10.7),
     "MNIST": (99.6, 96.3, 96.3, 96.3, 99.5, 0.0, 3.2, 0.5),
@@ -174,7 +174,7 @@ def as_table(result: dict) -> str:
         values = [found["accuracy"], *((mean["auroc"] | mean["causes"])[key]["value"] for key in COLUMNS)]
         lines.append(f"{'CIFAR-10, ' + name:28}" + "".join(f"{100 * value:11.1f}" for value in values))
         for other, sets in found["other_densities"].items():
-            d, c = (sets["mean"]["auroc"][key]["value"] for key in ("density", "cool"))
+            d, c = (sets["mean"]["auroc"][key]["value"] for key in ("density", "scaled_entropy"))
             cells = [
                 f"{100 * value:.1f}" if value is not None else "" for value in (*[None] * 4, d, None, d - c, 1 - d)
             ]

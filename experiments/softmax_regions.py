@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dubito.diagnosis import pictures
+from dubito.explain import pictures
 from torch import Tensor
 
 from dubito.explain.fields import Gaussians, density_field, entropy_field, max_probability_field

@@ -1,13 +1,13 @@
-"""Does `dubito.suspect_labels` find labels that were turned on purpose? CIFAR-10, five draws of which ones.
+"""Does `dubito.find_label_issues` find labels that were turned on purpose? CIFAR-10, five draws of which ones.
 
-    python experiments/suspect_labels.py --data DIR [--cache DIR] [--write]
+    python experiments/find_label_issues.py --data DIR [--cache DIR] [--write]
 
 DIR holds cifar10.npz (train_images, train_labels). Features and entropy are those of EfficientNet-Lite0, which was
 trained on ImageNet and has seen no label of CIFAR-10, of its first 4,000 training images, enlarged to 224 pixels. Of
 their labels, 5 % are turned to another class at random. Told are the labels that are found, how many of them were
 turned, how many of the turned ones are found, and the same of the fifty surest; for the clearer half of the images (the
 default), and for all of them. CIFAR-10 has wrong labels of its own, which count as mistakes here. Mean over draws, with
-the smallest and the largest. The last line is one JSON object; --write puts it into expected/suspect_labels.json.
+the smallest and the largest. The last line is one JSON object; --write puts it into expected/find_label_issues.json.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from _expected import write_expected
 
 import dubito
 
-EXPECTED = Path(__file__).parent / "expected" / "suspect_labels.json"
+EXPECTED = Path(__file__).parent / "expected" / "find_label_issues.json"
 IMAGES, TURNED, DRAWS, SUREST = 4000, 0.05, 5, 50
 SHARES = {"clearer half": 0.5, "all images": 1.0}
 
@@ -60,7 +60,7 @@ def judged(table: dubito.Table, label: np.ndarray, share: float, seed: int) -> d
     turned = rng.permutation(len(label))[: round(TURNED * len(label))]
     given = label.copy()
     given[turned] = (given[turned] + rng.integers(1, 10, len(turned))) % 10
-    found = dubito.suspect_labels(table.extended(label=given), share=share)
+    found = dubito.find_label_issues(table.extended(label=given), share=share)
     right = np.isin(found.rows, turned)
     restored = found.suggested[right] == label[found.rows[right]]
     return {

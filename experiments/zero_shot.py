@@ -62,7 +62,7 @@ def main() -> None:
         known_images = first(known(asked.data, split), asked.images)
         known_table = extracted(model, known_images, cache / f"known-{'all' if split is None else split}")
         transfer = dubito.transfer({"head": head}, tables)
-        shift = dubito.shift({"head": head, "entropy": dubito.Entropy()}, known_table, tables)
+        shift = dubito.ood_auroc_by_dataset({"head": head, "entropy": dubito.Entropy()}, known_table, tables)
         if asked.gallery:
             textures = tables["dtd10"]
             page = asked.gallery / "textures.html"
@@ -74,7 +74,7 @@ def main() -> None:
         "head": Path(asked.head).name,
         "corpus": head.trained_.get("corpus"),
         "transfer": transfer.to_json(),
-        "shift": shift.to_json() | {"known": "imagenet_val_dev2000"},
+        "ood_auroc_by_dataset": shift.to_json() | {"known": "imagenet_val_dev2000"},
     }
     if asked.write:
         write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if asked.more_data else ''}", result)

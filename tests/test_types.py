@@ -24,7 +24,7 @@ class Norm(Score):
     def learn(self, table: Table) -> None:
         self.mean_, self.count_ = table.feature.mean(0), len(table)
 
-    def rows(self, batch: Table) -> torch.Tensor:
+    def score_batch(self, batch: Table) -> torch.Tensor:
         return (batch.feature - self.mean_).norm(dim=1) ** self.power
 
 
@@ -36,7 +36,7 @@ class First(Score):
     kind = "total"
     needs = ("logit",)
 
-    def rows(self, batch: Table) -> torch.Tensor:
+    def score_batch(self, batch: Table) -> torch.Tensor:
         return batch.logit[:, 0]
 
 
@@ -100,7 +100,7 @@ def test_a_path_in_place_of_a_table_is_told():
     assert not fitted.is_fitted
     with pytest.raises(TableError, match=r'first\.score: table must be a table; the path "cache/test" came\. Open it'):
         inspect.unwrap(Score.score)(First(), "cache/test")
-    with pytest.raises(TableError, match=r"first\.score: table must be a table, from .*; Tensor came\. Make one"):
+    with pytest.raises(TableError, match=r"first\.score: table must be a table, from .*; got Tensor\. Make one"):
         inspect.unwrap(Score.score)(First(), torch.zeros(2, 3))
 
 

@@ -40,7 +40,7 @@ def main() -> None:
         shard_size=BLOCK,
     )
     exact = table.whole("gradient")
-    told = (table.maker or {})["gradients"]["gradient"]
+    told = (table.provenance or {})["gradients"]["gradient"]
     rows = {
         str(name): [float(f"{value:.6g}") for value in row.tolist()] for name, row in zip(table.id, exact, strict=True)
     }

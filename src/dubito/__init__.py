@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dubito import metrics as metrics
     from dubito.active import Acquire as Acquire
     from dubito.active import add_labels as add_labels
-    from dubito.active.label_issues import suspect_labels as suspect_labels
+    from dubito.active.label_issues import find_label_issues as find_label_issues
     from dubito.audit.audit import audit as audit
     from dubito.cache import extract as extract
     from dubito.cache import open_cache
@@ -44,19 +44,18 @@ if TYPE_CHECKING:
     from dubito.models import load as load
     from dubito.models import wrap as wrap
     from dubito.models.transform import Preprocess as Preprocess
-    from dubito.probes import Before as Before
     from dubito.probes import Forward as Forward
     from dubito.probes import Gradient as Gradient
     from dubito.probes import Members as Members
+    from dubito.probes import PreActivation as PreActivation
     from dubito.probes import Tiles as Tiles
     from dubito.protocols.benchmarks import open_benchmark as open_benchmark
-    from dubito.protocols.corruption_curve import ladder as ladder
+    from dubito.protocols.corruption_curve import corruption_curve as corruption_curve
     from dubito.protocols.human_ambiguity import ambiguity as ambiguity
-    from dubito.protocols.ood import shift as shift
+    from dubito.protocols.ood import ood_auroc_by_dataset as ood_auroc_by_dataset
     from dubito.protocols.transfer import transfer as transfer
     from dubito.report.image_map import Map as Map
     from dubito.report.map import draw_map as draw_map
-    from dubito.scores import Cool as Cool
     from dubito.scores import Density as Density
     from dubito.scores import Energy as Energy
     from dubito.scores import Entropy as Entropy
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from dubito.scores import PredictedGradient as PredictedGradient
     from dubito.scores import PredictiveEntropy as PredictiveEntropy
     from dubito.scores import REGrad as REGrad
+    from dubito.scores import ScaledEntropy as ScaledEntropy
     from dubito.scores import Temperature as Temperature
     from dubito.scores import UncertaintyHead as UncertaintyHead
     from dubito.scores import VariationRatio as VariationRatio
@@ -83,8 +83,8 @@ if TYPE_CHECKING:
     from dubito.scores import tune_regrad as tune_regrad
     from dubito.search import SafeIndex as SafeIndex
     from dubito.table import Table as Table
+    from dubito.table.views import concat as concat
     from dubito.table.views import ensemble as ensemble
-    from dubito.table.views import joined as joined
 
     open = open_cache  # noqa: A001 (read as dubito.open)
 
@@ -100,16 +100,16 @@ _HOMES = {
     "extract": "dubito.cache",
     "open": "dubito.cache:open_cache",
     "Table": "dubito.table",
-    "joined": "dubito.table.views",
+    "concat": "dubito.table.views",
     "ensemble": "dubito.table.views",
-    "Before": "dubito.probes",
+    "PreActivation": "dubito.probes",
     "Forward": "dubito.probes",
     "Members": "dubito.probes",
     "Tiles": "dubito.probes",
     "Gradient": "dubito.probes",
     "MaxProbability": "dubito.scores",
     "Entropy": "dubito.scores",
-    "Cool": "dubito.scores",
+    "ScaledEntropy": "dubito.scores",
     "Margin": "dubito.scores",
     "MaxLogit": "dubito.scores",
     "Energy": "dubito.scores",
@@ -144,13 +144,13 @@ _HOMES = {
     "compare": "dubito.evaluate.compare",
     "Acquire": "dubito.active",
     "add_labels": "dubito.active",
-    "suspect_labels": "dubito.active.label_issues",
+    "find_label_issues": "dubito.active.label_issues",
     "Map": "dubito.report.image_map",
     "draw_map": "dubito.report.map",
     "transfer": "dubito.protocols.transfer",
     "ambiguity": "dubito.protocols.human_ambiguity",
-    "ladder": "dubito.protocols.corruption_curve",
-    "shift": "dubito.protocols.ood",
+    "corruption_curve": "dubito.protocols.corruption_curve",
+    "ood_auroc_by_dataset": "dubito.protocols.ood",
     "SafeIndex": "dubito.search",
     "rejection_study": "dubito.evaluate.rejection",
     "Guard": "dubito.guard",

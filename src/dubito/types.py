@@ -122,7 +122,7 @@ class Tiling(Protocol):
 
 @runtime_checkable
 class Probe(Protocol):
-    """Asks the model about a batch of images and writes columns, one row an image."""
+    """Asks the model about a batch of images and writes columns, one row per image."""
 
     price: str
 
@@ -178,20 +178,20 @@ class Score(ABC):
     learns_from: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     fitted_on_: str | None = None
-    maker_: Json | None = None
+    provenance_: Json | None = None
 
     def fit(self: AnyScore, table: Table) -> AnyScore:
         """Learn from a table, if there is anything to learn; returns the score itself.
 
         What was learned before is forgotten first: a fit that fails leaves a score that is not fitted, never a mixture.
         """
-        for name in (*self.learned, "fitted_on_", "maker_"):
+        for name in (*self.learned, "fitted_on_", "provenance_"):
             self.__dict__.pop(name, None)
         check_table(table, by=f"{self.name}.fit")
         table.require(*self.learns_from, by=f"{self.name}.fit")
         self.learn(table)
-        self.fitted_on_ = table.source
-        self.maker_ = None if table.maker is None else dict(table.maker)
+        self.fitted_on_ = table.model_id
+        self.provenance_ = None if table.provenance is None else dict(table.provenance)
         return self
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
@@ -200,7 +200,7 @@ class Score(ABC):
         table.require(*self.needs, by=f"{self.name}.score")
         self.check_fitted()
         self.check_source(table)
-        parts = [self.rows(batch).double() for batch in table.batches(*self.needs)]
+        parts = [self.score_batch(batch).double() for batch in table.batches(*self.needs)]
         u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
         return finite(u, f"{self.name}.score of {table.name}")
 
@@ -209,15 +209,15 @@ class Score(ABC):
 
     def check_source(self, table: Table) -> None:
         """Raise TableError for a table of another model than the score was fitted on."""
-        known = self.learned and self.fitted_on_ is not None and table.source is not None
-        if known and self.fitted_on_ != table.source:
+        known = self.learned and self.fitted_on_ is not None and table.model_id is not None
+        if known and self.fitted_on_ != table.model_id:
             raise TableError(
-                f"{self.name}.score: {table.name} was made by another model ({table.source}) than the table that "
+                f"{self.name}.score: {table.name} was made by another model ({table.model_id}) than the table that "
                 f"{self.name} was fitted on ({self.fitted_on_}). Fit it on a table of the same model and transform."
             )
 
     @abstractmethod
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The uncertainty of one in-memory batch."""
 
     @property

@@ -112,7 +112,7 @@ def test_what_cannot_be_asked_is_refused():
     table = images(10)
     with pytest.raises(TableError, match="acquire needs at least one row"):
         Acquire().pick(table.rows([]), 1)
-    with pytest.raises(ValueRangeError, match="count must be at least 1; 0 came"):
+    with pytest.raises(ValueRangeError, match="count must be at least 1; got 0"):
         Acquire().pick(table, 0)
     with pytest.raises(ValueRangeError, match="acquire: score 'u': 1 of 10 values are NaN"):
         Acquire().pick(table, 1, u=[float("nan"), *range(9)])
@@ -129,9 +129,9 @@ def test_what_cannot_be_asked_is_refused():
         Acquire("core_set").pick(table.select("logit"), 1)
     with pytest.raises(ValueRangeError, match=r"beta must be above 0.* beta=nan, samples=1000, seed=0 came"):
         Acquire("power", beta=float("nan"))
-    with pytest.raises(ValueRangeError, match=r"'bald' goes by the mutual information .* takes no score; energy came"):
+    with pytest.raises(ValueRangeError, match=r"'bald' goes by the mutual information .* takes no score; got energy"):
         Acquire("bald", dubito.Energy())
-    with pytest.raises(ValueRangeError, match=r"'batch_bald' .* takes no uncertainties; some came"):
+    with pytest.raises(ValueRangeError, match=r"'batch_bald' .* takes no uncertainties; got some"):
         Acquire("batch_bald").pick(table, 1, u=np.zeros(10))
 
 
@@ -204,14 +204,14 @@ class Forgetful:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (lambda table: table.rows([0, 1, 2]), r"must give a table of the pool's 120 rows; 3 came\. Add columns"),
+        (lambda table: table.rows([0, 1, 2]), r"must give a table of the pool's 120 rows; got 3\. Add columns"),
         (lambda table: table.rows(list(range(119, -1, -1))), "so many came with other ids, or in another order"),
-        (lambda table: None, r"must return a Score, uncertainties \(120,\), .*; None came\. Let it end with return"),
+        (lambda table: None, r"must return a Score, uncertainties \(120,\), .*; got None\. Let it end with return"),
         (lambda table: table.logit, r"Tensor of shape \(120, 3\) came\. .* return pool\.extended\(logit=\.\.\.\)"),
-        (lambda table: {"accuracy": 0.9}, r"; dict came\. Let it end"),
-        (lambda table: [0.5] * 7, r"; list of shape \(7,\) came\. Let it end"),
-        (lambda table: "done", r"; str came\. Let it end"),
-        (lambda table: Forgetful(), r"extend\(table\) of Forgetful, .*, must give a table; NoneType came"),
+        (lambda table: {"accuracy": 0.9}, r"; got dict\. Let it end"),
+        (lambda table: [0.5] * 7, r"; got list of shape \(7,\)\. Let it end"),
+        (lambda table: "done", r"; got str\. Let it end"),
+        (lambda table: Forgetful(), r"extend\(table\) of Forgetful, .*, must give a table; got NoneType"),
     ],
 )
 def test_a_trainer_that_returns_something_else_is_refused(answer, told):
@@ -310,7 +310,7 @@ def test_a_first_choice_that_fails_can_be_mended_in_the_same_folder(tmp_path):
 
 
 def test_a_loop_without_a_start_leaves_the_folder_free(tmp_path):
-    with pytest.raises(TableError, match=r"at least one labelled row; none came\. Begin with start=10 or more"):
+    with pytest.raises(TableError, match=r"at least one labelled row; got none\. Begin with start=10 or more"):
         Acquire().run(images(), rounds=1, count=3, start=0, to=tmp_path)
     assert len(Acquire().run(images(), rounds=1, count=3, start=10, to=tmp_path).labelled) == 13
 

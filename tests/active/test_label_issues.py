@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dubito import Table, suspect_labels
+from dubito import Table, find_label_issues
 from dubito.active.label_issues import _neighbours
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 
@@ -28,7 +28,7 @@ def planted(n: int = 400, wrong: int = 20, seed: int = 0) -> tuple[Table, set[in
 
 def test_planted_labels_are_found_with_the_right_suggestion():
     table, wrong = planted()
-    found = suspect_labels(table, share=0.8)
+    found = find_label_issues(table, share=0.8)
     assert set(found.rows.tolist()) == wrong
     assert (found.suggested == (table.label.numpy()[found.rows] - 1) % 4).all()
     assert (np.diff(found.sure) <= 0).all()
@@ -37,29 +37,29 @@ def test_planted_labels_are_found_with_the_right_suggestion():
 
 def test_uncertain_images_are_not_judged():
     table, wrong = planted()
-    everywhere = suspect_labels(table, share=1.0)
+    everywhere = find_label_issues(table, share=1.0)
     assert wrong < set(everywhere.rows.tolist())  # images between clusters disagree with their neighbours, too
-    few = suspect_labels(table, share=0.4)
+    few = find_label_issues(table, share=0.4)
     assert few.judged == 160
     assert set(few.rows.tolist()) <= wrong
-    assert few.u.max() <= suspect_labels(table, share=0.8).u.max()
+    assert few.u.max() <= find_label_issues(table, share=0.8).u.max()
 
 
 def test_sureness_by_hand():
     feature = [[1.0, 0.0]] * 3 + [[1.0, 0.01]] * 2 + [[0.0, 1.0]] * 2
     table = Table(feature=feature, label=[0, 0, 1, 0, 2, 3, 3], id=list("abcdefg"))
-    found = suspect_labels(table, [0.0] * 7, k=4, share=1.0, least=0.5)
+    found = find_label_issues(table, [0.0] * 7, k=4, share=1.0, least=0.5)
     # c sees a, b, d, e: labels 0, 0, 0, 2, so 3/4 - 0; e sees a, b, c, d: 0, 0, 1, 0, the same.
     assert found.ids == ["c", "e"]
     assert found.sure.tolist() == [0.75, 0.75]
     assert found.suggested.tolist() == [0, 0]
-    assert len(suspect_labels(table, [0.0] * 7, k=4, share=1.0, least=0.8)) == 0
+    assert len(find_label_issues(table, [0.0] * 7, k=4, share=1.0, least=0.8)) == 0
 
 
 def test_seven_neighbours_against_two_are_half_sure():
     """0.7 - 0.2 is a little below 0.5 in floating point; 5 of 10 is not."""
     table = Table(feature=[[1.0, 0.0]] * 11, label=[0, *[1] * 7, 0, 0, 2])
-    found = suspect_labels(table, [0.0] + [1.0] * 10, k=10, share=0.1)
+    found = find_label_issues(table, [0.0] + [1.0] * 10, k=10, share=0.1)
     assert (found.rows.tolist(), found.sure.tolist()) == ([0], [0.5])
 
 
@@ -77,7 +77,7 @@ def test_neighbours_are_those_of_brute_force_without_the_image_itself():
 
 
 def test_one_class_has_no_suspects():
-    found = suspect_labels(Table(feature=torch.eye(4) + 1, label=[2] * 4), [0.0] * 4, k=2)
+    found = find_label_issues(Table(feature=torch.eye(4) + 1, label=[2] * 4), [0.0] * 4, k=2)
     assert len(found) == 0
     assert str(found) == "table in memory: 0 labels are likely wrong, among the 2 clearest of 4 images"
 
@@ -85,7 +85,7 @@ def test_one_class_has_no_suspects():
 def test_classes_too_small_to_agree_are_told():
     draw = torch.Generator().manual_seed(0)
     table = Table(feature=torch.randn(40, 4, generator=draw), label=torch.arange(40) // 2)
-    found = suspect_labels(table, [0.0] * 40)
+    found = find_label_issues(table, [0.0] * 40)
     assert (found.largest, found.needed, len(found)) == (2, 5, 0)
     assert str(found) == (
         "table in memory: labels cannot be judged, as no class has enough images: the largest has 2, and 5 neighbours "
@@ -93,24 +93,24 @@ def test_classes_too_small_to_agree_are_told():
     )
     assert found.to_json()["largest_class"] == 2
     # Two of three are enough for 0.5, and two of four for 0.5 exactly.
-    assert "likely wrong" in suspect_labels(table, [0.0] * 40, k=3).title()
-    assert "likely wrong" in suspect_labels(table, [0.0] * 40, k=4).title()
-    assert "the largest has 2, and 3 neighbours must agree" in suspect_labels(table, [0.0] * 40, k=5).title()
+    assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=3).title()
+    assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=4).title()
+    assert "the largest has 2, and 3 neighbours must agree" in find_label_issues(table, [0.0] * 40, k=5).title()
     # 0.55 * 20 is a little above 11 in floating point.
-    assert suspect_labels(table, [0.0] * 40, k=20, least=0.55).needed == 11
+    assert find_label_issues(table, [0.0] * 40, k=20, least=0.55).needed == 11
 
 
 def test_a_class_of_just_enough_images_is_suggested():
     """The two other images of the cluster are all of their class, and all who need to agree."""
     feature = [[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.0, 1.0], [-1.0, 0.0]]
-    found = suspect_labels(Table(feature=feature, label=[0, 1, 1, 2, 3]), [0.0] * 5, k=4, share=1.0)
+    found = find_label_issues(Table(feature=feature, label=[0, 1, 1, 2, 3]), [0.0] * 5, k=4, share=1.0)
     assert (found.largest, found.needed) == (2, 2)
     assert 0 in found.rows.tolist()
 
 
 def test_json_has_numbers():
     feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
-    found = suspect_labels(Table(feature=feature, label=[0, 0, 1, 1, 1, 1]), [0.1] * 6, k=2, share=1.0)
+    found = find_label_issues(Table(feature=feature, label=[0, 0, 1, 1, 1, 1]), [0.1] * 6, k=2, share=1.0)
     one = {"id": "2", "label": "1", "suggested": "0", "sure": 1.0, "u": 0.1, "row": 2}
     assert json.loads(json.dumps(found.to_json()))["suspects"] == [one]
 
@@ -118,7 +118,7 @@ def test_json_has_numbers():
 def test_csv_and_class_names(tmp_path):
     feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
     table = Table(feature=feature, label=[0, 0, 1, 1, 1, 1], id=list("abcdef"), classes=["cat, tom", "dog"])
-    path = suspect_labels(table, [0.1] * 6, k=2, share=1.0).to_csv(tmp_path / "suspects.csv")
+    path = find_label_issues(table, [0.1] * 6, k=2, share=1.0).to_csv(tmp_path / "suspects.csv")
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row == {"id": "c", "label": "dog", "suggested": "cat, tom", "sure": "1.000", "u": "0.1", "row": "2"}
@@ -127,23 +127,23 @@ def test_csv_and_class_names(tmp_path):
 def test_labels_of_another_set_have_their_own_names():
     feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
     options = {"classes": ["tench", "goldfish"], "label_space": "own", "label_names": ["cat", "dog"]}
-    found = suspect_labels(Table(feature=feature, label=[0, 0, 1, 1, 1, 1], **options), [0.1] * 6, k=2, share=1.0)
+    found = find_label_issues(Table(feature=feature, label=[0, 0, 1, 1, 1, 1], **options), [0.1] * 6, k=2, share=1.0)
     assert found.lines()[1][1:3] == ["dog", "cat"]
 
 
 def test_what_cannot_be_judged_is_refused():
     table, _ = planted(20, 0)
-    with pytest.raises(ValueRangeError, match="k must be from 1 to 19, the other images of table in memory; 20 came"):
-        suspect_labels(table, k=20)
+    with pytest.raises(ValueRangeError, match="k must be from 1 to 19, the other images of table in memory; got 20"):
+        find_label_issues(table, k=20)
     with pytest.raises(ValueRangeError, match=r"share=0.0, least=0.5 came"):
-        suspect_labels(table, share=0.0)
-    with pytest.raises(MissingColumnError, match="suspect_labels needs column 'label'"):
-        suspect_labels(table.select("feature", "logit"))
+        find_label_issues(table, share=0.0)
+    with pytest.raises(MissingColumnError, match="find_label_issues needs column 'label'"):
+        find_label_issues(table.select("feature", "logit"))
     with pytest.raises(ValueRangeError, match="score 'score': 1 of 20 values are NaN"):
-        suspect_labels(table, [float("nan")] + [0.0] * 19)
+        find_label_issues(table, [float("nan")] + [0.0] * 19)
     with pytest.raises(TableError, match="features must be finite and not all zero"):
-        suspect_labels(Table(feature=torch.zeros(4, 2), label=[0] * 4), [0.0] * 4, k=1)
+        find_label_issues(Table(feature=torch.zeros(4, 2), label=[0] * 4), [0.0] * 4, k=1)
     with pytest.raises(TableError, match=r"3 of 4 .* Leave them out: table.rows\(table.label >= 0\)"):
-        suspect_labels(Table(feature=torch.eye(4), label=[0, -1, -1, -1]), [0.0] * 4, k=1)
-    with pytest.raises(TableError, match="suspect_labels needs at least one row"):
-        suspect_labels(table.rows([]))
+        find_label_issues(Table(feature=torch.eye(4), label=[0, -1, -1, -1]), [0.0] * 4, k=1)
+    with pytest.raises(TableError, match="find_label_issues needs at least one row"):
+        find_label_issues(table.rows([]))

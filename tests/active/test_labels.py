@@ -41,7 +41,7 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
         TableError, match=r"the label of 'a' must be a number from 0 on, .*'cat' came\. Give their names"
     ):
         told("id,label\na,cat\n")
-    with pytest.raises(TableError, match=r"must be one of the 1 classes, 'dog', or a number below 1; '1' came\."):
+    with pytest.raises(TableError, match=r"must be one of the 1 classes, 'dog', or a number below 1; got '1'\."):
         told("id,label\na,1\n", classes=["dog"])
     with pytest.raises(TableError, match=r"'1\.5' came"):
         told("id,label\na,1.5\n")
@@ -59,13 +59,13 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
         told("id,label\nb,1\n")
     with pytest.warns(DubitoWarning, match=r"1 of 2 labelled ids are not in table in memory: '1'\. Spreadsheets may"):
         assert told("id,label\n1,0\na,2\n\n").label.tolist() == [2, -1, -1]
-    with pytest.raises(TableError, match="names that differ, at least one; 'a', 'A' came"):
+    with pytest.raises(TableError, match="names that differ, at least one; got 'a', 'A'"):
         told("id,label\na,1\n", classes=["a", "A"])
     (tmp_path / "m.csv").write_text("id,label\na,3\n")
     with pytest.raises(TableError, match=r"'a' has 2 in an earlier file and 3 in '.*m\.csv'\. Correct one"):
         add_labels(table, path, tmp_path / "m.csv") if told("id,label\na,2\n") else None
     labelled = table.extended(label=[0, 1, 2])
-    with pytest.raises(TableError, match=r"has already, the classes of the model; 'cat' came\. Leave out classes, or"):
+    with pytest.raises(TableError, match=r"has already, the classes of the model; got 'cat'\. Leave out classes, or"):
         add_labels(labelled, classes=["cat"])
     with pytest.raises(ArtefactError, match=r"cannot be read \(No such file or directory\)"):
         add_labels(table, tmp_path / "nowhere.csv")

@@ -91,7 +91,7 @@ def test_what_another_model_said_is_gone():
 
 
 def test_what_cannot_be_trained_is_refused():
-    with pytest.raises(TableError, match=r"at least one labelled row; none came. Begin with start=10 or more"):
+    with pytest.raises(TableError, match=r"at least one labelled row; got none. Begin with start=10 or more"):
         LinearTrainer()(pool(), torch.arange(0))
     with pytest.raises(MissingColumnError, match="LinearTrainer needs column 'feature'"):
         LinearTrainer()(Table(label=[0, 1]), torch.arange(2))
@@ -105,7 +105,7 @@ def test_what_cannot_be_trained_is_refused():
         LinearTrainer(members=1)
     with pytest.raises(ValueRangeError, match="strength=nan"):
         LinearTrainer(strength=float("nan"))
-    with pytest.raises(TableError, match=r"labels must be from 0 to 1, the classes of the logits; up to 2 came"):
+    with pytest.raises(TableError, match=r"labels must be from 0 to 1, the classes of the logits; got up to 2"):
         LinearTrainer()(pool().extended(logit=torch.zeros(80, 2)), torch.arange(9))
-    with pytest.raises(TableError, match=r"must be 6 wide, as those that were trained on; 2 came. Extract both"):
+    with pytest.raises(TableError, match=r"must be 6 wide, as those that were trained on; got 2. Extract both"):
         LinearTrainer()(pool(), torch.arange(9)).extend(Table(feature=torch.zeros(3, 2)))

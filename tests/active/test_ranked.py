@@ -40,5 +40,5 @@ def test_power_takes_zeros_last_and_refuses_negative_scores():
     assert set(stochastic(u, 2, "power", beta=1.0, rng=np.random.default_rng(0)).tolist()) == {1, 3}
     drawn = stochastic(np.zeros(100), 10, "power", beta=1.0, rng=np.random.default_rng(0))
     assert max(drawn) > 50  # not the first ten of the table
-    with pytest.raises(ValueRangeError, match=r"must not be negative; -1 came. Choose 'softrank'"):
+    with pytest.raises(ValueRangeError, match=r"must not be negative; got -1. Choose 'softrank'"):
         stochastic(np.array([-1.0, 1.0]), 1, "power", beta=1.0, rng=np.random.default_rng(0))

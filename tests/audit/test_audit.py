@@ -77,13 +77,11 @@ def test_it_says_how_many_images_were_compared():
 
 
 def test_what_cannot_be_audited():
-    with pytest.raises(
-        ModelError, match=r"dubito.wrap, or be a torch.nn.Module; str came. For a name, use dubito.load"
-    ):
+    with pytest.raises(ModelError, match=r"dubito.wrap, or be a torch.nn.Module; got str. For a name, use dubito.load"):
         _classifier("timm:resnet50")  # under test, audit itself is guarded by its annotations
     with pytest.raises(ModelError, match=r"wrapped without a transform.*Pass transform=... to dubito.wrap"):
         audit(Colours(), PIXELS, workers=0)
-    with pytest.raises(ValueRangeError, match="limit must be at least 1; 0 came"):
+    with pytest.raises(ValueRangeError, match="limit must be at least 1; got 0"):
         look(Colours(), limit=0)
 
 

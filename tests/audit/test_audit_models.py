@@ -121,7 +121,7 @@ def test_saturated_softmax():
     assert (finding.check, finding.severity) == ("saturated softmax", "wrong")
     assert finding.evidence["exactly_one"] > 0.5
     assert "exactly 1 in float32" in finding.what
-    assert "dubito.Cool, Energy, MaxLogit" in finding.repair
+    assert "dubito.ScaledEntropy, Energy, MaxLogit" in finding.repair
 
 
 def test_a_softmax_that_is_saturated_in_float32_alone_is_not_wrong():

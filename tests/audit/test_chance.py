@@ -97,5 +97,5 @@ def test_one_class_only():
 
 
 def test_too_few_images_at_all():
-    expected = NotChecked("it takes 20 images and more than one class; 19 images and 2 classes came")
+    expected = NotChecked("it takes 20 images and more than one class; got 19 images and 2 classes")
     assert check_chance(numbers(19, 2), numbers(19, 2), 2) == expected

@@ -67,7 +67,7 @@ def test_constants_that_are_not_zero_raise_an_alarm_with_few_images():
 
 
 def test_features_need_enough_images_to_be_called_dead():
-    assert check_features(torch.zeros(10, 4)) == NotChecked("it takes 20 images; 10 came")
+    assert check_features(torch.zeros(10, 4)) == NotChecked("it takes 20 images; got 10")
     feature = draw(30, 200)
     assert check_features(feature) == []
     feature[:, 5] = 0

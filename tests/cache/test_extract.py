@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_made(model, folder, tmp_path):
 
 
 def test_labels_outside_the_model_are_refused_before_anything_is_written(model, folder, tmp_path):
-    with pytest.raises(ImagesError, match=r"labels must be 0\.\.2, the model's classes; 7 came for image 'a/000\.png'"):
+    with pytest.raises(ImagesError, match=r"labels must be 0\.\.2, the model's classes; got 7 for image 'a/000\.png'"):
         extract(model, folder, tmp_path / "cache", labels=[7] + [0] * 22)
     own = extract(model, folder, tmp_path / "own", labels=[7] + [0] * 22, label_space="own")
     assert own.label_space == "own"
@@ -217,7 +217,7 @@ def test_a_second_extraction_into_one_folder_is_refused(model, folder, tmp_path)
 def test_inputs_of_different_shapes_are_named(network, folder, tmp_path):
     Image.new("RGB", (9, 30)).save(folder / "a" / "000.png")
     model = dubito.wrap(network, transform=ToTensor())
-    with pytest.raises(ImagesError, match=r"one shape; \(3, 30, 9\) came for 'a/000\.png' and \(3, 20, 20\) for"):
+    with pytest.raises(ImagesError, match=r"one shape; got \(3, 30, 9\) for 'a/000\.png' and \(3, 20, 20\) for"):
         extract(model, folder, tmp_path / "cache", workers=1)
 
 

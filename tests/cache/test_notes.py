@@ -22,18 +22,18 @@ def test_a_cache_tells_the_layers(model, folder, tmp_path):
     table = extract(model, folder, tmp_path / "cache", probe)
     assert table.shape("gradient") == table.shape("gradient_uniform") == (23, 3)
     for opened in (table, dubito.open(tmp_path / "cache")):
-        assert opened.maker["gradients"] == {"gradient": {"settings": probe.settings(), **LAYERS}}
+        assert opened.provenance["gradients"] == {"gradient": {"settings": probe.settings(), **LAYERS}}
     images = dubito.open_images(folder)
     x = model.transform.finish(torch.stack([model.transform.prepare(images.read(i)) for i in range(len(images))]))
     torch.testing.assert_close(table.whole("gradient"), probe.run(model, x, None)["gradient"], rtol=1e-4, atol=0)
-    assert "gradients" not in extract(model, folder, tmp_path / "plain").maker
+    assert "gradients" not in extract(model, folder, tmp_path / "plain").provenance
 
 
 def test_two_gradient_probes_in_one_cache(model, folder, tmp_path):
     last = dubito.Gradient(beta=3.0, tolerance=0.3, name="late")
     table = extract(model, folder, tmp_path / "cache", dubito.Gradient(), last)
     assert {"gradient", "gradient_predicted", "late", "late_predicted"} <= set(table.columns)
-    told = dubito.open(tmp_path / "cache").maker["gradients"]
+    told = dubito.open(tmp_path / "cache").provenance["gradients"]
     assert told["late"]["layers"] == ["1", "5"]
     assert told["late"]["depth"] == [1, 2]
     assert told["late"]["of"] == told["gradient"]["of"] == 3
@@ -59,7 +59,7 @@ def test_stopped_and_taken_up_again(model, folder, tmp_path, monkeypatch, stop_a
     assert len(list((tmp_path / "stopped").glob("gradient-*"))) == (stop_at - 1) // 2
     table = extract(model, folder, tmp_path / "stopped", dubito.Gradient())
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
-    assert table.maker["gradients"]["gradient"]["layers"] == ["0", "1", "5"]
+    assert table.provenance["gradients"]["gradient"]["layers"] == ["0", "1", "5"]
     done = len(batches)
     extract(model, folder, tmp_path / "stopped", dubito.Gradient())
     assert len(batches) == done  # nothing is done again
@@ -69,7 +69,7 @@ def test_gradients_come_later_and_leave_the_rest_alone(model, folder, tmp_path):
     extract(model, folder, tmp_path / "cache")
     before = {name: digest for name, digest in contents(tmp_path / "cache").items() if name.startswith("forward")}
     table = extract(model, folder, tmp_path / "cache", dubito.Gradient())
-    assert table.maker["gradients"]["gradient"]["of"] == 3
+    assert table.provenance["gradients"]["gradient"]["of"] == 3
     assert before.items() <= contents(tmp_path / "cache").items()
     told = json.loads((tmp_path / "cache" / "manifest.json").read_text())["probes"]
     assert told["gradient"]["told"] == LAYERS
@@ -94,7 +94,7 @@ def test_broken_images_have_no_row(model, folder, tmp_path):
 
 def test_joined_tables_keep_what_was_told(model, folder, tmp_path):
     a, b = (extract(model, folder / part, tmp_path / part, dubito.Gradient()) for part in "ab")
-    both = dubito.joined(a, b)
+    both = dubito.concat(a, b)
     assert both.shape("gradient") == (16, 3)
     assert torch.equal(both.whole("gradient"), torch.cat([a.whole("gradient"), b.whole("gradient")]))
-    assert both.maker["gradients"] == a.maker["gradients"]
+    assert both.provenance["gradients"] == a.provenance["gradients"]

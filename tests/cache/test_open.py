@@ -13,8 +13,8 @@ from dubito.cache.fingerprint import model_identity
 def test_the_maker_is_the_model_part_by_part(model, folder, tmp_path):
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
     expected = {"model": "small", **model_identity(model), "task_loss": "cross_entropy"}
-    assert table.maker == expected
-    assert dubito.open(tmp_path / "cache").maker == expected
+    assert table.provenance == expected
+    assert dubito.open(tmp_path / "cache").provenance == expected
     assert set(expected) == {"model", "weights", "tensors", "operations", "head", "transform", "task_loss"}
     assert expected["operations"] == ["AdaptiveAvgPool2d(output_size=1)", "ReLU"]
     assert expected["weights"] != expected["tensors"]
@@ -23,15 +23,15 @@ def test_the_maker_is_the_model_part_by_part(model, folder, tmp_path):
 
 @pytest.mark.parametrize("parts", [{}, {"operations": {"ReLU": 1}}], ids=["nothing recorded", "in another form"])
 def test_what_an_older_cache_lacks_is_known_from_the_model_in_hand(model, folder, tmp_path, parts):
-    expected = dubito.extract(model, folder, tmp_path / "cache", workers=0).maker
+    expected = dubito.extract(model, folder, tmp_path / "cache", workers=0).provenance
     path = tmp_path / "cache" / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["identity"]["operations"], manifest["identity"]["tensors"]
     manifest["identity"] |= parts
     path.write_text(json.dumps(manifest))
-    assert dubito.open(tmp_path / "cache").maker == expected | {"operations": None, "tensors": None} | parts
-    assert dubito.open(tmp_path / "cache", model=model).maker == expected
-    assert dubito.extract(model, folder, tmp_path / "cache", workers=0).maker == expected
+    assert dubito.open(tmp_path / "cache").provenance == expected | {"operations": None, "tensors": None} | parts
+    assert dubito.open(tmp_path / "cache", model=model).provenance == expected
+    assert dubito.extract(model, folder, tmp_path / "cache", workers=0).provenance == expected
     assert json.loads(path.read_text()) == manifest
 
 
@@ -39,14 +39,14 @@ def test_the_maker_tells_how_ensembles_were_asked(model, folder, tmp_path):
     probes = [dubito.Tiles([2, 3], keep="logits"), dubito.Members.views(["identity", "flip"], temperature=2.0)]
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0, probes=probes)
     views = {"views": ["identity", "flip"], "amount": 0.125, "temperature": 2.0}
-    assert table.maker["ensembles"] == {"tiles": {"temperature": 1.0}, "views": views}
-    assert "ensembles" not in dubito.extract(model, folder, tmp_path / "plain", workers=0).maker
+    assert table.provenance["ensembles"] == {"tiles": {"temperature": 1.0}, "views": views}
+    assert "ensembles" not in dubito.extract(model, folder, tmp_path / "plain", workers=0).provenance
 
 
-def test_views_keep_the_maker(model, folder, tmp_path):
+def test_views_keep_the_provenance(model, folder, tmp_path):
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
     views = [table.rows([0, 2]), table.select("feature"), table.extended(u=torch.zeros(len(table)))]
-    assert all(view.maker == table.maker for view in [*views, next(table.batches(size=3))])
+    assert all(view.provenance == table.provenance for view in [*views, next(table.batches(size=3))])
 
 
 def test_fine_tuning_and_another_version_are_told_apart(model):
@@ -73,4 +73,4 @@ def test_tensors_alone_do_not_make_a_cache_stale(model, folder, tmp_path):
     path.write_text(json.dumps(manifest))
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
     assert len(table) == 23
-    assert dubito.open(tmp_path / "cache", model=model).source == table.source
+    assert dubito.open(tmp_path / "cache", model=model).model_id == table.model_id

@@ -58,7 +58,7 @@ def test_a_further_probe_that_was_interrupted_keeps_its_settings(model, folder, 
 def test_a_probe_s_name_must_fit_into_a_file_s(model, folder, tmp_path):
     probe = Constant(1)
     probe.name = "flip2"
-    with pytest.raises(CacheError, match="must be small letters and underscores; 'flip2' came"):
+    with pytest.raises(CacheError, match="must be small letters and underscores; got 'flip2'"):
         extract(model, folder, tmp_path / "cache", probes=[probe])
 
 
@@ -119,7 +119,7 @@ def test_another_head_of_the_same_weights_is_another_model(folder, tmp_path):
     ("option", "value"), [("batch_size", 0), ("batch_size", -1), ("shard_size", 0), ("workers", -1)]
 )
 def test_sizes_that_make_no_sense(model, folder, tmp_path, option, value):
-    with pytest.raises(CacheError, match=f"extract: {option} must be at least [01]; {value} came"):
+    with pytest.raises(CacheError, match=f"extract: {option} must be at least [01]; got {value}"):
         extract(model, folder, tmp_path / "cache", **{option: value})
     assert not (tmp_path / "cache").exists()
 
@@ -148,8 +148,8 @@ class Odd:
 @pytest.mark.parametrize(
     ("column", "rows", "message"),
     [
-        ("short", lambda x: torch.zeros(len(x) - 1), r"one row an image; column 'short' of shape \(3,\) came for 4"),
-        ("scalar", lambda x: torch.zeros(()), r"one row an image; column 'scalar' of shape \(\) came"),
+        ("short", lambda x: torch.zeros(len(x) - 1), r"one row per image; got column 'short' of shape \(3,\) for 4"),
+        ("scalar", lambda x: torch.zeros(()), r"one row per image; got column 'scalar' of shape \(\)"),
         ("logit", lambda x: torch.zeros(len(x)), "writes column 'logit', which forward writes already"),
         ("label", lambda x: torch.zeros(len(x)), "writes column 'label', which extract writes already"),
     ],
@@ -181,7 +181,7 @@ class Moody:
 
 @pytest.mark.parametrize("batches", [(1,), (2, 3), (3, 4)])  # two batches a shard: within one, and between two
 def test_a_probe_whose_columns_come_and_go(model, folder, tmp_path, batches):
-    with pytest.raises(TableError, match=r"probe moody must write the same columns for every batch; always.* came"):
+    with pytest.raises(TableError, match=r"probe moody must write the same columns for every batch; got always.*"):
         extract(model, folder, tmp_path / "cache", probes=[Moody(batches)])
 
 
@@ -216,5 +216,5 @@ def test_rows_of_a_cache_are_those_of_memory(model, folder, tmp_path, stored):
         torch.testing.assert_close(got.logit, expected.logit)
         assert torch.equal(got.feature, expected.feature)
     for table in (disk, memory):
-        with pytest.raises(TableError, match=r"indices below 23; torch.int64 of shape \(1,\) came, up to 100"):
+        with pytest.raises(TableError, match=r"indices below 23; got torch.int64 of shape \(1,\), up to 100"):
             table.rows(torch.tensor([100]))

@@ -8,7 +8,7 @@ import dubito
 from dubito import extract
 from dubito.data import Augment
 from dubito.errors import ValueRangeError
-from dubito.probes import Before, Forward
+from dubito.probes import Forward, PreActivation
 from dubito.probes.tiles import Tiles
 
 from .conftest import contents
@@ -97,9 +97,9 @@ def test_an_interrupted_extraction_goes_on_to_the_same_bytes(model, folder, tmp_
 def test_other_probes_go_their_own_way(folder, tmp_path):
     layers = nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
     model = dubito.wrap(nn.Sequential(*layers), transform=dubito.Preprocess((16, 16), 16))
-    with_tiles = extract(model, folder, tmp_path / "a", probes=[Before(), Tiles([2])], **SIZES)
-    without = extract(model, folder, tmp_path / "b", probes=[Before()], **SIZES)
-    for name in ("before", "feature", "logit"):
+    with_tiles = extract(model, folder, tmp_path / "a", probes=[PreActivation(), Tiles([2])], **SIZES)
+    without = extract(model, folder, tmp_path / "b", probes=[PreActivation()], **SIZES)
+    for name in ("pre_activation", "feature", "logit"):
         assert torch.equal(with_tiles.whole(name), without.whole(name))
 
 

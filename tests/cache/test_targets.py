@@ -57,10 +57,14 @@ def test_targets_repeat_with_the_epochs_and_are_mixed(model, photos, tmp_path, s
 
 def test_the_table_knows_its_task_loss(model, photos, tmp_path):
     table = extract(model, photos, tmp_path / "bce", loss="bce", targets=SEVERAL)
-    assert table.maker["task_loss"] == "bce"
+    assert table.provenance["task_loss"] == "bce"
     target = torch.arange(14.0).reshape(7, 2)
-    assert extract(model, photos, tmp_path / "own", loss=first, targets=target).maker["task_loss"].startswith("first ")
-    assert "task_loss" not in extract(model, photos, tmp_path / "none").maker
+    assert (
+        extract(model, photos, tmp_path / "own", loss=first, targets=target)
+        .provenance["task_loss"]
+        .startswith("first ")
+    )
+    assert "task_loss" not in extract(model, photos, tmp_path / "none").provenance
     with pytest.raises(TableError, match=r"^head.fit with target 'mixed' expects .* were made by 'bce'\. Train with"):
         dubito.UncertaintyHead(recipe=dubito.Recipe(target="mixed")).fit(table)
 
@@ -124,9 +128,9 @@ def test_files_that_cannot_be_read(model, photos, tmp_path):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (SEVERAL[:6], r"targets must have one row an image.*shape \(6, 3\) came for the 7 images of .*\(7, \.\.\.\)"),
+        (SEVERAL[:6], r"targets must have one row per image.*shape \(6, 3\) came for the 7 images of .*\(7, \.\.\.\)"),
         (3.0, r"shape \(\) came for the 7 images"),
-        (["a"] * 7, "targets must be numbers in an array; list came"),
+        (["a"] * 7, "targets must be numbers in an array; got list"),
     ],
 )
 def test_targets_that_are_not_one_an_image(model, photos, tmp_path, targets, message):

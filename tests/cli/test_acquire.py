@@ -48,7 +48,7 @@ def test_errors_are_told(run: Run, cache: Path, tmp_path: Path) -> None:
     )
     assert "which must not be negative" in run("acquire", cache, "-s", "energy").err
     assert "--set and --fit belong to a score; none is named" in run("acquire", cache, "--set", "cool.scale=2").err
-    assert "takes no score; energy came" in run("acquire", cache, "-s", "energy", "--strategy", "bald").err
+    assert "takes no score; got energy" in run("acquire", cache, "-s", "energy", "--strategy", "bald").err
     assert run("acquire", cache, "--strategy", "best").code == 2
 
 
@@ -108,7 +108,7 @@ def test_suspects(run: Run, labelled: Path, tmp_path: Path) -> None:
     options = ("-k", 3, "--share", 1, "--least", 0.1)
     found = run("suspects", labelled, *options, "--to", tmp_path / "s.csv", "--json").json
     table = dubito.open(labelled)
-    expected = dubito.suspect_labels(table, k=3, share=1.0, least=0.1)
+    expected = dubito.find_label_issues(table, k=3, share=1.0, least=0.1)
     assert [row["id"] for row in found["suspects"]] == expected.ids
     assert [row["id"] for row in read(tmp_path / "s.csv")] == expected.ids
     assert "likely wrong, among the 12 clearest of 12 images" in run("suspects", labelled, *options).out

@@ -79,6 +79,6 @@ def test_errors(run: Run, cache: Path, caches: dict[str, list[Path]]) -> None:
     assert "diagnose_ensemble(of='members') needs column 'members_logit' or 'members'" in answer.err
     answer = run("ensemble", *caches["cats"], "--foreign", caches["dogs"][0])
     assert answer.code == 2
-    assert "--foreign takes as many caches as there are members, 4, in their order; 1 came." in answer.err
+    assert "--foreign takes as many caches as there are members, 4, in their order; got 1." in answer.err
     assert run("ensemble").code == 2
     assert run("ensemble", cache, "--partitions", -1).code == 2

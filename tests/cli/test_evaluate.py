@@ -167,7 +167,9 @@ def test_scores_of_noisy_copies_where_there_are_any(run: Run, labelled: Path, im
 
 def test_a_truncated_gradient_is_left_out_unless_asked_for() -> None:
     told = {"settings": {"last": 1}, "layers": ["fc"], "depth": [2], "of": 3}
-    table = dubito.Table(logit=[[1.0, 0.0]], feature=[[1.0]], gradient=[[1.0]], maker={"gradients": {"gradient": told}})
+    table = dubito.Table(
+        logit=[[1.0, 0.0]], feature=[[1.0]], gradient=[[1.0]], provenance={"gradients": {"gradient": told}}
+    )
     screen = Screen(quiet=True)
     chosen = choose_scores([], {}, table, None, None, screen)
     assert "regrad" not in chosen

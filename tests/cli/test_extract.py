@@ -212,7 +212,7 @@ def test_options_of_ensembles_that_are_not_there(run: Run, images: Path, weights
         (("--keep-logits",), "--keep-logits needs an ensemble: --tiles, --dropout N, --noise N or --views."),
         (("--dropout-rate", 0.1), "--dropout-rate needs --dropout N, the number of passes."),
         (("--noise-sigma", 0.1), "--noise-sigma needs --noise N, the number of copies."),
-        (("--grids", "2;3"), "--grids takes numbers with commas, such as 2,3,7; '2;3' came."),
+        (("--grids", "2;3"), "--grids takes numbers with commas, such as 2,3,7; got '2;3'."),
     ):
         answer = run(*command, *options)
         assert answer.code == 2
@@ -224,6 +224,6 @@ def test_noise(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
     found = run(*command, "--noise", 3, "--noise-sigma", 0.2).json["columns"]
     assert {"noise", "noise_variance"} < set(found)
-    asked = dubito.open(tmp_path / "cache").maker["ensembles"]["noise"]
+    asked = dubito.open(tmp_path / "cache").provenance["ensembles"]["noise"]
     assert (asked["copies"], asked["sigma"]) == (3, 0.2)
     assert run(*command, "--noise", 3, "--json").json["kind"] == "StaleCacheError"  # another sigma

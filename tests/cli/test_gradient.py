@@ -13,7 +13,7 @@ def extracted(run: Run, images: Path, weights: Path, to: Path, *options: object)
     command = ("extract", MODEL, images, "--to", to, "--weights", weights, "--workers", 0, "--json")
     answer = run(*command, "--gradient", *options)
     assert answer.code == 0, answer.err
-    told = dubito.open(to).maker["gradients"]["gradient"]
+    told = dubito.open(to).provenance["gradients"]["gradient"]
     assert answer.json["columns"]["gradient"] == [COUNT, len(told["layers"])]
     return {**told, "columns": set(answer.json["columns"])}
 
@@ -55,7 +55,7 @@ def test_mistakes(run: Run, images: Path, weights: Path, tmp_path: Path) -> None
         (("--gradient", "--gradient-method", "all"), "'all' is not one of"),
         (
             ("--gradient", "--gradient-weighting", "mean"),
-            "--gradient-weighting is one of fisher, root, expected_l1; 'mean' came.",
+            "--gradient-weighting is one of fisher, root, expected_l1; got 'mean'.",
         ),
     ):
         answer = run(*command, *options)

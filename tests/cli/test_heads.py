@@ -15,14 +15,27 @@ from dubito.heads.module import HeadModule
 
 from .conftest import COUNT, MODEL, Run
 
-PLAIN = ["max_probability", "entropy", "cool", "margin", "max_logit", "energy", "last_layer_gradient", "grad_norm"]
+PLAIN = [
+    "max_probability",
+    "entropy",
+    "scaled_entropy",
+    "margin",
+    "max_logit",
+    "energy",
+    "last_layer_gradient",
+    "grad_norm",
+]
 
 
 def head_of(cache: Path, *, seed: int = 0, **changes: object) -> PretrainedHead:
     """An untrained head that fits the model which made a cache."""
     table = dubito.open(cache)
     module = HeadModule(table.shape("feature")[1], width=8, depth=1, seed=seed)
-    about = {"model": MODEL, "maker": dict(table.maker or {}), "trained": {"corpus": "Nothing.\nReally."}} | changes
+    about = {
+        "model": MODEL,
+        "provenance": dict(table.provenance or {}),
+        "trained": {"corpus": "Nothing.\nReally."},
+    } | changes
     return PretrainedHead(module, HeadConfig(features=module.features, width=8, depth=1, **about))
 
 
@@ -93,7 +106,7 @@ def test_heads_of_the_same_name_keep_their_whole_names(run: Run, cache: Path, tm
 
 
 def test_auto_takes_the_one_that_fits(run: Run, cache: Path, own: Path) -> None:
-    write_head(own / "other", head_of(cache, maker={"weights": "0" * 32, "tensors": "1" * 32}))
+    write_head(own / "other", head_of(cache, provenance={"weights": "0" * 32, "tensors": "1" * 32}))
     answer = run("score", cache, "--head", "auto")
     assert answer.code == 1
     assert (
@@ -106,8 +119,8 @@ def test_auto_takes_the_one_that_fits(run: Run, cache: Path, own: Path) -> None:
 
 
 def test_a_head_of_another_backbone_is_refused_with_the_reason(run: Run, cache: Path, own: Path) -> None:
-    maker = {**(dubito.open(cache).maker or {}), "weights": "0" * 32, "tensors": "1" * 32}
-    write_head(own / "tuned", head_of(cache, maker=maker))
+    provenance = {**(dubito.open(cache).provenance or {}), "weights": "0" * 32, "tensors": "1" * 32}
+    write_head(own / "tuned", head_of(cache, provenance=provenance))
     answer = run("score", cache, "--head", "tuned")
     assert answer.code == 1
     assert "its weights differ (11111111… there" in answer.err
@@ -115,13 +128,13 @@ def test_a_head_of_another_backbone_is_refused_with_the_reason(run: Run, cache: 
 
 
 def test_another_version_of_timm_is_no_other_backbone(run: Run, cache: Path, own: Path) -> None:
-    maker = {**(dubito.open(cache).maker or {}), "weights": "0" * 32}
-    write_head(own / "shipped", head_of(cache, maker=maker))
+    provenance = {**(dubito.open(cache).provenance or {}), "weights": "0" * 32}
+    write_head(own / "shipped", head_of(cache, provenance=provenance))
     assert run("score", cache, "--head", "shipped", "-s", "entropy").code == 0
 
 
 def test_a_head_of_an_unknown_backbone_is_used_with_a_note(run: Run, cache: Path, own: Path) -> None:
-    write_head(own / "stray", head_of(cache, maker=None, model=None))
+    write_head(own / "stray", head_of(cache, provenance=None, model=None))
     answer = run("score", cache, "--head", "stray", "-s", "entropy", "--json")
     assert answer.code == 0, answer.err
     assert answer.json["notes"] == [
@@ -136,7 +149,7 @@ def test_saved_heads_are_refused_for_other_models_too(run: Run, cache: Path, own
     assert run("score", cache, "--head", "mine", "-s", "head", "--save", kept).code == 0
     assert run("score", cache, "--load", kept).code == 0
     described = json.loads((kept / "head" / "score.json").read_text())
-    described["maker"] |= {"weights": "0" * 32, "tensors": "1" * 32}
+    described["provenance"] |= {"weights": "0" * 32, "tensors": "1" * 32}
     (kept / "head" / "score.json").write_text(json.dumps(described))
     answer = run("score", cache, "--load", kept)
     assert answer.code == 1

@@ -73,8 +73,8 @@ def test_every_help_has_an_example(run: Run, command: str) -> None:
         (["extract", "timm:test_resnet"], "Missing argument 'IMAGES'. See `dubito extract --help`."),
         (["list", "--colour"], "No such option: --colour"),
         (["score", "cache", "--top", "-1"], "Invalid value for '--top'"),
-        (["score", "cache", "--to", "scores.txt"], "--to takes a file that ends in .csv or .npz; 'scores.txt' came."),
-        (["score", "cache", "--set", "k=5"], "--set takes NAME.KEY=VALUE, such as neighbours.k=5; 'k=5' came."),
+        (["score", "cache", "--to", "scores.txt"], "--to takes a file that ends in .csv or .npz; got 'scores.txt'."),
+        (["score", "cache", "--set", "k=5"], "--set takes NAME.KEY=VALUE, such as neighbours.k=5; got 'k=5'."),
     ],
 )
 def test_usage_errors_leave_with_two(run: Run, arguments: list[str], text: str) -> None:

@@ -14,7 +14,16 @@ from dubito.errors import DubitoError
 
 from .conftest import COUNT, MODEL, Run, write_images
 
-PLAIN = ["max_probability", "entropy", "cool", "margin", "max_logit", "energy", "last_layer_gradient", "grad_norm"]
+PLAIN = [
+    "max_probability",
+    "entropy",
+    "scaled_entropy",
+    "margin",
+    "max_logit",
+    "energy",
+    "last_layer_gradient",
+    "grad_norm",
+]
 
 
 def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> None:
@@ -57,9 +66,9 @@ def test_fit_unlocks_the_learned_ones(run: Run, cache: Path, labelled: Path) -> 
 
 
 def test_settings_reach_the_scores(run: Run, cache: Path) -> None:
-    found = run("score", cache, "-s", "cool", "--set", "cool.scale=0.5", "--top", 1, "--json").json
-    expected = dubito.Cool(scale=0.5).score(dubito.open(cache)).max()
-    assert found["top"][0]["scores"]["cool"] == float(expected)
+    found = run("score", cache, "-s", "scaled_entropy", "--set", "scaled_entropy.scale=0.5", "--top", 1, "--json").json
+    expected = dubito.ScaledEntropy(scale=0.5).score(dubito.open(cache)).max()
+    assert found["top"][0]["scores"]["scaled_entropy"] == float(expected)
 
 
 def test_settings_may_be_words_switches_and_nothing(run: Run, cache: Path, labelled: Path) -> None:
@@ -115,14 +124,18 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
     assert "k must be between 1 and the bank's 12" in sentence(
         cache, "--fit", labelled, "-s", "neighbours", "--set", "neighbours.k=13"
     )
-    assert "cool has no setting 'warmth'; it has scale." in sentence(cache, "-s", "cool", "--set", "cool.warmth=1")
-    assert "cool.scale must be of type float; 'hot' came." in sentence(cache, "-s", "cool", "--set", "cool.scale=hot")
+    assert "scaled_entropy has no setting 'warmth'; it has scale." in sentence(
+        cache, "-s", "scaled_entropy", "--set", "scaled_entropy.warmth=1"
+    )
+    assert "scaled_entropy.scale must be of type float; got 'hot'." in sentence(
+        cache, "-s", "scaled_entropy", "--set", "scaled_entropy.scale=hot"
+    )
     for setting, words in {"density.space=x": "z, log", "mahalanobis.relative=maybe": "true, false, yes, no"}.items():
         key, _, value = setting.partition("=")
         told = sentence(cache, "--fit", labelled, "-s", key.split(".")[0], "--set", setting)
-        assert f"--set: {key} must be one of {words}; '{value}' came." in told
-    assert "--set names 'cool', which is not made here" in sentence(
-        cache, "-s", "entropy", "--set", "cool.scale=1", code=2
+        assert f"--set: {key} must be one of {words}; got '{value}'." in told
+    assert "--set names 'scaled_entropy', which is not made here" in sentence(
+        cache, "-s", "entropy", "--set", "scaled_entropy.scale=1", code=2
     )
     assert "--load: no saved scores in" in sentence(cache, "--load", tmp_path)
     (tmp_path / "taken").write_text("")

@@ -229,14 +229,14 @@ def test_another_training_of_that_name(run: Run, labelled: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--seeds", "1,x"), "--seeds takes whole numbers with commas, such as 1,2,3; '1,x' came."),
+        (("--seeds", "1,x"), "--seeds takes whole numbers with commas, such as 1,2,3; got '1,x'."),
         (("--temperature", 2), "--temperature is for expected losses: --target expected, or mixed."),
-        (("--temperature", "hot", "--target", "mixed"), "--temperature takes a number, or fit; 'hot' came."),
-        (("--held-out", "nowhere"), "--held-out takes a cache, or a share such as 0.1; 'nowhere' came."),
+        (("--temperature", "hot", "--target", "mixed"), "--temperature takes a number, or fit; got 'hot'."),
+        (("--held-out", "nowhere"), "--held-out takes a cache, or a share such as 0.1; got 'nowhere'."),
         (("--loss", "hinge"), "Invalid value for '--loss'"),
         (("--init", "ones"), "Invalid value for '--init'"),
-        (("--betas", "0.9"), "--betas takes two numbers with a comma, such as 0.9,0.999; '0.9' came."),
-        (("--betas", "a,b"), "--betas takes two numbers with a comma, such as 0.9,0.999; 'a,b' came."),
+        (("--betas", "0.9"), "--betas takes two numbers with a comma, such as 0.9,0.999; got '0.9'."),
+        (("--betas", "a,b"), "--betas takes two numbers with a comma, such as 0.9,0.999; got 'a,b'."),
         (("--batch", 1), "Invalid value for '--batch'"),
     ],
 )
@@ -251,11 +251,11 @@ def test_calls_that_cannot_be_understood(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--seeds", "1,1"), "train: seeds must be at least one, all different; [1, 1] came."),
-        (("--held-out", 1.5), "held_out: a share must lie between 0 and 1; 1.5 came."),
-        (("--lr", 0), "recipe: lr must be positive; 0.0 came."),
-        (("--betas", "0.9,1"), "recipe: betas must be two numbers from 0 to below 1; (0.9, 1.0) came."),
-        (("--temperature", -1, "--target", "mixed"), "recipe: temperature must be positive; -1.0 came."),
+        (("--seeds", "1,1"), "train: seeds must be at least one, all different; got [1, 1]."),
+        (("--held-out", 1.5), "held_out: a share must lie between 0 and 1; got 1.5."),
+        (("--lr", 0), "recipe: lr must be positive; got 0.0."),
+        (("--betas", "0.9,1"), "recipe: betas must be two numbers from 0 to below 1; got (0.9, 1.0)."),
+        (("--temperature", -1, "--target", "mixed"), "recipe: temperature must be positive; got -1.0."),
     ],
 )
 def test_settings_without_meaning(run: Run, labelled: Path, options: tuple[object, ...], text: str) -> None:

@@ -20,7 +20,7 @@ from dubito.types import Score
 
 C, D = 6, 8
 OTHER_SETTINGS = {
-    "cool": {"scale": 0.3},
+    "scaled_entropy": {"scale": 0.3},
     "energy": {"temperature": 2.0},
     "neighbours": {"k": 3, "bank_size": 50, "seed": 7},
     "density": {
@@ -38,7 +38,7 @@ OTHER_SETTINGS = {
         "nonlinearity": "after",
     },
     "mahalanobis": {"relative": True, "regularisation": 1e-4},
-    "temperature": {"score_of": make_score("cool", scale=0.4)},
+    "temperature": {"score_of": make_score("scaled_entropy", scale=0.4)},
     "mutual_information": {"of": "views"},
     "weighted_mutual_information": {"by": "sum", "over": "pooled", "of": "dropout"},
     "expected_entropy": {"of": "views"},
@@ -311,7 +311,7 @@ def test_a_fit_that_fails_leaves_nothing_of_the_one_before(name):
     column = next(column for column in score.learns_from if data(1).whole(column).is_floating_point())
     with pytest.raises(ValueRangeError):
         score.fit(replaced(data(400), column, float("nan")))
-    assert (score.fitted_on_, score.maker_) == (None, None)
+    assert (score.fitted_on_, score.provenance_) == (None, None)
     with pytest.raises(NotFittedError, match=rf"{name}\.score was called before fit"):
         score.score(data(10))
 

@@ -35,9 +35,9 @@ def test_votes(tmp_path):
     [
         (read_label_sets, "id,label\n1,2\n", "must have a column 'real_labels'; its columns are 'id', 'label'"),
         (read_label_sets, "id,real_labels\n1,2\n1,3\n", "must name each image once; '1' comes twice"),
-        (read_label_sets, "id,real_labels\n1,2;3\n", "column 'real_labels' .* whole numbers from 0; '2;3' came"),
+        (read_label_sets, "id,real_labels\n1,2;3\n", "column 'real_labels' .* whole numbers from 0; got '2;3'"),
         (read_votes, "id,label,votes_no,votes_yes\n1,2,0,5\n", "must have a column 'votes_maybe'"),
-        (read_votes, "id,label,votes_no,votes_maybe,votes_yes\n1,2,0,-1,5\n", "'votes_maybe' .*; '-1' came"),
+        (read_votes, "id,label,votes_no,votes_maybe,votes_yes\n1,2,0,-1,5\n", "'votes_maybe' .*; got '-1'"),
         (
             read_votes,
             "id,label,votes_no,votes_maybe,votes_yes\n1,2,0,0,5\n1,2,0,0,5\n",

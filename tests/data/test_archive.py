@@ -40,9 +40,7 @@ def test_hidden_and_other_files_and_folders_are_passed_over(archive):
 
 
 def test_archive_without_images(archive):
-    with pytest.raises(
-        ImagesError, match=r"archive '.*' must hold images .*; 1 other files came, with endings '\.txt'"
-    ):
+    with pytest.raises(ImagesError, match=r"archive '.*' must hold images .*; got 1 other files, with endings '\.txt'"):
         ArchiveImages(archive({"a.txt": b"x"}))
 
 

@@ -86,7 +86,7 @@ def test_class_names_as_labels_follow_the_given_order():
 def test_pixels_of_another_shape(shape, repair):
     with pytest.raises(
         ImagesError,
-        match=rf"must be uint8 pixels of shape \(n,h,w,3\) or \(n,h,w\); uint8 of shape .* came\. {repair}",
+        match=rf"must be uint8 pixels of shape \(n,h,w,3\) or \(n,h,w\); got uint8 of shape .*\. {repair}",
     ):
         ArrayImages(images=np.zeros(shape, np.uint8))
 
@@ -110,27 +110,25 @@ def test_inputs_of_another_kind(bad):
 def test_bfloat16_has_no_numpy_form():
     with pytest.raises(
         ImagesError,
-        match=r"inputs of images in memory must .*; torch\.bfloat16 came\. Give inputs\.float\(\)",
+        match=r"inputs of images in memory must .*; got torch\.bfloat16\. Give inputs\.float\(\)",
     ):
         ArrayImages(inputs=torch.zeros(2, 3, dtype=torch.bfloat16))
 
 
 def test_neither_or_both():
-    with pytest.raises(
-        ImagesError, match=r"must be images \(.*\) or inputs \(.*\); neither came\. Give one of the two"
-    ):
+    with pytest.raises(ImagesError, match=r"must be images \(.*\) or inputs \(.*\); got neither\. Give one of the two"):
         ArrayImages()
     with pytest.raises(ImagesError, match="both came"):
         ArrayImages(images=PIXELS, inputs=PIXELS)
 
 
 def test_ids_of_another_length():
-    with pytest.raises(ImagesError, match="ids of images in memory must be one an image; 2 ids came for 3 images"):
+    with pytest.raises(ImagesError, match="ids of images in memory must be one an image; got 2 ids for 3 images"):
         ArrayImages(images=PIXELS, ids=["a", "b"])
 
 
 def test_no_images():
-    with pytest.raises(ImagesError, match="must hold at least one image; none came"):
+    with pytest.raises(ImagesError, match="must hold at least one image; got none"):
         ArrayImages(images=PIXELS[:0])
 
 

@@ -222,17 +222,17 @@ def test_others_have_nothing_to_mix():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"flip": 1.5}, r"augment: flip must be a probability, 0 to 1; 1\.5 came"),
+        ({"flip": 1.5}, r"augment: flip must be a probability, 0 to 1; got 1\.5"),
         ({"strong_share": -0.1}, "strong_share must be a probability"),
-        ({"jitter": float("nan")}, "jitter must be a probability, 0 to 1; nan came"),
+        ({"jitter": float("nan")}, "jitter must be a probability, 0 to 1; got nan"),
         (
             {"scale": (0.5, 1.5)},
-            r"two growing positive numbers up to 1; \(0\.5, 1\.5\) came\. The default is \(0\.08, 1\.0\)",
+            r"two growing positive numbers up to 1; got \(0\.5, 1\.5\)\. The default is \(0\.08, 1\.0\)",
         ),
         ({"scale": (0.0, 1.0)}, "scale must be two growing positive numbers"),
-        ({"ratio": (2.0, 1.0)}, r"ratio must be two growing positive numbers; \(2\.0, 1\.0\) came"),
+        ({"ratio": (2.0, 1.0)}, r"ratio must be two growing positive numbers; got \(2\.0, 1\.0\)"),
         ({"contrast": (-1.0, 1.0)}, "contrast must be two growing positive numbers"),
-        ({"seed": -1}, r"seed must lie in 0\.\.4294967295; -1 came"),
+        ({"seed": -1}, r"seed must lie in 0\.\.4294967295; got -1"),
     ],
 )
 def test_settings_that_make_no_sense(settings, message):

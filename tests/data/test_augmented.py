@@ -145,7 +145,7 @@ def test_ready_inputs_cannot_be_augmented():
 
 
 def test_no_epochs():
-    with pytest.raises(ImagesError, match="epochs must be at least 1; 0 came"):
+    with pytest.raises(ImagesError, match="epochs must be at least 1; got 0"):
         rows(epochs=0)
 
 

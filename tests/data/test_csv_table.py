@@ -42,7 +42,7 @@ def test_byte_order_mark(tmp_path: Path):
 
 def test_no_rows(tmp_path: Path):
     with pytest.raises(
-        ImagesError, match=r"must have a header and at least one row; 1 lines came\. The first line names"
+        ImagesError, match=r"must have a header and at least one row; got 1 lines\. The first line names"
     ):
         read_csv(write(tmp_path, "path,label\n"))
 
@@ -50,7 +50,7 @@ def test_no_rows(tmp_path: Path):
 @pytest.mark.parametrize("first", ["cat/1.jpg,cat", "00000293,65"])
 def test_no_header(tmp_path: Path, first: str):
     with pytest.raises(
-        ImagesError, match=rf"must begin with a header; '{first.split(',', maxsplit=1)[0]}' came, which looks like data"
+        ImagesError, match=rf"must begin with a header; got '{first.split(',', maxsplit=1)[0]}', which looks like data"
     ):
         read_csv(write(tmp_path, f"{first}\nx.jpg,dog\n"))
 

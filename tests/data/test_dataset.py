@@ -129,7 +129,7 @@ def test_items_without_labels():
 
 
 def test_some_negative_labels():
-    with pytest.raises(ImagesError, match="labels of data set Pictures must count classes from 0; -1 came"):
+    with pytest.raises(ImagesError, match="labels of data set Pictures must count classes from 0; got -1"):
         DatasetImages(Pictures(list(PIXELS[:3]), targets=[0, -1, 1]))
 
 
@@ -325,7 +325,7 @@ def test_subset_reads_chosen_items_only():
 
 
 def test_empty():
-    with pytest.raises(ImagesError, match="data set list must hold at least one image; none came"):
+    with pytest.raises(ImagesError, match="data set list must hold at least one image; got none"):
         DatasetImages([])
 
 

@@ -86,11 +86,11 @@ def test_tiny_images():
 def test_severity_out_of_range(kind: str, severity: int):
     with pytest.raises(
         ValueRangeError,
-        match=rf"severity must be an integer from 0 \(unchanged\) to 5; {severity} came\. Choose",
+        match=rf"severity must be an integer from 0 \(unchanged\) to 5; got {severity}\. Choose",
     ):
         deteriorate(IMAGE, kind, severity)
 
 
 def test_unknown_kind():
-    with pytest.raises(ValueRangeError, match=r"kind must be one of blur, box, zoom, noise; 'fog' came\. Choose one"):
+    with pytest.raises(ValueRangeError, match=r"kind must be one of blur, box, zoom, noise; got 'fog'\. Choose one"):
         deteriorate(IMAGE, "fog", 1)

@@ -98,7 +98,7 @@ def test_images_of_a_user_s_own_serve_too():
 
 
 def test_errors(images):
-    with pytest.raises(ValueRangeError, match="kind must be one of blur, box, zoom, noise; 'fog' came"):
+    with pytest.raises(ValueRangeError, match="kind must be one of blur, box, zoom, noise; got 'fog'"):
         Deteriorated(images, "fog", 1)
     with pytest.raises(ValueRangeError, match="severity must be an integer from 0"):
         Deteriorated(images, "blur", 6)

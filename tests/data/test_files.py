@@ -55,7 +55,7 @@ def test_empty_folder(tmp_path: Path):
 
 def test_folder_without_images(folder):
     with pytest.raises(
-        ImagesError, match=r"must hold images \(.*\); 2 other files came, with endings '\.csv', '\.txt'\."
+        ImagesError, match=r"must hold images \(.*\); got 2 other files, with endings '\.csv', '\.txt'\."
     ):
         open_folder(folder({"a.txt": b"x", "deep/b.csv": b"x"}))
 

@@ -26,7 +26,7 @@ def test_it_is_an_image_set():
 
 
 def test_empty():
-    with pytest.raises(ImagesError, match=r"blank must hold at least one image; none came\. Add"):
+    with pytest.raises(ImagesError, match=r"blank must hold at least one image; got none\. Add"):
         Blank("blank", [])
 
 
@@ -39,17 +39,17 @@ def test_duplicate_ids():
 
 
 def test_labels_of_another_length():
-    with pytest.raises(ImagesError, match="labels of blank must be one an image; 1 labels came for 2 images"):
+    with pytest.raises(ImagesError, match="labels of blank must be one an image; got 1 labels for 2 images"):
         Blank("blank", ["a", "b"], torch.tensor([0]))
 
 
 def test_negative_labels():
-    with pytest.raises(ImagesError, match=r"labels of blank must count classes from 0; -1 came\. Leave images"):
+    with pytest.raises(ImagesError, match=r"labels of blank must count classes from 0; got -1\. Leave images"):
         Blank("blank", ["a", "b"], torch.tensor([0, -1]))
 
 
 def test_labels_beyond_the_class_names():
-    with pytest.raises(ImagesError, match=r"labels of blank must be below the number of class names, 2; 2 came\. Name"):
+    with pytest.raises(ImagesError, match=r"labels of blank must be below the number of class names, 2; got 2\. Name"):
         Blank("blank", ["a", "b"], torch.tensor([0, 2]), ["x", "y"])
 
 

@@ -37,7 +37,7 @@ def test_names_are_looked_up_in_known_classes():
     labels, classes = to_labels(["dog", "cat"], "labels", ["dog", "fox", "cat"])
     assert (labels.tolist(), classes) == ([0, 2], ("dog", "fox", "cat"))
     with pytest.raises(
-        ImagesError, match=r"labels must be among the 2 class names, 'dog', 'fox'; 'cat' came\. Correct them, or name"
+        ImagesError, match=r"labels must be among the 2 class names, 'dog', 'fox'; got 'cat'\. Correct them, or name"
     ):
         to_labels(["dog", "cat"], "labels", ["dog", "fox"])
 
@@ -47,7 +47,7 @@ def test_names_are_looked_up_in_known_classes():
 )
 def test_values_that_are_no_labels(bad):
     with pytest.raises(
-        ImagesError, match=r"labels must be one integer or class name an image; .* came\. Give class indices"
+        ImagesError, match=r"labels must be one integer or class name an image; got .*\. Give class indices"
     ):
         to_labels(bad, "labels")
 
@@ -59,7 +59,7 @@ def test_ragged_values():
 
 def test_decimal_texts_are_not_taken_for_names():
     with pytest.raises(
-        ImagesError, match=r"labels must be integers or class names; '1\.0' came\. Write the labels as int"
+        ImagesError, match=r"labels must be integers or class names; got '1\.0'\. Write the labels as int"
     ):
         to_labels(["0", "1.0", "10.0"], "labels")
 
@@ -130,7 +130,7 @@ def test_class_names_of_the_set_stay_only_where_it_had_no_labels():
 def test_wrong_length():
     with pytest.raises(
         ImagesError,
-        match=r"labels must be one an image; 3 labels came for the 2 images of 'photos'\. Give them in the order",
+        match=r"labels must be one an image; got 3 labels for the 2 images of 'photos'\. Give them in the order",
     ):
         with_labels(images("a", "b"), [0, 1, 2])
 

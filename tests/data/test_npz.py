@@ -128,5 +128,5 @@ def test_a_single_array_under_the_wrong_name(tmp_path: Path):
 
 
 def test_an_empty_array(tmp_path: Path):
-    with pytest.raises(ImagesError, match="must hold at least one image; none came"):
+    with pytest.raises(ImagesError, match="must hold at least one image; got none"):
         open_npz(npz(tmp_path, images=TEST[:0]))

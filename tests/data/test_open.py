@@ -82,7 +82,7 @@ def test_float_arrays_are_inputs(source):
 
 
 def test_integer_arrays_that_are_no_pixels():
-    with pytest.raises(ImagesError, match=r"must be uint8 pixels .*; int64 of shape \(2, 4, 4, 3\) came"):
+    with pytest.raises(ImagesError, match=r"must be uint8 pixels .*; got int64 of shape \(2, 4, 4, 3\)"):
         open_images(np.zeros((2, 4, 4, 3), np.int64))
 
 
@@ -157,13 +157,13 @@ def test_a_missing_part_of_a_missing_file(tmp_path: Path):
 def test_other_files(folder):
     root = folder({"a.txt": b"x"})
     with pytest.raises(
-        ImagesError, match=r"images must come from a folder, .*; '.*a\.txt' came\. Image files end in \.avif"
+        ImagesError, match=r"images must come from a folder, .*; got '.*a\.txt'\. Image files end in \.avif"
     ):
         open_images(root / "a.txt")
 
 
 def test_empty_text():
-    with pytest.raises(ImagesError, match=r"images must be a folder or file; an empty text came\. Give its path"):
+    with pytest.raises(ImagesError, match=r"images must be a folder or file; got an empty text\. Give its path"):
         open_images("")
 
 
@@ -175,12 +175,12 @@ class Stream(IterableDataset[Tensor]):
 def test_iterable_dataset():
     with pytest.raises(
         ImagesError,
-        match=r"must be readable in any order; Stream came, an IterableDataset, which is read .* Give a map-style",
+        match=r"must be readable in any order; got Stream, an IterableDataset, which is read .* Give a map-style",
     ):
         open_images(Stream())
 
 
 @pytest.mark.parametrize("source", [3, None, {"a": 1}, b"bytes", iter([1])])
 def test_other_objects(source):
-    with pytest.raises(ImagesError, match=rf"images must come from a folder, .*; {type(source).__name__} came"):
+    with pytest.raises(ImagesError, match=rf"images must come from a folder, .*; got {type(source).__name__}"):
         open_images(source)

@@ -89,7 +89,7 @@ def test_indices_outside():
     for index in (5, -1):
         with pytest.raises(
             ImagesError,
-            match=rf"indices of a subset of 'images in memory' must lie in 0\.\.4; {index} came\. Choose among",
+            match=rf"indices of a subset of 'images in memory' must lie in 0\.\.4; got {index}\. Choose among",
         ):
             Subset(whole(), [0, index])
 

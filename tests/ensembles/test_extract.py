@@ -142,9 +142,9 @@ def refusals():
     seen = wrap(mlp())
     seen.features(x)  # it knows its last layer, and looks no more
     yield "length", net, (x, y[:-1]), {}, TableError, r"extract_members: x has 300 rows, y has 299"
-    yield "labels", net, (x, y + 1), {}, TableError, r"labels must be classes of the model, from 0 to 2; 1 to 3 came"
-    yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need 10 labelled rows at least; 5 came"
-    yield "members", net, (x, y), {"members": 0}, ValueRangeError, r"members must be 1 at least; 0 came"
+    yield "labels", net, (x, y + 1), {}, TableError, r"labels must be classes of the model, from 0 to 2; got 1 to 3"
+    yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need 10 labelled rows at least; got 5"
+    yield "members", net, (x, y), {"members": 0}, ValueRangeError, r"members must be 1 at least; got 0"
     yield "name", net, (x, y), {"layers": ["7"]}, ModelError, r"layers: Sequential has no linear layer '7'. Nearest:"
     yield "softmax", softmax, (x, y), {}, ModelError, r"Sequential must return logits"
     yield "fused", attention, (x, y), {"layers": ["mix.out_proj"]}, ModelError, r"does not call 'mix.out_proj'"

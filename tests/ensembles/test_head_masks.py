@@ -124,11 +124,11 @@ def test_refusals(fitted):
         HeadMasks().fit(table_of().select("feature", "logit"))
     with pytest.raises(TableError, match=r"those of table in memory are another set's"):
         HeadMasks().fit(table_of(label_space="own"))
-    with pytest.raises(TableError, match=r"features must be 24 wide, as in fit; 5 came"):
+    with pytest.raises(TableError, match=r"features must be 24 wide, as in fit; got 5"):
         fitted.extend(Table(feature=torch.randn(3, 5)))
     with pytest.raises(TableError, match=r"the head reads 5 features; those of table in memory are 24 wide"):
         HeadMasks().fit(table_of(), (torch.randn(3, 5), None))
     with pytest.raises(TableError, match=r"logits must be linear in the features; a linear layer misses"):
         HeadMasks().fit(Table(feature=torch.randn(99, 4), logit=torch.randn(99, 3), label=torch.arange(99) % 3))
-    with pytest.raises(TableError, match=r"labels must be classes of the model, from 0 to 1; 0 to 2 came"):
+    with pytest.raises(TableError, match=r"labels must be classes of the model, from 0 to 1; got 0 to 2"):
         HeadMasks().fit(table_of(), (torch.randn(2, 24), None))

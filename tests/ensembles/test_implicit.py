@@ -73,7 +73,7 @@ def test_files_that_are_no_masks_are_refused(found, tmp_path):
 def test_members_by_index(found):
     assert len(found) == len(list(found)) == 4
     torch.testing.assert_close(found[-1][5].weight, found[3][5].weight)
-    with pytest.raises(IndexError, match=r"members are 0 to 3; 4 came"):
+    with pytest.raises(IndexError, match=r"members are 0 to 3; got 4"):
         found[4]
 
 

@@ -15,11 +15,11 @@ def test_temperature_falls_by_the_same_factor_each_step():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, r"steps must be positive and finite; 0 came. The default is 300\."),
-        ({"batch": -1}, r"batch must be positive and finite; -1 came"),
-        ({"rate": float("nan")}, r"rate must be positive and finite; nan came"),
-        ({"last_temperature": 0.0}, r"last_temperature must be positive and finite; 0.0 came"),
-        ({"start": float("inf")}, r"start must be finite; inf came. The default is 0.0\."),
+        ({"steps": 0}, r"steps must be positive and finite; got 0. The default is 300\."),
+        ({"batch": -1}, r"batch must be positive and finite; got -1"),
+        ({"rate": float("nan")}, r"rate must be positive and finite; got nan"),
+        ({"last_temperature": 0.0}, r"last_temperature must be positive and finite; got 0.0"),
+        ({"start": float("inf")}, r"start must be finite; got inf. The default is 0.0\."),
         ({"diversity_weight": -1.0}, r"diversity_weight and spread must not be negative, nor infinite; -1.0 and 1.0"),
     ],
 )

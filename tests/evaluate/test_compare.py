@@ -167,10 +167,10 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(TableError, match="compare: ood 'set 2' must have at least one row"):
         compare(table, images(5, 2).rows([]))
     with pytest.raises(
-        TableError, match=r"compare: ood tables need names of their own; 2 came with 1. Give them by name: ood="
+        TableError, match=r"compare: ood tables need names of their own; got 2 with 1. Give them by name: ood="
     ):
         compare(table, [images(5, 2), images(5, 2)])
-    with pytest.raises(TableError, match=r"compare: scores must be scores, .*; list came. Leave them out for all that"):
+    with pytest.raises(TableError, match=r"compare: scores must be scores, .*; got list. Leave them out for all that"):
         compare.__wrapped__(table, scores={"u": [0.0] * 20})  # past the type checks of the tests
     with pytest.raises(ValueRangeError, match=r"resamples=1, seed=0 came. 0.95, 1000 and 0 are usual"):
         compare(table, resamples=1)
@@ -199,7 +199,7 @@ def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_wa
 
 def test_tables_of_another_width_and_paths_are_refused():
     table = images(20)
-    with pytest.raises(TableError, match=r"column 'logit' of ood 'x' \(.*\) must be 4 wide, as in set 0; 7 came"):
+    with pytest.raises(TableError, match=r"column 'logit' of ood 'x' \(.*\) must be 4 wide, as in set 0; got 7"):
         compare(table, {"x": Table(logit=torch.zeros(5, 7))})
     with pytest.raises(
         TableError, match=r'compare: ood must be a table; the path "cache/x" came. Open it: dubito.open'
@@ -247,7 +247,7 @@ def test_a_score_of_one_pass_is_cheaper_than_one_of_many():
 
 
 def test_another_model_is_refused_and_shared_images_are_told():
-    table, other = images(20, source="a"), images(20, 1, source="b")
+    table, other = images(20, model_id="a"), images(20, 1, model_id="b")
     with pytest.raises(TableError, match=r"train \(set 1\) and set 0 must come from one model with one transform"):
         compare(table, train=other)
     ids = [str(i) for i in range(20)]

@@ -253,7 +253,7 @@ def test_scores_without_a_rank(table):
 
 
 def test_scores_that_are_no_numbers(table):
-    with pytest.raises(TableError, match=r"evaluate: score 'mine' must be numbers in an array; list came"):
+    with pytest.raises(TableError, match=r"evaluate: score 'mine' must be numbers in an array; got list"):
         evaluate({"mine": ["high"] * N}, table, **QUICK)
 
 
@@ -289,7 +289,7 @@ def test_a_path_in_place_of_a_table_is_told(table):
         asked({"u": Entropy()}, "cache/test")
     with pytest.raises(TableError, match=r'evaluate: ood must be a table; .* dubito\.open\("cache/odd"\)\.'):
         asked({"u": Entropy()}, table, ood="cache/odd")
-    with pytest.raises(TableError, match=r"evaluate: scores must be .*; Tensor came\. Give arrays by name: "):
+    with pytest.raises(TableError, match=r"evaluate: scores must be .*; got Tensor\. Give arrays by name: "):
         asked(torch.zeros(N), table)
 
 
@@ -369,7 +369,7 @@ def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
         logits, stream = torch.randn(len(of), 4, C, generator=torch.Generator().manual_seed(0)), metrics.MemberStream()
         stream.add(logits)
         asked = of.extended(dropout=stream.summary(), dropout_logit=logits)
-        asked.maker = {"ensembles": {"dropout": {"rate": rate}}}
+        asked.provenance = {"ensembles": {"dropout": {"rate": rate}}}
         return asked
 
     known, foreign = dropped(table, 0.1), data(50, seed=3)
@@ -388,7 +388,10 @@ def test_gradients_that_were_asked_otherwise_are_not_compared():
         told = {"settings": {"copies": 4, "sigma": sigma}, "layers": ["fc"], "depth": [0], "of": 1}
         columns = {name: torch.rand(20, 1) for name in ("gradient", "gradient_predicted", "gradient_uniform")}
         return Table(
-            logit=torch.randn(20, 3), feature=torch.randn(20, 2), maker={"gradients": {"gradient": told}}, **columns
+            logit=torch.randn(20, 3),
+            feature=torch.randn(20, 2),
+            provenance={"gradients": {"gradient": told}},
+            **columns,
         )
 
     weak, strong = table(0.1), table(0.2)

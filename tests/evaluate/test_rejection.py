@@ -299,8 +299,8 @@ def test_without_ensembles_the_original_stands_alone(table):
     assert study.findings() == ["T = 1: no ensemble to compare with the model's own entropy."]
 
 
-def test_the_model_is_named_by_its_maker(table):
-    made = Table(logit=table.logit, label=table.label, name="cache/x", maker={"model": "timm:resnet50"})
+def test_the_model_is_named_by_its_provenance(table):
+    made = Table(logit=table.logit, label=table.label, name="cache/x", provenance={"model": "timm:resnet50"})
     assert rejection_study(made, **QUICK).model == "timm:resnet50"
     assert rejection_study(table, ["tiles_2"], **QUICK).rows()[0]["model"] == "set 0"
 

@@ -35,7 +35,7 @@ class TestMessages:
         stream = MemberStream(temperature=3.0)
         stream.add(table.whole("tiles_2_logit"))
         warm = data(grids=(2,)).extended(tiles_2=stream.summary().float())
-        warm.maker = {"ensembles": {"tiles": {"temperature": 3.0}}}
+        warm.provenance = {"ensembles": {"tiles": {"temperature": 3.0}}}
         text = r"the summary 'tiles_2' at T = 1, or column 'tiles_2_logit'; .* with temperature=3\. Extract it with"
         with pytest.raises(TableError, match=text):
             rejection_study(warm.select("logit", "label", "tiles_2", "tiles_2_loss"), **QUICK)
@@ -87,13 +87,11 @@ class TestMessages:
             rejection_study(table, ["tiles_5"])
 
     def test_fewer_rows_than_buckets(self, table):
-        with pytest.raises(ValueRangeError, match=r"buckets must be 2 to the number of rows, 4 in set 0; 10 came"):
+        with pytest.raises(ValueRangeError, match=r"buckets must be 2 to the number of rows, 4 in set 0; got 10"):
             rejection_study(table.rows(slice(0, 4)))
 
     def test_temperature_without_calibration(self, table):
-        with pytest.raises(
-            TableError, match=r"needs as calibration=\.\.\.; none came\. Give a table of other labelled"
-        ):
+        with pytest.raises(TableError, match=r"needs as calibration=\.\.\.; got none\. Give a table of other labelled"):
             rejection_study(table, temperatures=["optimal"])
 
     def test_temperature_without_logits(self, table, calibration):
@@ -117,7 +115,7 @@ class TestMessages:
         assert len(rejection_study(table, calibration=renamed, **QUICK).temperatures) == 2
 
     def test_calibration_of_another_model(self, table, calibration):
-        mine, other = (Table(logit=t.logit, label=t.label, source=s) for t, s in ((table, "a"), (calibration, "b")))
+        mine, other = (Table(logit=t.logit, label=t.label, model_id=s) for t, s in ((table, "a"), (calibration, "b")))
         with pytest.raises(TableError, match=r"was made by another model \(b\) than table in memory \(a\)"):
             rejection_study(mine, calibration=other)
 
@@ -128,14 +126,14 @@ class TestMessages:
     def test_names_and_choices(self, table):
         with pytest.raises(ValueRangeError, match=r"'mutual_info' came\. Nearest: mutual_information"):
             rejection_study(table, uncertainties=["mutual_info"])
-        with pytest.raises(ValueRangeError, match="uncertainties must be a list of names; 'mutual_information' came"):
+        with pytest.raises(ValueRangeError, match="uncertainties must be a list of names; got 'mutual_information'"):
             rejection_study(table, uncertainties="mutual_information")
-        with pytest.raises(ValueRangeError, match=r"temperatures must be positive numbers or 'optimal'; -1 came"):
+        with pytest.raises(ValueRangeError, match=r"temperatures must be positive numbers or 'optimal'; got -1"):
             rejection_study(table, temperatures=[-1])
 
     def test_one_name_is_no_list(self, table):
         with pytest.raises(
-            ValueRangeError, match=r"ensembles must be a list of names; 'tiles_2' came\. Give \['tiles_2'\]"
+            ValueRangeError, match=r"ensembles must be a list of names; got 'tiles_2'\. Give \['tiles_2'\]"
         ):
             rejection_study(table, "tiles_2")
 
@@ -150,7 +148,7 @@ class TestMessages:
             rejection_study(table.extended(members_logit=torch.zeros(len(table), 3, 2)), ["members"])
 
     def test_columns_of_another_kind(self, table):
-        with pytest.raises(TableError, match=r"'mine' of set 0 must have the axes \(n, 9\); \(120, 6\) came"):
+        with pytest.raises(TableError, match=r"'mine' of set 0 must have the axes \(n, 9\); got \(120, 6\)"):
             rejection_study(table.extended(mine=table.logit), ["mine"])
         with pytest.raises(TableError, match=r"'mine_logit' of set 0 must have the axes \(n, members, classes\); "):
             rejection_study(table.extended(mine_logit=table.logit), ["mine"])

@@ -31,7 +31,7 @@ def test_no_logits_no_baselines():
 
 
 def test_errors():
-    with pytest.raises(TableError, match=r"by: score 'a' must have one value a row of cache/t, \(2,\); \(1,\) came"):
+    with pytest.raises(TableError, match=r"by: score 'a' must have one value a row of cache/t, \(2,\); got \(1,\)"):
         scored("by", {"a": [1.0]}, TABLE)
     with pytest.raises(ValueRangeError, match="by: score 'a': 1 of 2 values are NaN"):
         scored("by", {"a": [1.0, float("nan")]}, TABLE)
@@ -39,7 +39,7 @@ def test_errors():
         scored("by", {"m": Margin()}, TABLE.rows([]))
     with pytest.raises(TableError, match=r'by: table must be a table; the path "cache/t" came\. Open it'):
         some_rows("by", "cache/t")
-    with pytest.raises(TableError, match="'a' must be a fitted score, so that every table can be scored; list came"):
+    with pytest.raises(TableError, match="'a' must be a fitted score, so that every table can be scored; got list"):
         fitted("by", {"m": Margin(), "a": [1.0]})
 
 

@@ -25,7 +25,7 @@ class First(Score):
     kind = "epistemic"
     needs = ("feature",)
 
-    def rows(self, batch: Table) -> torch.Tensor:
+    def score_batch(self, batch: Table) -> torch.Tensor:
         return batch.feature[:, 0]
 
 
@@ -45,7 +45,7 @@ class Watched(Score):
         self.seen_ = len(table)
         Watched.fits.append(table.feature[:, 0].tolist())
 
-    def rows(self, batch: Table) -> torch.Tensor:
+    def score_batch(self, batch: Table) -> torch.Tensor:
         return batch.feature[:, 0]
 
 

@@ -10,7 +10,7 @@ from dubito.explain._sentences import ALL, REST, TOGETHER
 from dubito.explain.causes import diagnose
 from dubito.explain.causes_result import Diagnosis
 from dubito.metrics import auroc, interval
-from dubito.scores import Cool, Entropy
+from dubito.scores import Entropy, ScaledEntropy
 from dubito.table import Table
 from tests.explain.blobs import DOUBTFUL, QUICK, SURE, First, blobs, example
 
@@ -25,7 +25,7 @@ def test_by_hand():
     foreign = Table(feature=[[1.0, 1.0], [3.0, 1.0], [0.5, 1.0]], logit=[DOUBTFUL] * 3)
     found = diagnose(known, foreign, density=First(), **QUICK)["ood"]
     # D: 1 beats 0 and 0.5, 3 beats all, 0.5 beats 0 and ties with 0.5: (2 + 3 + 1.5) / 9
-    expected = {"max_probability": 1, "entropy": 1, "cool": 0, "density": 6.5 / 9}
+    expected = {"max_probability": 1, "entropy": 1, "scaled_entropy": 0, "density": 6.5 / 9}
     assert {name: value.value for name, value in found.auroc.items()} == pytest.approx(expected)
     parts = {"saturation": 0 - 1, "extrapolation": 6.5 / 9 - 0, "overlap": 1 - 6.5 / 9}
     assert {name: value.value for name, value in found.causes.items()} == pytest.approx(parts)
@@ -74,10 +74,10 @@ def test_parts_add_up_to_what_entropy_misses(found):
 def test_draws_are_balanced_and_close_to_all_pairs():
     known, foreign = blobs(300, seed=1), blobs(60, scale=3.0, seed=2)
     found = diagnose(known, foreign, density=First(), draws=200, **QUICK)["ood"]
-    both = [torch.cat([score.score(known), score.score(foreign)]) for score in (Entropy(), Cool(), First())]
+    both = [torch.cat([score.score(known), score.score(foreign)]) for score in (Entropy(), ScaledEntropy(), First())]
     truth = np.arange(360) >= 300
     assert found.rows == 60
-    for name, scores in zip(("entropy", "cool", "density"), both, strict=True):
+    for name, scores in zip(("entropy", "scaled_entropy", "density"), both, strict=True):
         value = found.auroc[name]
         # A mean over 200 draws, each with that spread, around the AUROC of all pairs.
         assert value.value == pytest.approx(roc_auc_score(truth, scores), abs=4 * value.spread / 200**0.5)

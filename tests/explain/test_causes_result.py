@@ -79,7 +79,7 @@ def test_words_where_saturation_or_the_density_rules():
     assert (
         "The largest part is saturation, 100.0 [100.0, 100.0]; it is ahead of extrapolation and overlap t" in words[0]
     )
-    assert "The score `cool`, the entropy of 0.1 x logits, gets these points back" in words[1]
+    assert "The score `scaled_entropy`, the entropy of 0.1 x logits, gets these points back" in words[1]
     # Known and foreign alike in logits, apart in features: all is extrapolation.
     apart = Table(feature=torch.rand(30, 1) + 5, logit=[DOUBTFUL] * 30)
     words = diagnose(known, apart, density=First(), **QUICK).findings()["ood"]

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from dubito.diagnosis import _members
+from dubito.explain import _members
 from torch import Tensor
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
@@ -39,7 +39,7 @@ def table(n: int = 60, m: int = 6, *, name: str = "mine", **options) -> Table:
 def made_by(models: str) -> Table:
     """Joined from one table a model."""
     logits = drawn(20, 2)
-    joined = ensemble([Table(logit=logits[:, place], source=model) for place, model in enumerate(models)])
+    joined = ensemble([Table(logit=logits[:, place], model_id=model) for place, model in enumerate(models)])
     joined.name = "mine" if models == "ab" else "other"
     return joined
 
@@ -173,7 +173,7 @@ def test_foreign_images_of_the_same_members():
 
 def test_foreign_images_must_be_asked_alike():
     def asked(rate: float) -> Table:
-        return Table(name=f"at {rate}", members_logit=drawn(), maker={"ensembles": {"members": {"rate": rate}}})
+        return Table(name=f"at {rate}", members_logit=drawn(), provenance={"ensembles": {"members": {"rate": rate}}})
 
     with pytest.raises(
         TableError, match=r"'members' of at 0\.2 and of at 0\.1 must have .* differ in rate=0\.2 and rate=0"
@@ -290,7 +290,7 @@ def test_text():
          r"diagnose_ensemble\(of='views'\) needs column 'views_logit' or 'views'; table in memory has logit\. Extract"),
         (lambda: diagnose_ensemble(table(1)), TableError, r"mine must have at least 2 rows; it has 1"),
         (lambda: diagnose_ensemble(Table(members_logit=torch.zeros(3, 2))), TableError,
-         r"column 'members_logit' of known must be \(n, m, c\), logits of m members; shape \(3, 2\) came"),
+         r"column 'members_logit' of known must be \(n, m, c\), logits of m members; got shape \(3, 2\)"),
         (lambda: diagnose_ensemble(Table(members=torch.zeros(3, 2))), TableError,
          r"column 'members' of known must be a summary \(n, 9\) of an ensemble: members, total, .*shape \(3, 2\) came"),
         (lambda: diagnose_ensemble(Table(members_logit=torch.full((3, 2, 2), math.nan))), ValueRangeError,
@@ -300,17 +300,17 @@ def test_text():
         (lambda: diagnose_ensemble(made_by("ab"), foreign=made_by("ba")), TableError,
          r"other was made by other models than mine, or by the same in another order \(.* and .*\)\. Extract both"),
         (lambda: diagnose_ensemble(table(m=4), foreign=Table(members_logit=torch.zeros(3, 4, 7), name="o")), TableError,
-         r"o must have the classes of mine, 4; 7 came"),
+         r"o must have the classes of mine, 4; got 7"),
         (lambda: diagnose_ensemble(table(), foreign={1: table()}), TableError, r"foreign must be one table where the"),
         (lambda: diagnose_ensemble({1: table()}), TableError,
-         r"must be two or more, with positive numbers as keys; 1 came"),
+         r"must be two or more, with positive numbers as keys; got 1"),
         (lambda: diagnose_ensemble({"a": table(), "b": table()}), TableError,
-         r"positive numbers as keys; 'a', 'b' came"),
-        (lambda: diagnose_ensemble({0: table(), 1: table()}), TableError, r"positive numbers as keys; 0, 1 came"),
+         r"positive numbers as keys; got 'a', 'b'"),
+        (lambda: diagnose_ensemble({0: table(), 1: table()}), TableError, r"positive numbers as keys; got 0, 1"),
         (lambda: diagnose_ensemble({1: table(), 2: table()}, foreign=table()), TableError,
-         r"foreign must have a table for each size of the models, 1, 2; one table came"),
+         r"foreign must have a table for each size of the models, 1, 2; got one table"),
         (lambda: diagnose_ensemble({1: table(), 2: table()}, foreign={1: table()}), TableError,
-         r"1, 2; 1 came\. Foreign"),
+         r"1, 2; got 1\. Foreign"),
         (lambda: diagnose_ensemble(table(), confidence=1.0), ValueRangeError,
          r"confidence in \(0, 1\).*confidence=1\.0"),
         (lambda: diagnose_ensemble(table(), resamples=0), ValueRangeError, r"at least one resample.*resamples=0"),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from dubito.diagnosis import pictures
+from dubito.explain import pictures
 from scipy.stats import multivariate_normal
 
 from dubito.errors import NotFittedError, ValueRangeError
@@ -133,7 +133,7 @@ def test_a_shared_covariance_is_kept_once():
     torch.testing.assert_close(gaussians.log_peak, each.log_peak)
     assert torch.equal(gaussians.sample(50)[0], each.sample(50)[0])
     torch.testing.assert_close(density_field(gaussians, points()), by_autograd(gaussians.uncertainty, points()))
-    with pytest.raises(ValueRangeError, match="one covariance, or one for each of the 3 means; 2 came"):
+    with pytest.raises(ValueRangeError, match="one covariance, or one for each of the 3 means; got 2"):
         Gaussians(gaussians.share, gaussians.mean, gaussians.covariance.repeat(2, 1, 1))
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from dubito.diagnosis import filtering as subject
+from dubito.explain import filtering as subject
 from torch import nn
 
 import dubito

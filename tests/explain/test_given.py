@@ -97,7 +97,9 @@ def test_what_a_fitted_density_was_fitted_on_cannot_be_seen():
 
 def made(source: str, name: str, n: int = 8) -> Table:
     table = blobs(n)
-    return Table(feature=table.feature, logit=table.logit, source=source, maker={"model": name}, name=f"of {name}")
+    return Table(
+        feature=table.feature, logit=table.logit, model_id=source, provenance={"model": name}, name=f"of {name}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def made(source: str, name: str, n: int = 8) -> Table:
         (MissingColumnError, r"diagnose \(x\) needs column 'logit'", lambda t: diagnose(t, {"x": t.select("feature")})),
         (ValueRangeError, "confidence=1.0, draws=5", lambda t: diagnose(t, t, confidence=1.0)),
         (ValueRangeError, "draws=0", lambda t: diagnose(t, t, draws=0)),
-        (ValueRangeError, "diagnose: seed must not be negative; -1 came", lambda t: diagnose(t, blobs(9), seed=-1)),
+        (ValueRangeError, "diagnose: seed must not be negative; got -1", lambda t: diagnose(t, blobs(9), seed=-1)),
         (TableError, "no OOD set may be called 'mean', which is the line", lambda t: diagnose(t, {"mean": blobs(9)})),
         (TableError, "rename the folder of its cache", lambda t: diagnose(t, blobs(9, name="caches/mean"))),
         (ValueRangeError, "came together with a density", lambda t: diagnose(t, t, density=First(), covariance="tied")),

@@ -51,7 +51,7 @@ def test_what_is_no_layer_is_told():
     with pytest.raises(ValueRangeError) as error:
         last_layer((torch.ones(3, 4), torch.ones(2)))
     assert str(error.value) == (
-        "last layer of weights: weight must be (classes, features) and bias (classes); (3, 4) and (2,) came. "
+        "last layer of weights: weight must be (classes, features) and bias (classes); got (3, 4) and (2,). "
         "torch.nn.Linear keeps them like that."
     )
 

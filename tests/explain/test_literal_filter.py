@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from dubito.diagnosis import literal_filter as subject
+from dubito.explain import literal_filter as subject
 from torch import Tensor, nn
 
 import dubito
@@ -222,7 +222,7 @@ def test_json_text_and_figure():
     pytest.importorskip("matplotlib")
     assert len(found.figure(classes=list("abcd")).axes) == 8
     flat = literal_filter(nn.Linear(4, 2), (4,), draws=10, progress=False)
-    with pytest.raises(ValueRangeError, match=r"one picture each; shape \(4,\) came"):
+    with pytest.raises(ValueRangeError, match=r"one picture each; got shape \(4,\)"):
         flat.figure()
 
 

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from dubito.diagnosis import pictures
+from dubito.explain import pictures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -234,13 +234,13 @@ def test_all_are_regions():
 
 def test_wrong_settings_are_told():
     layer, gaussians = random_layer(3), two_clusters()
-    with pytest.raises(ValueRangeError, match=r"layer must have 2 classes; 3 came. Use exact_region"):
+    with pytest.raises(ValueRangeError, match=r"layer must have 2 classes; got 3. Use exact_region"):
         two_class_region(layer, gaussians)
-    with pytest.raises(ValueRangeError, match=r"epsilon must lie between 0 and 1; 5.0 came.*the paper takes 0.05"):
+    with pytest.raises(ValueRangeError, match=r"epsilon must lie between 0 and 1; got 5.0.*the paper takes 0.05"):
         ellipsoids(gaussians, 5.0)
-    with pytest.raises(ValueRangeError, match=r"confidence must lie between 0 and 1; 1\.0 came.*saturated"):
+    with pytest.raises(ValueRangeError, match=r"confidence must lie between 0 and 1; got 1\.0.*saturated"):
         LinearRegion(layer, 1.0)
-    with pytest.raises(ValueRangeError, match="the layer must have 2 classes or more; 1 came"):
+    with pytest.raises(ValueRangeError, match="the layer must have 2 classes or more; got 1"):
         LinearRegion(random_layer(1), 0.9)
     with pytest.raises(ValueRangeError, match="both weights are equal"):
         two_class_region(Layer(torch.ones(2, 2), torch.zeros(2)), gaussians)

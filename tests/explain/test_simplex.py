@@ -41,12 +41,12 @@ def test_turns_are_uniform():
 def test_too_few_dimensions_or_classes_are_told():
     with pytest.raises(ValueRangeError, match="simplex: 5 classes need at least 4 dimensions; width is 3"):
         simplex(5, 3)
-    with pytest.raises(ValueRangeError, match=r"classes must be at least 2; 1 came. One class has no boundary"):
+    with pytest.raises(ValueRangeError, match=r"classes must be at least 2; got 1. One class has no boundary"):
         simplex(1, 3)
-    with pytest.raises(ValueRangeError, match=r"classes must be at least 3; 2 came. For two, .* simplex\(2, width\)"):
+    with pytest.raises(ValueRangeError, match=r"classes must be at least 3; got 2. For two, .* simplex\(2, width\)"):
         layer("stack", 2)
     with pytest.raises(
-        ValueRangeError, match="one of optimal, sandwich, stack, shifted, narrow, clustered, unequal; 'pile' came"
+        ValueRangeError, match="one of optimal, sandwich, stack, shifted, narrow, clustered, unequal; got 'pile'"
     ):
         layer("pile")
 
@@ -112,7 +112,7 @@ def test_scale_multiplies_logits():
 
 
 def test_features_of_another_width_are_told():
-    with pytest.raises(ValueRangeError, match="features must be 16 wide; 4 came"):
+    with pytest.raises(ValueRangeError, match="features must be 16 wide; got 4"):
         layer("optimal").logits(torch.zeros(2, 4))
 
 

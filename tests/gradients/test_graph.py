@@ -78,4 +78,4 @@ def test_several_rows_without_numbers_fit_every_order(numbers):
     two, three = torch.zeros(2, 4, 5), torch.zeros(3, 4, 5)
     two[0, 0], three[2, 0] = numbers
     assert layout_of(two.flatten(0, 1), three.flatten(0, 1)) is None
-    assert layout_of(two, three) == Layout(0)  # one row an image lies in one way only
+    assert layout_of(two, three) == Layout(0)  # one row per image lies in one way only

@@ -10,7 +10,7 @@ import dubito
 from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.guard.asking import as_images, as_kept, ask, probes_for
 from dubito.models.wrap import WrappedClassifier
-from dubito.probes import Before, Gradient, Members, Tiles
+from dubito.probes import Gradient, Members, PreActivation, Tiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_says_what_extract_says(model: WrappedClassifier, folder: Path, tmp_path: Path) -> None:
-    probes = [Tiles([2]), Before()]
+    probes = [Tiles([2]), PreActivation()]
     there = dubito.extract(model, folder, tmp_path / "cache", probes=probes, workers=0, progress=False)
     here = ask(model, as_images(folder)[0], probes)
     assert here.id.tolist() == there.id.tolist()
@@ -104,7 +104,7 @@ def test_probes_are_made_anew_or_taken() -> None:
     assert probes_for(("tiles_2", "tiles_4_logit"), (), None) == [Tiles([2, 4], keep="logits")]
     asked = {"ensembles": {"tiles": {"temperature": 0.5}}}
     assert probes_for(("tiles_3",), (), asked) == [Tiles([3], temperature=0.5)]
-    assert probes_for(("before",), (), None) == [Before()]
+    assert probes_for(("before",), (), None) == [PreActivation()]
     told = {"gradients": {"steep": {"settings": Gradient("exact", uniform=True).settings(), "depth": [0], "of": 1}}}
     (found,) = probes_for(("steep", "steep_uniform"), (), told)
     assert found == Gradient("exact", uniform=True, name="steep")

@@ -27,7 +27,7 @@ def test_scores_by_name() -> None:
         given_scores(["entropy", Entropy()])
     with pytest.raises(DubitoError, match="there is no 'entropie'"):
         given_scores(["entropie"])
-    with pytest.raises(TableError, match=r"guard.fit needs at least one score; none came"):
+    with pytest.raises(TableError, match=r"guard.fit needs at least one score; got none"):
         given_scores([])
 
 

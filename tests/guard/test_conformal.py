@@ -95,7 +95,7 @@ def test_what_else_can_be_wrong() -> None:
         PredictionSets(1.0)
     with pytest.raises(TableError, match="labels of the model's own classes"):
         PredictionSets().fit(Table(logit=table.logit, label=table.label, label_space="own"))
-    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 3; 0 to 9 came"):
+    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 3; got 0 to 9"):
         PredictionSets().fit(Table(logit=table.logit, label=torch.arange(30) % 10))
     with pytest.raises(ArtefactError, match="prediction sets cannot be read"):
         PredictionSets.from_json({"coverage": 0.9})
@@ -134,7 +134,7 @@ def test_the_default_is_left_out_where_it_cannot_be() -> None:
     assert fitted_sets(True, data(8), labelled=True) is None
     assert fitted_sets(True, data(9), labelled=False) is None
     assert fitted_sets(False, data(9), labelled=True) is None
-    with pytest.raises(ValueRangeError, match=r"sets must be PredictionSets\(...\), True or False; 0.9 came"):
+    with pytest.raises(ValueRangeError, match=r"sets must be PredictionSets\(...\), True or False; got 0.9"):
         fitted_sets(0.9, data(9), labelled=True)
 
 

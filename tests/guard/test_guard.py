@@ -196,7 +196,7 @@ def test_labels_that_tell_nothing() -> None:
         TableError, match=r"guard.fit needs labels of the model's own classes; those of table in memory"
     ):
         Guard.fit(None, Table(logit=table.logit, label=table.label, label_space="own"))
-    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 3; 0 to 7 came"):
+    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 3; got 0 to 7"):
         Guard.fit(None, table.extended(label=torch.arange(100) % 8))
 
 
@@ -219,7 +219,7 @@ def test_another_model_is_refused(guard: Guard, table: Table) -> None:
     other = network(seed=7)
     with pytest.raises(ModelError, match=r"guard.fit: .* was made by another model than tiny: its weights differ"):
         Guard.fit(other, table)
-    foreign = Table(logit=table.logit, feature=table.feature, maker={"weights": "0"})
+    foreign = Table(logit=table.logit, feature=table.feature, provenance={"weights": "0"})
     with pytest.raises(TableError, match=r"made by another model than the guard was fitted for: its weights differ"):
         guard.decide(foreign)
 
@@ -239,7 +239,7 @@ def test_what_is_asked_for_must_make_sense() -> None:
         Guard.fit(None, table, risk=0.0)
     with pytest.raises(ValueRangeError, match="novel must be a share"):
         Guard.fit(None, table, novel=1.0)
-    with pytest.raises(TableError, match=r"guard.fit needs at least one score; none came"):
+    with pytest.raises(TableError, match=r"guard.fit needs at least one score; got none"):
         Guard.fit(None, table, scores=[])
     with pytest.raises(MissingColumnError, match="guard: regrad needs column 'gradient'"):
         Guard.fit(None, table, scores=["regrad"])
@@ -247,10 +247,10 @@ def test_what_is_asked_for_must_make_sense() -> None:
 
 def test_what_is_no_setting_is_told() -> None:
     for novel in ("x", 1, -0.1, float("nan")):
-        with pytest.raises(ValueRangeError, match=r"guard.fit: novel must be a share from 0 to below 1; .* came"):
+        with pytest.raises(ValueRangeError, match=r"guard.fit: novel must be a share from 0 to below 1; got .*"):
             check_settings(novel, 0)
     for seed in ("x", -1, 0.5, None):
-        with pytest.raises(ValueRangeError, match=r"guard.fit: seed must be a whole number, from 0 on; .* came"):
+        with pytest.raises(ValueRangeError, match=r"guard.fit: seed must be a whole number, from 0 on; got .*"):
             check_settings(0.0, seed)
 
 
@@ -301,7 +301,7 @@ def test_logits_of_other_classes_are_told() -> None:
 
 
 def test_what_is_no_model_or_table_is_told() -> None:
-    with pytest.raises(ModelError, match=r"guard.load: model must come from dubito.load or dubito.wrap; str came"):
+    with pytest.raises(ModelError, match=r"guard.load: model must come from dubito.load or dubito.wrap; got str"):
         check_model("resnet", by="guard.load")
     fit, decide = Guard.fit.__func__.__wrapped__, Guard.decide.__wrapped__  # past the type checks of the tests
     with pytest.raises(TableError, match=r'guard.fit: table must be a table; the path "cache/val" came. Open it: dub'):

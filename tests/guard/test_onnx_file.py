@@ -15,7 +15,6 @@ from dubito.guard.combine import Combination, quantiles
 from dubito.guard.onnx_file import GuardModule
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import (
-    Cool,
     Density,
     Energy,
     Entropy,
@@ -28,6 +27,7 @@ from dubito.scores import (
     MentalModel,
     Neighbours,
     REGrad,
+    ScaledEntropy,
     Temperature,
 )
 from dubito.table import Table
@@ -55,7 +55,7 @@ def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) ->
     [
         MaxProbability(),
         Entropy(),
-        Cool(0.3),
+        ScaledEntropy(0.3),
         Margin(),
         MaxLogit(),
         Energy(2.0),

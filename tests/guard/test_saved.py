@@ -81,7 +81,7 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(format=9), "must be of format 1; 9 came"),
+        (changed(format=9), "must be of format 1; got 9"),
         (
             changed(files={"state.safetensors": "0"}),
             "state.safetensors is not the file that guard.json was written with",
@@ -94,7 +94,7 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (changed(weights={}), "lacks the score 'any'"),
         (changed(scores={"density": "../../elsewhere"}), "names a score's folder"),
         (lambda found: {key: value for key, value in found.items() if key != "roles"}, "cannot be restored"),
-        (lambda _: [], "must be of format 1; list came"),
+        (lambda _: [], "must be of format 1; got list"),
     ],
 )
 def test_a_damaged_description_is_told(
@@ -206,7 +206,7 @@ def test_scores_that_could_not_be_read_back_are_not_saved(tmp_path: Path) -> Non
         kind = "both"
         needs = ("logit",)
 
-        def rows(self, batch: Table) -> torch.Tensor:
+        def score_batch(self, batch: Table) -> torch.Tensor:
             return -batch.logit.amax(1)
 
     for score in (Mine(), Temperature(Mine())):

@@ -91,7 +91,7 @@ def test_the_width_names_the_backbone(tmp_path, features):
     ):
         found = import_authors_head(path)
     assert found.config.model == BACKBONES.get(features)
-    assert found.config.maker is None  # the file holds no backbone, so nothing is proven
+    assert found.config.provenance is None  # the file holds no backbone, so nothing is proven
     assert "Its exact weights were not recorded" in found.card
 
 
@@ -101,12 +101,12 @@ def test_the_backbone_in_the_file_is_guarded(whole, backbone, tmp_path, one_thre
     assert tensors.keys() == backbone.keys()
     save_file(tensors, tmp_path / "backbone.safetensors")
     mine = dubito.load(TINY, weights=tmp_path / "backbone.safetensors", num_classes=3)
-    assert found.config.maker is not None
-    assert same_backbone(found.config.maker, model_identity(mine)) is None
-    assert found.config.maker["operations"] == model_identity(mine)["operations"]
+    assert found.config.provenance is not None
+    assert same_backbone(found.config.provenance, model_identity(mine)) is None
+    assert found.config.provenance["operations"] == model_identity(mine)["operations"]
     with torch.no_grad():
         mine.module.norm.bias[0] += 1  # fine-tuned
-    reason = same_backbone(found.config.maker, model_identity(mine))
+    reason = same_backbone(found.config.provenance, model_identity(mine))
     assert reason is not None
     assert reason.startswith("its weights differ (")
     assert "transform" not in reason
@@ -132,7 +132,7 @@ def test_a_backbone_that_is_not_timm_s_proves_nothing(tmp_path, backbone, change
     else:
         del odd["head.weight"], odd["head.bias"]
     weights = {f"model.{key}": value for key, value in odd.items()} | head_keys(network())
-    assert import_authors_head(released(tmp_path / "a.pth.tar", weights)).config.maker is None
+    assert import_authors_head(released(tmp_path / "a.pth.tar", weights)).config.provenance is None
 
 
 def test_no_backbone_to_take(tmp_path):

@@ -35,13 +35,13 @@ def test_a_licence_cannot_write_yaml_of_its_own():
 
 
 def test_it_tells_what_was_recorded_and_how_to_use_it():
-    maker = {"weights": "w" * 32, "tensors": "t" * 32, "head": {"layer": None}, "transform": {"size": [224, 224]}}
+    provenance = {"weights": "w" * 32, "tensors": "t" * 32, "head": {"layer": None}, "transform": {"size": [224, 224]}}
     config = HeadConfig(
         features=1280,
         width=64,
         depth=1,
         model="pypi:efficientnet_lite0",
-        maker=maker,
+        provenance=provenance,
         trained={"corpus": "4,000 photographs", "rows": 40000},
         measured={"ambiguous_auroc": 0.70123, "interval": [0.65, 0.75]},
     )

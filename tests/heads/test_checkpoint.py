@@ -105,9 +105,7 @@ def test_a_config_that_is_no_json(folder, text):
 
 def test_a_config_of_another_format(folder):
     edit(folder, format=99)
-    with pytest.raises(
-        ArtefactError, match=r"is not a head's config\.json of format 1; format 99 came\. Update dubito"
-    ):
+    with pytest.raises(ArtefactError, match=r"is not a head's config\.json of format 1; got format 99\. Update dubito"):
         read_head(folder)
 
 
@@ -171,7 +169,7 @@ def test_tensors_that_are_not_a_head_s(folder):
         read_head(folder)
     save_file(tensors | {"layers.0.bias": torch.zeros(4, dtype=torch.int64)}, path)
     with pytest.raises(
-        ArtefactError, match=r"layers\.0\.bias must be finite numbers of type float32; torch\.int64 came"
+        ArtefactError, match=r"layers\.0\.bias must be finite numbers of type float32; got torch\.int64"
     ):
         read_head(folder)
     save_file(tensors | {"extra": torch.zeros(1)}, path)

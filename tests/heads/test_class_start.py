@@ -148,7 +148,7 @@ def test_one_image_is_enough_to_start():
 
 def test_too_many_classes_to_share_units_are_refused(monkeypatch):
     monkeypatch.setattr(class_start, "_MOST_MERGED", 3)
-    with pytest.raises(ValueRangeError, match=r"at most 3 classes share units; 4 came for a width of 2\. Use width=4"):
+    with pytest.raises(ValueRangeError, match=r"at most 3 classes share units; got 4 for a width of 2\. Use width=4"):
         started(classified(), 2)
 
 
@@ -168,7 +168,7 @@ def test_a_logit_that_is_no_number_is_an_error():
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_another_depth_is_refused(depth):
-    with pytest.raises(ValueRangeError, match=rf"depth must be 1; {depth} came\. Use depth=1, or init='default'"):
+    with pytest.raises(ValueRangeError, match=rf"depth must be 1; got {depth}\. Use depth=1, or init='default'"):
         train_head(classified(), recipe=Recipe(init="classes"), width=8, depth=depth)
 
 

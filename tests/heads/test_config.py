@@ -13,7 +13,7 @@ MAKER = {
     "transform": {"kind": "preprocess", "size": [224, 224], "resize": 256},
 }
 FULL = HeadConfig(
-    features=8, width=4, depth=1, model="timm:a", maker=MAKER, dtype="float16", trained={"rows": 5}, licence="MIT"
+    features=8, width=4, depth=1, model="timm:a", provenance=MAKER, dtype="float16", trained={"rows": 5}, licence="MIT"
 )
 
 
@@ -26,14 +26,14 @@ def test_json_and_back():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": 2}, r"x is not a head's config.json of format 1; format 2 came. Update dubito"),
+        ({"format": 2}, r"x is not a head's config.json of format 1; got format 2. Update dubito"),
         ({"features": "8"}, r"x has features='8'\. Copy it again"),
         ({"features": True}, r"x has features=True"),
         ({"depth": 1.0}, r"x has depth=1\.0"),
-        ({"maker": "me"}, r"x has maker='me'"),
+        ({"provenance": "me"}, r"x has provenance='me'"),
         ({"trained": None}, r"x has trained=None"),
         ({"surprise": 1}, r"x has an entry 'surprise' that no head has"),
-        ({"width": 0}, r"x cannot be used \(head: features and width must be at least 1 .*; 8, 0, 1 came"),
+        ({"width": 0}, r"x cannot be used \(head: features and width must be at least 1 .*; got 8, 0, 1"),
         ({"dtype": "float8"}, r"x has dtype='float8'"),
     ],
 )
@@ -52,13 +52,13 @@ def test_every_entry_must_be_there(key):
 
 @pytest.mark.parametrize("found", [None, [], "config", 3])
 def test_json_that_is_no_config(found):
-    with pytest.raises(ArtefactError, match=r"is not a head's config.json of format 1; format \w+ came"):
+    with pytest.raises(ArtefactError, match=r"is not a head's config.json of format 1; got format \w+"):
         HeadConfig.from_json(found, "x")
 
 
 def test_what_is_not_json_is_refused():
     for measured in ({"auroc": float("nan")}, {"auroc": {1, 2}}):
-        with pytest.raises(ArtefactError, match="maker, trained and measured must be JSON without NaN"):
+        with pytest.raises(ArtefactError, match="provenance, trained and measured must be JSON without NaN"):
             HeadConfig(features=8, measured=measured).to_json()
     with pytest.raises(ValueRangeError, match="0, 512, 2 came"):
         HeadConfig(features=0)

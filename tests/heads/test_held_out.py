@@ -13,7 +13,7 @@ from dubito.heads.held_out import HeldOut, one_epoch, split
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.table import Table
-from dubito.table.views import joined
+from dubito.table.views import concat
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,7 +145,7 @@ def test_crops_of_one_photograph_stay_together():
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, math.nan])
 def test_shares_without_meaning(share):
     with pytest.raises(
-        ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; {share} came\. 0\.1 holds"
+        ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; got {share}\. 0\.1 holds"
     ):
         split(learnable(10), share)
 
@@ -172,7 +172,7 @@ def joined_epochs() -> Table:
         photo=torch.arange(10).repeat(2),
         epoch=torch.arange(2).repeat_interleave(10),
     )
-    return joined(clean, augmented)
+    return concat(clean, augmented)
 
 
 def test_a_split_of_joined_tables_parts_photographs():

@@ -171,7 +171,7 @@ def test_what_creation_refuses(module, how, text):
         ),
         (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
         (Tokens(), {"layer": "fc"}, r"layer 'fc' reads \(6, 49, 8\) for 6 images; one row of 8 an image is needed"),
-        (Pair(), {}, r"Pair must return one tensor \(n, classes\), or an output with .logits; tuple came for 6 images"),
+        (Pair(), {}, r"Pair must return one tensor \(n, classes\), or an output with .logits; got tuple for 6 images"),
     ],
 )
 def test_what_a_pass_refuses(module, how, text):

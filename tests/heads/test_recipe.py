@@ -127,30 +127,30 @@ def test_part_of_the_settings_is_enough():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"loss": "hinge"}, "recipe: loss must be one of ranking, l2, l1, log_l2, variance_nll; 'hinge' came."),
-        ({"target": "own"}, "recipe: target must be one of given, expected, mixed; 'own' came."),
-        ({"optimizer": "lamb"}, "recipe: optimizer must be one of adamw, adam, sgd, lion; 'lamb' came."),
-        ({"schedule": "poly"}, "recipe: schedule must be one of cosine, step, constant; 'poly' came."),
-        ({"init": "ones"}, "recipe: init must be one of default, zero, classes; 'ones' came."),
-        ({"lr": 0.0}, "recipe: lr must be positive; 0.0 came."),
-        ({"lr": math.nan}, "recipe: lr must be positive; nan came."),
-        ({"temperature": -1.0}, "recipe: temperature must be positive; -1.0 came."),
-        ({"margin": math.inf}, "recipe: margin must be positive; inf came."),
-        ({"leeway": -0.1}, "recipe: leeway must not be negative; -0.1 came."),
-        ({"leeway": math.nan}, "recipe: leeway must not be negative; nan came."),
-        ({"weight_decay": -1.0}, "recipe: weight_decay must not be negative; -1.0 came."),
-        ({"warmup_lr": -1.0}, "recipe: warmup_lr must not be negative; -1.0 came."),
-        ({"final_lr": -1.0}, "recipe: final_lr must not be negative; -1.0 came."),
-        ({"episodes": 0}, "recipe: episodes must be at least 1; 0 came."),
-        ({"warmup": -1}, "recipe: warmup must be at least 0; -1 came."),
-        ({"batch": 1}, "recipe: batch must be at least 2; 1 came."),
-        ({"rows": 1}, "recipe: rows must be at least 2; 1 came."),
-        ({"warmup": 460}, "recipe: warmup must be below the 460 episodes; 460 came. Give a shorter one."),
-        ({"dropout": 1.0}, "recipe: dropout must be a share from 0 to below 1; 1.0 came."),
-        ({"mix": 1.5}, "recipe: mix must lie between 0 and 1; 1.5 came."),
-        ({"mix": math.nan}, "recipe: mix must lie between 0 and 1; nan came."),
-        ({"betas": (0.9, 1.0)}, "recipe: betas must be two numbers from 0 to below 1; (0.9, 1.0) came."),
-        ({"betas": (0.9,)}, "recipe: betas must be two numbers from 0 to below 1; (0.9,) came."),
+        ({"loss": "hinge"}, "recipe: loss must be one of ranking, l2, l1, log_l2, variance_nll; got 'hinge'."),
+        ({"target": "own"}, "recipe: target must be one of given, expected, mixed; got 'own'."),
+        ({"optimizer": "lamb"}, "recipe: optimizer must be one of adamw, adam, sgd, lion; got 'lamb'."),
+        ({"schedule": "poly"}, "recipe: schedule must be one of cosine, step, constant; got 'poly'."),
+        ({"init": "ones"}, "recipe: init must be one of default, zero, classes; got 'ones'."),
+        ({"lr": 0.0}, "recipe: lr must be positive; got 0.0."),
+        ({"lr": math.nan}, "recipe: lr must be positive; got nan."),
+        ({"temperature": -1.0}, "recipe: temperature must be positive; got -1.0."),
+        ({"margin": math.inf}, "recipe: margin must be positive; got inf."),
+        ({"leeway": -0.1}, "recipe: leeway must not be negative; got -0.1."),
+        ({"leeway": math.nan}, "recipe: leeway must not be negative; got nan."),
+        ({"weight_decay": -1.0}, "recipe: weight_decay must not be negative; got -1.0."),
+        ({"warmup_lr": -1.0}, "recipe: warmup_lr must not be negative; got -1.0."),
+        ({"final_lr": -1.0}, "recipe: final_lr must not be negative; got -1.0."),
+        ({"episodes": 0}, "recipe: episodes must be at least 1; got 0."),
+        ({"warmup": -1}, "recipe: warmup must be at least 0; got -1."),
+        ({"batch": 1}, "recipe: batch must be at least 2; got 1."),
+        ({"rows": 1}, "recipe: rows must be at least 2; got 1."),
+        ({"warmup": 460}, "recipe: warmup must be below the 460 episodes; got 460. Give a shorter one."),
+        ({"dropout": 1.0}, "recipe: dropout must be a share from 0 to below 1; got 1.0."),
+        ({"mix": 1.5}, "recipe: mix must lie between 0 and 1; got 1.5."),
+        ({"mix": math.nan}, "recipe: mix must lie between 0 and 1; got nan."),
+        ({"betas": (0.9, 1.0)}, "recipe: betas must be two numbers from 0 to below 1; got (0.9, 1.0)."),
+        ({"betas": (0.9,)}, "recipe: betas must be two numbers from 0 to below 1; got (0.9,)."),
     ],
 )
 def test_what_it_refuses(settings, text):
@@ -160,7 +160,7 @@ def test_what_it_refuses(settings, text):
 
 
 def test_what_is_no_recipe():
-    with pytest.raises(ValueRangeError, match=r"^recipe: a dubito.Recipe is expected; list came.$"):
+    with pytest.raises(ValueRangeError, match=r"^recipe: a dubito.Recipe is expected; got list.$"):
         as_recipe([1])
     with pytest.raises(
         ValueRangeError, match=r"^recipe: there is no setting 'speed'; there are batch, betas, dropout, episodes"

@@ -77,7 +77,7 @@ def test_what_it_says_of_its_training(world):
     assert (head.trained_["seed"], head.trained_["table_rows"]) == (1, 40)
     assert (head.trained_["rows_seen"], head.trained_["steps"]) == (400, 40)
     assert head.trained_["end"]["step"] == 40
-    assert head.maker_ == dict(table.maker)
+    assert head.provenance_ == dict(table.provenance)
     assert head.features_ == 6
 
 
@@ -92,7 +92,11 @@ def test_kept_as_a_score(world, tmp_path):
     loaded = load_score(save_score(head, tmp_path))
     assert loaded == head
     assert torch.equal(loaded.score(table), head.score(table))
-    assert (loaded.trained_, loaded.maker_, loaded.fitted_on_) == (head.trained_, head.maker_, head.fitted_on_)
+    assert (loaded.trained_, loaded.provenance_, loaded.fitted_on_) == (
+        head.trained_,
+        head.provenance_,
+        head.fitted_on_,
+    )
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0.0), ("float16", 2e-3)])
@@ -169,7 +173,7 @@ def test_another_activation_under_the_same_weights_is_refused(world, tmp_path):
 def test_features_of_another_width():
     head = UncertaintyHead(**SMALL).fit(Table(feature=torch.randn(20, 6), loss=torch.rand(20)))
     with pytest.raises(
-        TableError, match=r"^head: features must be 6 wide, as those that the head was trained on; 7 came"
+        TableError, match=r"^head: features must be 6 wide, as those that the head was trained on; got 7"
     ):
         head.score(Table(feature=torch.randn(3, 7)))
 
@@ -262,4 +266,4 @@ def test_a_hostile_saved_score_is_refused(world, tmp_path):
     with pytest.raises(ArtefactError) as error:
         load_score(changed("settings", width=9)).score(table)
     # 6 * 9 + 9 + 9 + 1 = 73, and with a width of 8: 6 * 8 + 8 + 8 + 1 = 65
-    assert str(error.value) == ("head: 6 features, width 9 and depth 1 make 73 weights; 65 came. Save the head again.")
+    assert str(error.value) == ("head: 6 features, width 9 and depth 1 make 73 weights; got 65. Save the head again.")

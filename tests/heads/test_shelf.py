@@ -15,9 +15,9 @@ MAKER = {"weights": "a" * 32, "tensors": "b" * 32, "head": {"layer": None}, "tra
 
 
 def head(
-    *, seed: int = 0, model: str = "timm:a", maker: dict | None = MAKER, corpus: str = "five\nimages"
+    *, seed: int = 0, model: str = "timm:a", provenance: dict | None = MAKER, corpus: str = "five\nimages"
 ) -> PretrainedHead:
-    config = HeadConfig(features=5, width=4, depth=1, model=model, maker=maker, trained={"corpus": corpus})
+    config = HeadConfig(features=5, width=4, depth=1, model=model, provenance=provenance, trained={"corpus": corpus})
     return PretrainedHead(HeadModule(5, width=4, depth=1, seed=seed), config)
 
 
@@ -53,8 +53,8 @@ def test_what_ships_is_what_the_package_holds(monkeypatch):
         if entry.where == "shipped":
             config = shelf.find_head(entry.path).config
             assert config.features == entry.features
-            assert config.maker is not None
-            assert all(config.maker.get(part) for part in CARRIED)  # or its drift guard would be off in part
+            assert config.provenance is not None
+            assert all(config.provenance.get(part) for part in CARRIED)  # or its drift guard would be off in part
             assert entry.size < 2_000_000
 
 
@@ -152,8 +152,8 @@ def test_unknown_names_get_near_ones(shelves):
 
 
 def test_the_head_that_fits_a_table(shelves):
-    write_head(shelves[0] / "a", head(seed=1, maker=MAKER | {"tensors": "c" * 32, "weights": "d" * 32}))
-    write_head(shelves[0] / "b", head(seed=2, maker=None))
+    write_head(shelves[0] / "a", head(seed=1, provenance=MAKER | {"tensors": "c" * 32, "weights": "d" * 32}))
+    write_head(shelves[0] / "b", head(seed=2, provenance=None))
     assert shelf.head_for(MAKER) is None
     assert shelf.head_for(None) is None
     write_head(shelves[0] / "c", head(seed=3))
@@ -201,7 +201,9 @@ def test_of_several_heads_the_newest_training_s_median_one_is_taken(shelves):
 def test_the_newest_counts_only_if_it_fits(shelves):
     training(shelves[1] / "new", "2026-01-02T00:00:00+00:00")
     for seed in (1, 2, 3):
-        write_head(shelves[1] / "new" / f"seed-{seed}", head(maker=MAKER | {"tensors": "c" * 32, "weights": "d" * 32}))
+        write_head(
+            shelves[1] / "new" / f"seed-{seed}", head(provenance=MAKER | {"tensors": "c" * 32, "weights": "d" * 32})
+        )
     training(shelves[1] / "old", "2026-01-01T00:00:00+00:00")
     assert chosen() == "old/seed-2"
 

@@ -16,7 +16,7 @@ from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.heads.recipe import Recipe
 from dubito.heads.targets import expected_loss, target_column, with_expected_loss
 from dubito.table import Table
-from dubito.table.views import joined
+from dubito.table.views import concat
 
 
 def logits(n: int = 20, c: int = 5) -> torch.Tensor:
@@ -87,33 +87,33 @@ def test_the_expected_loss_as_a_column_is_computed_when_it_is_asked_for():
 
 def test_unlabelled_rows_beside_labelled_ones():
     labelled = Table(logit=logits(3), loss=[1.0, 2.0, 3.0])
-    both = joined(labelled, with_expected_loss(Table(logit=logits(20)[5:9])))
+    both = concat(labelled, with_expected_loss(Table(logit=logits(20)[5:9])))
     expected = torch.cat([torch.tensor([1.0, 2.0, 3.0]), expected_loss(logits(20)[5:9]).float()])
     assert torch.equal(target_column(both, Recipe()), expected)
 
 
 def of_one_model(*, task_loss: str | None = None) -> Table:
     """As a cache without labels, or with losses of a task loss."""
-    maker = {"model": "one", "weights": "ab"} | ({"task_loss": task_loss} if task_loss else {})
-    return Table(logit=logits(3), loss=[1.0, 2.0, 3.0] if task_loss else None, maker=maker)
+    provenance = {"model": "one", "weights": "ab"} | ({"task_loss": task_loss} if task_loss else {})
+    return Table(logit=logits(3), loss=[1.0, 2.0, 3.0] if task_loss else None, provenance=provenance)
 
 
 def test_expected_losses_are_known_as_cross_entropy():
     found = with_expected_loss(unlabelled := of_one_model())
-    assert found.maker == {"model": "one", "weights": "ab", "task_loss": "cross_entropy"}
-    assert unlabelled.maker == {"model": "one", "weights": "ab"}
-    assert with_expected_loss(Table(logit=logits())).maker is None
+    assert found.provenance == {"model": "one", "weights": "ab", "task_loss": "cross_entropy"}
+    assert unlabelled.provenance == {"model": "one", "weights": "ab"}
+    assert with_expected_loss(Table(logit=logits())).provenance is None
     bce = of_one_model(task_loss="bce")
     for tables in ((found, bce), (bce, found)):
         with pytest.raises(TableError, match=r"made by different task losses \(bce, cross_entropy\)"):
-            joined(*tables)
-    assert len(joined(found, of_one_model(task_loss="cross_entropy"))) == 6
+            concat(*tables)
+    assert len(concat(found, of_one_model(task_loss="cross_entropy"))) == 6
 
 
 @pytest.mark.parametrize("bce_first", [True, False])
 def test_rows_without_losses_do_not_hide_the_task_loss_of_the_others(bce_first):
     tables = (of_one_model(task_loss="bce"), of_one_model())
-    both = joined(*(tables if bce_first else reversed(tables)))
+    both = concat(*(tables if bce_first else reversed(tables)))
     assert both.columns == ("logit",)
     with pytest.raises(TableError, match=r"^head\.fit with target 'expected' expects .* were made by 'bce'\."):
         target_column(both, Recipe(target="expected"))
@@ -124,7 +124,7 @@ def test_rows_without_losses_do_not_hide_the_task_loss_of_the_others(bce_first):
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
 def test_temperatures_without_meaning(temperature):
     with pytest.raises(
-        ValueRangeError, match=rf"^with_expected_loss: temperature must be positive; {temperature} came\."
+        ValueRangeError, match=rf"^with_expected_loss: temperature must be positive; got {temperature}\."
     ):
         with_expected_loss(Table(logit=logits()), temperature)
 
@@ -161,8 +161,8 @@ def test_the_column_outlives_its_file():
 @pytest.mark.parametrize("target", ["expected", "mixed"])
 @pytest.mark.parametrize("made_by", ["bce", "first 0123456789abcdef"])
 def test_another_task_loss_has_no_expectation(target, made_by):
-    maker = {"model": "timm:a", "weights": "ab", "task_loss": made_by}
-    table = Table(name="cache/train", logit=logits(3), loss=[1.0, 2.0, 3.0], maker=maker)
+    provenance = {"model": "timm:a", "weights": "ab", "task_loss": made_by}
+    table = Table(name="cache/train", logit=logits(3), loss=[1.0, 2.0, 3.0], provenance=provenance)
     refused(
         table,
         Recipe(target=target),
@@ -176,9 +176,9 @@ def test_another_task_loss_has_no_expectation(target, made_by):
         with_expected_loss(table)
 
 
-@pytest.mark.parametrize("maker", [None, {"model": "timm:a"}, {"task_loss": None}, {"task_loss": "cross_entropy"}])
-def test_the_usual_task_loss_and_an_unknown_one_are_taken(maker):
-    table = Table(logit=logits(3), loss=[1.0, 2.0, 3.0], maker=maker)
+@pytest.mark.parametrize("provenance", [None, {"model": "timm:a"}, {"task_loss": None}, {"task_loss": "cross_entropy"}])
+def test_the_usual_task_loss_and_an_unknown_one_are_taken(provenance):
+    table = Table(logit=logits(3), loss=[1.0, 2.0, 3.0], provenance=provenance)
     assert torch.equal(target_column(table, Recipe(target="expected")), expected_loss(logits(3)).float())
     assert torch.equal(with_expected_loss(table).loss, expected_loss(logits(3)).float())
 
@@ -244,7 +244,7 @@ def test_negative_losses_can_be_ranked_but_not_predicted():
         table,
         Recipe(loss="l2"),
         ValueRangeError,
-        "head.fit: the l2 loss predicts losses of 0 or more; -1.5 came in table in memory. Use loss='ranking', which "
+        "head.fit: the l2 loss predicts losses of 0 or more; got -1.5 in table in memory. Use loss='ranking', which "
         "needs their order alone.",
     )
 

@@ -224,7 +224,7 @@ def test_another_training_in_the_folder_is_refused(tmp_path):
     again("training: the losses (", table=learnable(seed=5))
     again("the number of rows (400 there, 401 here)", table=learnable(401))
     again("the width of the features (8 there, 9 here)", table=learnable(d=9))
-    moved = Table(source="another", **{name: learnable().whole(name) for name in ("feature", "loss")})
+    moved = Table(model_id="another", **{name: learnable().whole(name) for name in ("feature", "loss")})
     again("training: the model that made the table (none there, another here). Train", table=moved)
     again("training: the held-out images (none there, ", held_out=learnable(30))
 
@@ -280,11 +280,11 @@ def test_what_is_missing_or_does_not_fit():
     with pytest.raises(TableError) as error:
         train_head(learnable(), recipe=SHORT, held_out=learnable(50, d=9))
     assert str(error.value) == (
-        "held_out: features of table in memory must be 8 wide, as those of table in memory; 9 came. "
+        "held_out: features of table in memory must be 8 wide, as those of table in memory; got 9. "
         "Extract both with the same model."
     )
-    ours = Table(name="ours", source="aa", feature=learnable().feature, loss=learnable().loss)
-    theirs = Table(name="theirs", source="bb", feature=learnable().feature, loss=learnable().loss)
+    ours = Table(name="ours", model_id="aa", feature=learnable().feature, loss=learnable().loss)
+    theirs = Table(name="theirs", model_id="bb", feature=learnable().feature, loss=learnable().loss)
     with pytest.raises(TableError) as error:
         train_head(ours, recipe=SHORT, held_out=theirs)
     assert str(error.value) == (

@@ -219,12 +219,12 @@ def test_what_the_config_says(tmp_path):
 def test_seeds_without_meaning(seeds):
     with pytest.raises(DubitoError) as error:
         train(table_of(), seeds=seeds)
-    assert str(error.value) == f"train: seeds must be at least one, all different; {list(seeds)} came."
+    assert str(error.value) == f"train: seeds must be at least one, all different; got {list(seeds)}."
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5])
 def test_shares_without_meaning(share):
-    with pytest.raises(ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; {share} came\."):
+    with pytest.raises(ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; got {share}\."):
         train(table_of(), held_out=share)
 
 

@@ -21,9 +21,9 @@ def test_numbers_accept_a_graph_and_a_read_only_map():
 
 
 def test_numbers_refuse_what_is_no_number():
-    with pytest.raises(TableError, match="f: x must be numbers in an array; list came"):
+    with pytest.raises(TableError, match="f: x must be numbers in an array; got list"):
         numbers(["a", "b"], "f: x")
-    with pytest.raises(TableError, match=r"f: x must have one axis, \(n,\); shape \(\) came. Give one value a row"):
+    with pytest.raises(TableError, match=r"f: x must have one axis, \(n,\); got shape \(\). Give one value a row"):
         numbers(torch.tensor(1.0), "f: x")
     with pytest.raises(ValueRangeError, match="f: x: 1 of 2 values are NaN or infinite, the first at position 1"):
         numbers([1.0, float("nan")], "f: x")

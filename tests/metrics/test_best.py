@@ -47,7 +47,7 @@ def test_a_clear_winner_is_told():
 
 
 def test_confidence_must_be_a_share():
-    with pytest.raises(ValueRangeError, match=r"confidence must be in \(0, 1\); 1.0 came. 0.95 is usual"):
+    with pytest.raises(ValueRangeError, match=r"confidence must be in \(0, 1\); got 1.0. 0.95 is usual"):
         behind_the_best(np.array([1.0]), np.ones((1, 3)), confidence=1.0)
 
 

@@ -132,23 +132,23 @@ def test_tensors_and_lists_agree():
 
 
 def test_arguments_that_do_not_fit_are_errors():
-    with pytest.raises(ValueRangeError, match=r"ece: confidence must lie in \[0, 1\]; 0.5 to 1.5 came. Give prob"):
+    with pytest.raises(ValueRangeError, match=r"ece: confidence must lie in \[0, 1\]; got 0.5 to 1.5. Give prob"):
         ece([0.5, 1.5], [0, 1])
     with pytest.raises(ValueRangeError, match=r"bucket_calibration_error: confidence must lie in .* -1 to 0.5 came"):
         bucket_calibration_error([1, 2], [0.5, -1.0], [0, 1])
-    with pytest.raises(ValueRangeError, match="ece: correct must be booleans, or 0 and 1; 7 came at row 0"):
+    with pytest.raises(ValueRangeError, match="ece: correct must be booleans, or 0 and 1; got 7 at row 0"):
         ece([0.5], [7])
     with pytest.raises(ValueRangeError, match="ece: confidence: 1 of 1 values are NaN"):
         ece([float("nan")], [1])
     with pytest.raises(ValueRangeError, match="bucket_calibration_error: scores: 1 of 1 values are NaN"):
         bucket_calibration_error([float("nan")], [0.5], [1])
-    with pytest.raises(ValueRangeError, match=r"ece: bins must be at least 1; 0 came"):
+    with pytest.raises(ValueRangeError, match=r"ece: bins must be at least 1; got 0"):
         ece([0.5], [1], bins=0)
-    with pytest.raises(ValueRangeError, match=r"bucket_calibration_error: buckets must be at least 1; -3 came"):
+    with pytest.raises(ValueRangeError, match=r"bucket_calibration_error: buckets must be at least 1; got -3"):
         bucket_calibration_error([1.0], [0.5], [1], buckets=-3)
     with pytest.raises(TableError, match="ece needs columns of one length; confidence has 2, correct has 1"):
         ece([0.5, 0.5], [1])
     with pytest.raises(TableError, match=r"bucket_calibration_error needs columns .* scores has 1, confidence has 2"):
         bucket_calibration_error([0.5], [0.5, 0.5], [1, 0])
-    with pytest.raises(TableError, match="ece: confidence must have at least one row; none came"):
+    with pytest.raises(TableError, match="ece: confidence must have at least one row; got none"):
         ece([], [])

@@ -93,7 +93,7 @@ def test_arguments_that_do_not_fit_are_errors(metric):
         metric(torch.zeros(0, 2), [])
     with pytest.raises(TableError, match=f"{name} needs columns of one length; logits has 1, labels has 2"):
         metric([[1.0, 2.0]], [0, 1])
-    with pytest.raises(TableError, match=f"{name}: labels must be integers; torch.float64 came"):
+    with pytest.raises(TableError, match=f"{name}: labels must be integers; got torch.float64"):
         metric([[1.0, 2.0]], [0.0])
     for label, came in ((2, "2 to 2"), (-1, "-1 to -1")):
         with pytest.raises(ValueRangeError, match=f"{name}: labels must be classes of the logits, 0 to 1; {came} came"):

@@ -93,5 +93,5 @@ def test_no_members(sizes):
 
 
 def test_a_temperature_of_zero():
-    with pytest.raises(ValueRangeError, match=r"temperature must be positive and finite; 0\.0 came"):
+    with pytest.raises(ValueRangeError, match=r"temperature must be positive and finite; got 0\.0"):
         Groups([2], temperature=0.0)

@@ -125,7 +125,7 @@ def test_tensors_arrays_and_lists_give_one_python_float(metric):
 @pytest.mark.parametrize("metric", METRICS)
 def test_one_class_is_an_error(metric):
     said = (
-        f"{metric.__name__} needs positives and negatives; all 3 rows came with positives = 1. "
+        f"{metric.__name__} needs positives and negatives; got all 3 rows with positives = 1. "
         "Add rows of the other class: with one class there is nothing to rank."
     )
     with pytest.raises(TableError) as error:
@@ -147,11 +147,11 @@ def test_arguments_that_do_not_fit_are_errors(metric):
     name = metric.__name__
     with pytest.raises(TableError, match=f"{name} needs columns of one length; scores has 3, positives has 2"):
         metric([1.0, 2.0, 3.0], [0, 1])
-    with pytest.raises(TableError, match=f"{name}: scores must have at least one row; none came"):
+    with pytest.raises(TableError, match=f"{name}: scores must have at least one row; got none"):
         metric([], [])
-    with pytest.raises(TableError, match=rf"{name}: scores must have one axis, \(n,\); shape \(2, 1\) came"):
+    with pytest.raises(TableError, match=rf"{name}: scores must have one axis, \(n,\); got shape \(2, 1\)"):
         metric([[1.0], [2.0]], [0, 1])
-    with pytest.raises(ValueRangeError, match=f"{name}: positives must be booleans, or 0 and 1; 2 came at row 1"):
+    with pytest.raises(ValueRangeError, match=f"{name}: positives must be booleans, or 0 and 1; got 2 at row 1"):
         metric([1.0, 2.0], [0, 2])
 
 

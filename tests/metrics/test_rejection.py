@@ -165,7 +165,7 @@ def test_arguments_that_do_not_fit_are_errors(metric):
     name, column = metric.__name__, "values" if metric in CURVES else "errors"
     with pytest.raises(TableError, match=f"{name} needs columns of one length; scores has 2, {column} has 1"):
         metric([1.0, 2.0], [1])
-    with pytest.raises(TableError, match=f"{name}: scores must have at least one row; none came"):
+    with pytest.raises(TableError, match=f"{name}: scores must have at least one row; got none"):
         metric([], [])
     with pytest.raises(ValueRangeError, match=f"{name}: scores: 1 of 2 values are NaN or infinite"):
         metric([1.0, float("nan")], [0, 1])
@@ -176,5 +176,5 @@ def test_arguments_that_do_not_fit_are_errors(metric):
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("quantiles", [(), (0.0, 1.0), (0.5, 0.5), (0.6, 0.4), (0.5, 1.1), (float("nan"),)])
 def test_quantiles_must_rise_within_their_range(curve, quantiles):
-    with pytest.raises(ValueRangeError, match=rf"{curve.__name__}: quantiles must rise within \(0, 1\]; \[.*\] came"):
+    with pytest.raises(ValueRangeError, match=rf"{curve.__name__}: quantiles must rise within \(0, 1\]; got \[.*\]"):
         curve([1.0, 2.0], [0, 1], quantiles)

@@ -159,7 +159,7 @@ def test_a_column_is_read_block_by_block(dtype):
 
 
 def test_a_column_that_does_not_fit_is_an_error():
-    with pytest.raises(TableError, match=r"at least two rows; shape \(1, 2\) came"):
+    with pytest.raises(TableError, match=r"at least two rows; got shape \(1, 2\)"):
         nearest(Shards(np.ones((1, 2))))
     with pytest.raises(TableError, match="neighbour_matches needs columns of one length; features has 3, labels has 2"):
         neighbour_matches(Shards(np.ones((3, 2))), [0, 1])
@@ -193,15 +193,15 @@ def test_rows_without_a_direction_are_errors(value, norm):
 
 
 def test_arguments_that_do_not_fit_are_errors():
-    with pytest.raises(TableError, match=r"at least two rows; shape \(1, 2\) came. Give one row an image"):
+    with pytest.raises(TableError, match=r"at least two rows; got shape \(1, 2\). Give one row per image"):
         nearest([[1.0, 2.0]])
-    with pytest.raises(TableError, match=r"must have the axes \(n, d\) and at least two rows; shape \(3,\) came"):
+    with pytest.raises(TableError, match=r"must have the axes \(n, d\) and at least two rows; got shape \(3,\)"):
         nearest([1.0, 2.0, 3.0])
     with pytest.raises(TableError, match="neighbour_matches needs columns of one length; features has 2, labels has 3"):
         recall_at_1([[1.0], [2.0]], [0, 1, 1])
-    with pytest.raises(TableError, match=r"neighbour_matches: labels must be integers; torch\.float64 came"):
+    with pytest.raises(TableError, match=r"neighbour_matches: labels must be integers; got torch\.float64"):
         recall_at_1([[1.0], [2.0]], [0.0, 1.0])
     with pytest.raises(TableError, match="auroc needs columns of one length; scores has 3, positives has 2"):
         r_auroc([[1.0], [2.0]], [0, 1], [1.0, 2.0, 3.0])
-    with pytest.raises(TableError, match="auroc needs positives and negatives; all 2 rows came with positives = 0"):
+    with pytest.raises(TableError, match="auroc needs positives and negatives; got all 2 rows with positives = 0"):
         r_auroc([[1.0], [2.0]], [1, 1], [1.0, 2.0])

@@ -183,11 +183,11 @@ def test_memory_does_not_grow_with_members():
     ("call", "error", "text"),
     [
         (lambda: MemberStream(temperature=0.0), ValueRangeError,
-         r"temperature must be positive and finite; 0\.0 came\. 1 leaves logits as they are\."),
+         r"temperature must be positive and finite; got 0\.0\. 1 leaves logits as they are\."),
         (lambda: MemberStream(temperature=math.inf), ValueRangeError, r"inf came"),
         (lambda: MemberStream().summary(), TableError, r"no member was given\. Add the logits of at least one\."),
         (lambda: streamed(drawn(2, 5, 3), 1, sizes=[2]).between(), ValueRangeError,
-         r"sizes of sub-ensembles must divide the 5 members; \[2\] came\. `sub_ensembles` lists those that do\."),
+         r"sizes of sub-ensembles must divide the 5 members; got \[2\]\. `sub_ensembles` lists those that do\."),
         (lambda: streamed(torch.full((1, 2, 3), math.nan), 1).summary(), ValueRangeError, r"uncertainty of members"),
     ],
 )  # fmt: skip

@@ -57,5 +57,5 @@ def test_a_module_on_several_gpus_has_its_plain_names(tmp_path):
 def test_what_cannot_be_copied(tmp_path):
     with pytest.raises(CheckpointError, match="weights: no file"):
         with_weights(dubito.wrap(network(0)), tmp_path / "none.pt")
-    with pytest.raises(ModelError, match=r"with_weights: model must come from dubito.load or dubito.wrap; Linear came"):
+    with pytest.raises(ModelError, match=r"with_weights: model must come from dubito.load or dubito.wrap; got Linear"):
         with_weights.__wrapped__(nn.Linear(2, 2), tmp_path / "none.pt")  # past the type checks of the tests

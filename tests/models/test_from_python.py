@@ -285,7 +285,7 @@ def test_a_class_or_a_number_is_no_model(write):
         "`def make(): return Net(...)` there, or `model = Net(...)`, and give that name."
     )
     assert said("python:my_models.py:size").startswith(
-        "load: 'size' of 'my_models.py' must be an nn.Module or a function that makes one; int came."
+        "load: 'size' of 'my_models.py' must be an nn.Module or a function that makes one; got int."
     )
 
 
@@ -352,7 +352,7 @@ def test_a_type_error_inside_the_function_is_not_one_of_its_arguments(write):
 def test_a_module_that_stands_takes_no_options(write):
     write(NET + "\nnet = make()")
     assert said("python:my_models.py:net", hidden=3) == (
-        "load: 'net' of 'my_models.py' is a module that is made already; hidden came as well. Leave options out, or "
+        "load: 'net' of 'my_models.py' is a module that is made already; got hidden as well. Leave options out, or "
         "give a function that takes them."
     )
 

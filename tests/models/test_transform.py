@@ -169,7 +169,7 @@ def test_random_augmentation_is_refused(augmentation):
 
 def test_a_callable_that_gives_no_tensor_is_told_so():
     with pytest.raises(
-        ModelError, match=r"transform must turn an image into a tensor; Image came\. End it with .*ToTensor\(\)"
+        ModelError, match=r"transform must turn an image into a tensor; got Image\. End it with .*ToTensor\(\)"
     ):
         FunctionTransform(T.Resize(8)).prepare(photo(20, 20))
 
@@ -190,7 +190,7 @@ def test_all_kinds_keep_the_contract():
 
 
 def test_pixels_of_another_size_are_refused():
-    with pytest.raises(ModelError, match=r"pixels must come as 32x32, the model's input size; 8x16 came"):
+    with pytest.raises(ModelError, match=r"pixels must come as 32x32, the model's input size; got 8x16"):
         Preprocess((32, 32)).finish(torch.zeros(2, 8, 16, 3, dtype=torch.uint8))
 
 
@@ -227,7 +227,7 @@ def test_sizes_that_are_none(size):
 
 @pytest.mark.parametrize("size", [48.0, (48.0, 48), "48", None])
 def test_sizes_of_another_kind(size):
-    with pytest.raises(ValueRangeError, match=rf"size must be .*; {re.escape(repr(size))} came\. Say Preprocess"):
+    with pytest.raises(ValueRangeError, match=rf"size must be .*; got {re.escape(repr(size))}\. Say Preprocess"):
         unchecked(size)
 
 
@@ -236,16 +236,16 @@ def test_sizes_of_another_kind(size):
     [
         (
             {"mean": (0.5, 0.5)},
-            r"mean must be three numbers, one a channel; \(0\.5, 0\.5\) came\. Say mean=\(0\.5, 0\.5, 0",
+            r"mean must be three numbers, one a channel; got \(0\.5, 0\.5\)\. Say mean=\(0\.5, 0\.5, 0",
         ),
         ({"mean": (0.5, float("nan"), 0.5)}, "mean must be three numbers"),
         (
             {"std": (1.0, 0.0, 1.0)},
-            r"std must be three numbers other than zero, one a channel; \(1\.0, 0\.0, 1\.0\) came",
+            r"std must be three numbers other than zero, one a channel; got \(1\.0, 0\.0, 1\.0\)",
         ),
-        ({"mean": 0.5}, r"mean must be three numbers, one a channel; 0\.5 came"),
-        ({"channels": "bgr"}, r"channels must be one of RGB, BGR; 'bgr' came\. Choose one"),
-        ({"interpolation": "cubic"}, r"interpolation must be one of nearest, .*, bicubic, .*; 'cubic' came"),
+        ({"mean": 0.5}, r"mean must be three numbers, one a channel; got 0\.5"),
+        ({"channels": "bgr"}, r"channels must be one of RGB, BGR; got 'bgr'\. Choose one"),
+        ({"interpolation": "cubic"}, r"interpolation must be one of nearest, .*, bicubic, .*; got 'cubic'"),
     ],
 )
 def test_other_settings_that_have_no_meaning(settings, said):

@@ -94,7 +94,7 @@ def test_a_device_that_does_not_exist():
 
 def test_what_is_no_module():
     with pytest.raises(
-        ModelError, match=r"wrap: module must be a torch\.nn\.Module; str came\. For a name, use dubito\.load\."
+        ModelError, match=r"wrap: module must be a torch\.nn\.Module; got str\. For a name, use dubito\.load\."
     ):
         inspect.unwrap(wrap)("timm:test_vit")  # the type check of the tests would come first
 

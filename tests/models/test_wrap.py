@@ -172,7 +172,7 @@ def test_features_of_another_width():
     model = wrap(Mlp())
     model.features(X)
     with pytest.raises(
-        ModelError, match=r"Mlp\.logits: features must be 5 wide; 7 came\. Features of another model, or of another"
+        ModelError, match=r"Mlp\.logits: features must be 5 wide; got 7\. Features of another model, or of another"
     ):
         model.logits(torch.zeros(2, 7))
 
@@ -279,7 +279,7 @@ def test_a_pool_at_the_end_is_found_behind_one_inside():
 
 
 class Strict(nn.Module):
-    """Checks behind the pool that there is one row an image."""
+    """Checks behind the pool that there is one row per image."""
 
     def __init__(self, error: type[Exception]) -> None:
         super().__init__()

@@ -21,5 +21,5 @@ def test_other_targets_are_none(label):
 
 @pytest.mark.parametrize("label", [[-1, 0], [0, 3]])
 def test_whole_numbers_out_of_range_are_an_error(label):
-    with pytest.raises(ValueRangeError, match=r"classes of the members, 0 to 2; .* came\. Give targets"):
+    with pytest.raises(ValueRangeError, match=r"classes of the members, 0 to 2; got .*\. Give targets"):
         as_classes(torch.tensor(label), 3)

@@ -246,10 +246,10 @@ def test_settings():
     assert probe.settings() == {"passes": 5, "rate": 0.1, "seed": 3, "keep": "summary", "temperature": 1.0}
     assert (probe.name, len(probe)) == ("dropout", 5)
     for passes in (0, 1):
-        with pytest.raises(ValueRangeError, match=f"dropout: passes must be at least 2; {passes} came"):
+        with pytest.raises(ValueRangeError, match=f"dropout: passes must be at least 2; got {passes}"):
             Members.dropout(passes)
     for rate in (0.0, 1.0, -0.5):
-        with pytest.raises(ValueRangeError, match=f"dropout: rate must be between 0 and 1; {rate} came"):
+        with pytest.raises(ValueRangeError, match=f"dropout: rate must be between 0 and 1; got {rate}"):
             Members.dropout(rate=rate)
 
 

@@ -284,20 +284,20 @@ def test_refused_models(x):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"classes": 0}, "classes must be at least 1; 0 came. For none, use method='signs'"),
-        ({"draws": 0}, "draws must be at least 1; 0 came. For none, use method='top'"),
-        ({"method": "top", "draws": -1}, "draws must be at least 1; -1 came"),
+        ({"classes": 0}, "classes must be at least 1; got 0. For none, use method='signs'"),
+        ({"draws": 0}, "draws must be at least 1; got 0. For none, use method='top'"),
+        ({"method": "top", "draws": -1}, "draws must be at least 1; got -1"),
         ({"weightings": ["root"]}, "weighting 'root' is a sum of norms, which random signs do not estimate"),
         ({"method": "signs", "weightings": ["expected_l1"]}, "'expected_l1' is a sum of norms"),
-        ({"last": 0}, "give either last, at least 1, or beta; last=0 and beta=None came"),
-        ({"last": 2, "beta": 1.0}, "give either last, at least 1, or beta; last=2 and beta=1.0 came"),
+        ({"last": 0}, "give either last, at least 1, or beta; got last=0 and beta=None"),
+        ({"last": 2, "beta": 1.0}, "give either last, at least 1, or beta; got last=2 and beta=1.0"),
         ({"beta": float("nan")}, "beta must be finite"),
         ({"beta": -1.0}, "beta must be finite and not negative, .* beta=-1.0 and tolerance=0.001 came"),
         ({"beta": 1.0, "tolerance": 0.0}, "tolerance above 0 and at most 1"),
         ({"copies": -1}, "copies must be 0 or more"),
-        ({"copies": 1, "sigma": 0.0}, "sigma positive; copies=1 and sigma=0.0 came"),
-        ({"name": "My gradient"}, "a name has small letters and underscores; 'My gradient' came"),
-        ({"name": "low2"}, "a name has small letters and underscores; 'low2' came"),
+        ({"copies": 1, "sigma": 0.0}, "sigma positive; got copies=1 and sigma=0.0"),
+        ({"name": "My gradient"}, "a name has small letters and underscores; got 'My gradient'"),
+        ({"name": "low2"}, "a name has small letters and underscores; got 'low2'"),
         ({"name": "forward"}, "'forward' is what another probe or column is called. Choose another name"),
         ({"name": "noise"}, "'noise' is what another probe or column is called"),
         ({"name": "loss"}, "'loss' is what another probe or column is called"),
@@ -311,9 +311,9 @@ def test_settings_without_meaning(settings, text):
 @pytest.mark.parametrize(
     ("method", "weightings", "text"),
     [
-        ("all", (), "method must be one of exact, top, signs, combined; 'all' came"),
-        ("exact", "root", r"weightings must be a list; 'root' came. Write \['root'\]"),
-        ("exact", ["mean"], "weightings are fisher, root, expected_l1; 'mean' came. Choose of those"),
+        ("all", (), "method must be one of exact, top, signs, combined; got 'all'"),
+        ("exact", "root", r"weightings must be a list; got 'root'. Write \['root'\]"),
+        ("exact", ["mean"], "weightings are fisher, root, expected_l1; got 'mean'. Choose of those"),
     ],
 )
 def test_names_that_are_none(method, weightings, text):

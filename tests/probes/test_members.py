@@ -73,7 +73,7 @@ def test_the_loss_is_that_of_the_mean_probability(models):
     np.testing.assert_allclose(columns["members_loss"].numpy(), expected, rtol=1e-5)
     for other in (None, torch.rand(7, 3), LABEL.float(), LABEL > 0):  # no labels, or targets that are no classes
         assert "members_loss" not in Members(models).run(models[0], X, other)
-    with pytest.raises(ValueRangeError, match=r"labels must be classes of the members, 0 to 2; 0 to 3 came\."):
+    with pytest.raises(ValueRangeError, match=r"labels must be classes of the members, 0 to 2; got 0 to 3\."):
         Members(models).run(models[0], X, torch.tensor([0, 1, 2, 3, 0, 0, 0]))
 
 
@@ -110,7 +110,7 @@ def test_temperature_divides_before_the_summary(models):
     assert torch.equal(cool["members_logit"], plain["members_logit"])
     expected = decompose((plain["members_logit"] / 4).softmax(-1).transpose(0, 1)).epistemic
     torch.testing.assert_close(cool["members"][:, 3].double(), expected, rtol=1e-4, atol=1e-7)
-    with pytest.raises(ValueRangeError, match=r"temperature must be positive and finite; 0.0 came"):
+    with pytest.raises(ValueRangeError, match=r"temperature must be positive and finite; got 0.0"):
         Members(models, temperature=0.0)
 
 
@@ -141,7 +141,7 @@ def test_one_member_or_none(models):
 
 def test_members_that_are_no_classifiers(models):
     with pytest.raises(
-        ModelError, match=r"models must come from dubito.load or dubito.wrap; Sequential came at place 1"
+        ModelError, match=r"models must come from dubito.load or dubito.wrap; got Sequential at place 1"
     ):
         Members([models[0], network(1)])
 
@@ -167,7 +167,7 @@ def test_members_with_another_transform_are_sent_to_tables(models):
 
 
 def test_what_may_be_kept(models):
-    with pytest.raises(ValueRangeError, match="keep must be 'summary' or 'logits'; 'all' came"):
+    with pytest.raises(ValueRangeError, match="keep must be 'summary' or 'logits'; got 'all'"):
         Members.__init__.__wrapped__(Members.__new__(Members), models, keep="all")  # past the type checks of the tests
 
 
@@ -197,9 +197,9 @@ def test_checkpoints_that_are_not_safe_or_do_not_fit(models, files, tmp_path):
     save_file(network(0, classes=4).state_dict(), tmp_path / "wide.safetensors")
     with pytest.raises(CheckpointError, match="does not fit Sequential: 2 of another shape"):
         Members.checkpoints(models[0], [files[0], tmp_path / "wide.safetensors"])
-    with pytest.raises(ModelError, match="checkpoints: an ensemble has at least two members; 1 came"):
+    with pytest.raises(ModelError, match="checkpoints: an ensemble has at least two members; got 1"):
         Members.checkpoints(models[0], files[:1])
-    with pytest.raises(ModelError, match=r"checkpoints: paths must be a list of files; 'weights.pt' came"):
+    with pytest.raises(ModelError, match=r"checkpoints: paths must be a list of files; got 'weights.pt'"):
         Members.checkpoints(models[0], "weights.pt")
 
 

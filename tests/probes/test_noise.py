@@ -105,10 +105,10 @@ def test_half_precision_and_flat_inputs():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"copies": 1}, "noise: copies must be at least 2; 1 came"),
-        ({"sigma": 0.0}, "noise: sigma must be a positive number; 0.0 came"),
-        ({"sigma": -1.0}, "noise: sigma must be a positive number; -1.0 came"),
-        ({"sigma": math.nan}, "noise: sigma must be a positive number; nan came"),
+        ({"copies": 1}, "noise: copies must be at least 2; got 1"),
+        ({"sigma": 0.0}, "noise: sigma must be a positive number; got 0.0"),
+        ({"sigma": -1.0}, "noise: sigma must be a positive number; got -1.0"),
+        ({"sigma": math.nan}, "noise: sigma must be a positive number; got nan"),
     ],
 )
 def test_what_cannot_be(settings, said):
@@ -122,6 +122,6 @@ def test_extracted(model, tmp_path):
 
     table, again = extracted(X, "one", 2), extracted(X[[4, 2, 0, 1, 3]], "two", 5)
     asked = {"copies": 4, "sigma": 0.3, "temperature": 1.0, "variance": True}
-    assert table.maker["ensembles"]["noise"] == asked
+    assert table.provenance["ensembles"]["noise"] == asked
     for score in (PerturbationVariance(), MutualInformation(of="noise")):
         torch.testing.assert_close(score.score(again), score.score(table)[[4, 2, 0, 1, 3]], rtol=1e-3, atol=1e-7)

@@ -268,7 +268,7 @@ def test_a_loss_needs_classes():
     shares = torch.full((3, C), 1 / C)
     for target in (None, shares, torch.tensor([0.0, 1.0, 0.5]), torch.tensor([True] * 3)):
         assert [*Tiles([2]).run(model, x, target)] == ["tiles_2"]
-    with pytest.raises(ValueRangeError, match=rf"classes of the members, 0 to {C - 1}; 0 to {C} came.*as floats"):
+    with pytest.raises(ValueRangeError, match=rf"classes of the members, 0 to {C - 1}; got 0 to {C}.*as floats"):
         Tiles([2]).run(model, x, torch.tensor([0, 1, C]))
 
 
@@ -341,23 +341,23 @@ def test_a_grid_finer_than_the_map():
     with pytest.raises(ValueRangeError) as error:
         Tiles([2, 8]).run(grid_network(), pixels(h=7, w=9), None)
     assert str(error.value) == (
-        "tiles: grids must not be finer than the feature map, which is 7 x 9 for pixels and these inputs; 8 came. "
+        "tiles: grids must not be finer than the feature map, which is 7 x 9 for pixels and these inputs; got 8. "
         "Give grids of 2 to 7, or larger inputs."
     )
 
 
 @pytest.mark.parametrize("grids", [[], [1, 2], [2, 2], [-3]])
 def test_grids_that_are_none(grids):
-    with pytest.raises(ValueRangeError, match=r"grids must be different numbers of at least 2; \[.*\] came\. \[2, 7\]"):
+    with pytest.raises(ValueRangeError, match=r"grids must be different numbers of at least 2; got \[.*\]\. \[2, 7\]"):
         Tiles(grids)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("keep", "all", "keep must be 'summary' or 'logits'; 'all' came"),
-        ("dtype", "int8", "dtype must be float16 or float32; 'int8' came"),
-        ("temperature", 0.0, r"temperature must be positive and finite; 0\.0 came"),
+        ("keep", "all", "keep must be 'summary' or 'logits'; got 'all'"),
+        ("dtype", "int8", "dtype must be float16 or float32; got 'int8'"),
+        ("temperature", 0.0, r"temperature must be positive and finite; got 0\.0"),
     ],
 )
 def test_settings_that_are_none(name, value, text):

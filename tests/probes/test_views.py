@@ -91,15 +91,15 @@ def test_what_is_no_view(model):
     for given, came in (([], "none"), (["flip"], "1")):
         with pytest.raises(ValueRangeError, match=f"views: an ensemble has at least two members; {came} came"):
             Members.views(given)
-    with pytest.raises(ValueRangeError, match=r"views must be a list of names; 'flip' came"):
+    with pytest.raises(ValueRangeError, match=r"views must be a list of names; got 'flip'"):
         Members.views("flip")
     for amount in (0.0, 0.5):
-        with pytest.raises(ValueRangeError, match=f"views: amount must be above 0 and below 0.5; {amount} came"):
+        with pytest.raises(ValueRangeError, match=f"views: amount must be above 0 and below 0.5; got {amount}"):
             Members.views(amount=amount)
 
 
 def test_inputs_that_are_no_images():
     torch.manual_seed(0)
     rows = dubito.wrap(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), name="rows")
-    with pytest.raises(ModelError, match=r"views: inputs of rows must be images, .*; \(2, 5\) came"):
+    with pytest.raises(ModelError, match=r"views: inputs of rows must be images, .*; got \(2, 5\)"):
         Members.views().run(rows, torch.zeros(2, 5), None)

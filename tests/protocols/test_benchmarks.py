@@ -277,7 +277,7 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Folder)
         open_benchmark("CUB", tmp_path)
     with pytest.raises(ImagesError, match=r"'xyz' came. Known: cub200, cars196, sop"):
         open_benchmark("xyz", tmp_path)
-    with pytest.raises(ImagesError, match="split of caltech101 must be all; 'test' came"):
+    with pytest.raises(ImagesError, match="split of caltech101 must be all; got 'test'"):
         open_benchmark("caltech101", tmp_path, split="test")
     monkeypatch.setattr(_layouts, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"cars196 has annotations in .mat files.*pip install scipy"):
@@ -303,7 +303,7 @@ def test_class_split_errors():
     images = open_images(np.zeros((2, 4, 4), np.uint8))
     with pytest.raises(ImagesError, match="class_split needs labels; 'images in memory' has none"):
         class_split(images)
-    with pytest.raises(ImagesError, match="half must be 'first' or 'second'; 'third' came"):
+    with pytest.raises(ImagesError, match="half must be 'first' or 'second'; got 'third'"):
         class_split(images, half="third")
     with pytest.raises(ImagesError, match="at least two classes; 'images in memory' has 1"):
         class_split(open_images(np.zeros((2, 4, 4), np.uint8), labels=torch.tensor([0, 0])))

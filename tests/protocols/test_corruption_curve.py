@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 import pytest
 import torch
-from dubito.apps import ladder as module
+from dubito.apps import corruption_curve as module
 from scipy.stats import spearmanr
 from torch import nn
 
@@ -17,7 +17,13 @@ from dubito.data import ArrayImages
 from dubito.data.deteriorated import Deteriorated
 from dubito.errors import NotFittedError, SkippedImagesWarning, TableError, ValueRangeError
 from dubito.metrics import Interval
-from dubito.protocols.corruption_curve import Climb, Ladder, Rung, ladder, rank_correlations
+from dubito.protocols.corruption_curve import (
+    CorruptionCurve,
+    CorruptionLevel,
+    Ladder,
+    corruption_curve,
+    rank_correlations,
+)
 from dubito.scores import Entropy, Neighbours
 from dubito.table import Table
 from dubito.types import Score
@@ -35,7 +41,7 @@ class Flatness(Score):
     kind = "aleatoric"
     needs = ("feature",)
 
-    def rows(self, batch: Table) -> torch.Tensor:
+    def score_batch(self, batch: Table) -> torch.Tensor:
         return -batch.feature.std(-1)
 
 
@@ -56,9 +62,9 @@ def images() -> ArrayImages:
 
 @pytest.fixture(scope="module")
 def run(model, images, tmp_path_factory):
-    to = tmp_path_factory.mktemp("ladder")
+    to = tmp_path_factory.mktemp("corruption_curve")
     scores = {"flatness": Flatness(), "entropy": Entropy()}
-    return to, ladder(model, images, scores, to, kinds=("blur", "box"), severities=(0, 2, 5), **QUICK)
+    return to, corruption_curve(model, images, scores, to, kinds=("blur", "box"), severities=(0, 2, 5), **QUICK)
 
 
 def test_every_step_has_a_cache_and_the_clean_images_one(run):
@@ -97,7 +103,7 @@ def test_a_second_run_runs_no_model(run, model, images, monkeypatch):
     to, found = run
     before = {path: path.stat().st_mtime_ns for path in to.rglob("*") if path.name != ".lock" and path.is_file()}
     scores = {"flatness": Flatness(), "entropy": Entropy()}
-    assert ladder(model, images, scores, to, kinds=("blur", "box"), severities=(0, 2, 5), **QUICK) == found
+    assert corruption_curve(model, images, scores, to, kinds=("blur", "box"), severities=(0, 2, 5), **QUICK) == found
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
@@ -114,17 +120,17 @@ def test_a_stopped_ladder_goes_on(model, images, tmp_path, monkeypatch):
     call = {"kinds": ("noise",), "severities": (0, 1, 2), **QUICK}
     monkeypatch.setattr(module, "extract", stop)
     with pytest.raises(KeyboardInterrupt):
-        ladder(model, images, {"entropy": Entropy()}, tmp_path / "a", **call)
+        corruption_curve(model, images, {"entropy": Entropy()}, tmp_path / "a", **call)
     monkeypatch.setattr(module, "extract", extract)
-    resumed = ladder(model, images, {"entropy": Entropy()}, tmp_path / "a", **call)
+    resumed = corruption_curve(model, images, {"entropy": Entropy()}, tmp_path / "a", **call)
     assert done == ["clean", "noise-1"]
-    assert resumed == ladder(model, images, {"entropy": Entropy()}, tmp_path / "b", **call)
+    assert resumed == corruption_curve(model, images, {"entropy": Entropy()}, tmp_path / "b", **call)
 
 
 def test_fitted_scores_serve(model, images, tmp_path):
     table = dubito.extract(model, images, tmp_path / "train", label_space="own", progress=False)
     scores = {"neighbours": Neighbours(k=1).fit(table)}
-    found = ladder(model, images, scores, tmp_path / "l", kinds=["noise"], severities=[0, 5], **QUICK)
+    found = corruption_curve(model, images, scores, tmp_path / "l", kinds=["noise"], severities=[0, 5], **QUICK)
     # Its own feature is in the bank, so a clean image is at distance 0, and a noisy one is not.
     assert found.climb("noise", "neighbours").rungs[0].median == pytest.approx(0, abs=1e-6)
     assert found.climb("noise", "neighbours").spearman.value == 1
@@ -138,7 +144,9 @@ def test_a_broken_image_is_left_out_of_every_step(model, images, tmp_path):
         images.read(int(name)).save(folder / f"{name}.png")
     (folder / "broken.png").write_bytes(b"no image")
     with pytest.warns(SkippedImagesWarning, match="1 of 4 images could not be decoded"):
-        found = ladder(model, folder, {"u": Entropy()}, tmp_path / "l", kinds=["box"], severities=[0, 3], **QUICK)
+        found = corruption_curve(
+            model, folder, {"u": Entropy()}, tmp_path / "l", kinds=["box"], severities=[0, 3], **QUICK
+        )
     assert found.rows == 3
 
 
@@ -152,7 +160,7 @@ def test_steps_with_other_images_cannot_be_compared(model, images, tmp_path, mon
     with pytest.raises(
         TableError, match="every step must have the same images; table in memory has 6, the first step 7"
     ):
-        ladder(model, images, {"u": Entropy()}, tmp_path, kinds=["box"], severities=[0, 3], **QUICK)
+        corruption_curve(model, images, {"u": Entropy()}, tmp_path, kinds=["box"], severities=[0, 3], **QUICK)
 
 
 def test_rank_correlations():
@@ -161,9 +169,9 @@ def test_rank_correlations():
     assert rank_correlations(u).tolist() == pytest.approx([1, -1, 0, 1.5 / 3**0.5, 0.5])
 
 
-def climb(medians: list[float]) -> Climb:
-    rungs = tuple(Rung(step, value - 1, value, value + 1) for step, value in enumerate(medians))
-    return Climb("blur", "u", rungs, Interval(0.5, 0.25, 0.75, 0.95))
+def climb(medians: list[float]) -> CorruptionCurve:
+    rungs = tuple(CorruptionLevel(step, value - 1, value, value + 1) for step, value in enumerate(medians))
+    return CorruptionCurve("blur", "u", rungs, Interval(0.5, 0.25, 0.75, 0.95))
 
 
 def test_rises_count_strict_steps():
@@ -187,23 +195,23 @@ def test_text_and_json():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kinds": ("fog",)}, r"kinds must be a list of blur, box, zoom, noise; \('fog',\) came"),
+        ({"kinds": ("fog",)}, r"kinds must be a list of blur, box, zoom, noise; got \('fog',\)"),
         ({"kinds": "blur"}, "'blur' came"),
         ({"kinds": ()}, "kinds must be a list"),
         ({"severities": (0,)}, "severities must be at least two, rising, from 0 to 5"),
         ({"severities": (2, 1)}, "severities must be at least two, rising"),
-        ({"severities": (0, 6)}, r"from 0 to 5; \(0, 6\) came"),
+        ({"severities": (0, 6)}, r"from 0 to 5; got \(0, 6\)"),
         ({"severities": (1, 1)}, "rising"),
     ],
 )
 def test_steps_that_are_no_ladder(model, images, tmp_path, options, message):
     with pytest.raises(ValueRangeError, match=message):
-        ladder(model, images, {"u": Entropy()}, tmp_path, **options, **QUICK)
+        corruption_curve(model, images, {"u": Entropy()}, tmp_path, **options, **QUICK)
 
 
 def test_scores_are_asked_before_the_model_is_run(model, images, tmp_path):
     with pytest.raises(TableError, match="ladder needs at least one score"):
-        ladder(model, images, {}, tmp_path, **QUICK)
+        corruption_curve(model, images, {}, tmp_path, **QUICK)
     with pytest.raises(NotFittedError, match=r"neighbours.score was called before fit"):
-        ladder(model, images, {"u": Neighbours()}, tmp_path, **QUICK)
+        corruption_curve(model, images, {"u": Neighbours()}, tmp_path, **QUICK)
     assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ def test_sets():
     by_image = dict(zip("abcd", sets, strict=True))
     assert ambiguous_images(by_image) == {"a": False, "b": True, "c": True, "d": False}
     assert ambiguous_images(by_image, none="drop") == {"a": False, "b": True, "d": False}
-    with pytest.raises(ValueRangeError, match="none must be 'ambiguous' or 'drop'; 'clear' came"):
+    with pytest.raises(ValueRangeError, match="none must be 'ambiguous' or 'drop'; got 'clear'"):
         ambiguous_sets(sets, none="clear")
 
 
@@ -120,15 +120,15 @@ def test_a_table_without_logits_has_no_baselines(table):
 
 
 def test_errors(table):
-    with pytest.raises(TableError, match="ambiguity needs ambiguous= or degree=; neither came"):
+    with pytest.raises(TableError, match="ambiguity needs ambiguous= or degree=; got neither"):
         ambiguity({"m": Margin()}, table)
     with pytest.raises(ImagesError, match="ambiguity: degree must name images of the table"):
         ambiguity({"m": Margin()}, table, degree={"cat": 1.0})
     with pytest.raises(MissingColumnError, match="ambiguity: degree by image needs column 'id'"):
         ambiguity({"m": Margin()}, table.select("logit"), degree={"1": 1.0})
-    with pytest.raises(TableError, match=r"ambiguous must have one value a row of cache/val, \(60,\); \(2,\) came"):
+    with pytest.raises(TableError, match=r"ambiguous must have one value a row of cache/val, \(60,\); got \(2,\)"):
         ambiguity({"m": Margin()}, table, ambiguous=[True, False])
-    with pytest.raises(TableError, match=r"score 'u' must have one value a row of cache/val, \(60,\); \(3,\) came"):
+    with pytest.raises(TableError, match=r"score 'u' must have one value a row of cache/val, \(60,\); got \(3,\)"):
         ambiguity({"u": [1.0, 2.0, 3.0]}, table, degree=torch.arange(N))
     with pytest.raises(TableError, match="auroc needs positives and negatives"):
         ambiguity({"m": Margin()}, table, ambiguous=[True] * N)

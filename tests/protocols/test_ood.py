@@ -7,7 +7,7 @@ import torch
 
 from dubito import metrics
 from dubito.errors import TableError
-from dubito.protocols.ood import shift
+from dubito.protocols.ood import ood_auroc_by_dataset
 from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table
 
@@ -27,7 +27,7 @@ def known() -> Table:
 
 def test_values_are_those_of_the_metric(known):
     foreign = {"harder": confident(1.7, seed=1), "easier": confident(2.6, n=80, seed=2)}
-    found = shift({"entropy": Entropy(), "max_probability": MaxProbability()}, known, foreign, **QUICK)
+    found = ood_auroc_by_dataset({"entropy": Entropy(), "max_probability": MaxProbability()}, known, foreign, **QUICK)
     for name, score in (("entropy", Entropy()), ("max_probability", MaxProbability())):
         u = score.score(known)
         parts = {key: score.score(table) for key, table in foreign.items()}
@@ -42,7 +42,7 @@ def test_values_are_those_of_the_metric(known):
 
 
 def test_opposite_values_are_told(known):
-    found = shift(
+    found = ood_auroc_by_dataset(
         {"u": Entropy()}, known, {"harder": confident(1.0, seed=1), "easier": confident(3.0, seed=2)}, **QUICK
     )
     (sentence,) = found.findings()
@@ -63,11 +63,11 @@ def test_opposite_values_are_told(known):
     ],
 )
 def test_what_is_not_opposite_is_not_told(known, foreign):
-    assert shift({"u": Entropy()}, known, foreign, **QUICK).findings() == []
+    assert ood_auroc_by_dataset({"u": Entropy()}, known, foreign, **QUICK).findings() == []
 
 
 def test_text_and_json(known):
-    found = shift({"u": Entropy()}, known, {"a": confident(1.0, seed=1)}, **QUICK)
+    found = ood_auroc_by_dataset({"u": Entropy()}, known, {"a": confident(1.0, seed=1)}, **QUICK)
     assert found.lines()[0] == ["score", "a", "pooled"]
     assert found.lines()[1][1] == found.lines()[1][2]  # one set, so pooled is the same
     assert str(found).startswith("AUROC of foreign images against by 2.0 (150 images)\nscore  a ")
@@ -77,7 +77,7 @@ def test_text_and_json(known):
 
 
 def test_errors(known):
-    with pytest.raises(TableError, match="shift needs at least one foreign table"):
-        shift({"u": Entropy()}, known, {})
+    with pytest.raises(TableError, match="ood_auroc_by_dataset needs at least one foreign table"):
+        ood_auroc_by_dataset({"u": Entropy()}, known, {})
     with pytest.raises(TableError, match=r"shift \(none\) needs at least one row; by 2.0 has none"):
-        shift({"u": Entropy()}, known, {"none": known.rows([])})
+        ood_auroc_by_dataset({"u": Entropy()}, known, {"none": known.rows([])})

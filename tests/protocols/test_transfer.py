@@ -139,7 +139,7 @@ def test_over_seeds(tables):
 def test_errors(tables):
     with pytest.raises(TableError, match="transfer needs at least one table"):
         transfer({"entropy": Entropy()}, {})
-    with pytest.raises(TableError, match="needs at least one score; none came"):
+    with pytest.raises(TableError, match="needs at least one score; got none"):
         transfer({}, tables)
     with pytest.raises(MissingColumnError, match=r"transfer \(mine\) needs column 'label'"):
         transfer({"entropy": Entropy()}, {"mine": tables["mine"].select("feature", "logit")})

@@ -95,7 +95,7 @@ def test_random_examples_out_of_the_tails(tmp_path: Path):
 
 def test_errors(tmp_path: Path):
     page = tmp_path / "g.html"
-    with pytest.raises(TableError, match=r"u must have one value an image, \(3,\); shape \(2,\) came.*ids=table.id"):
+    with pytest.raises(TableError, match=r"u must have one value an image, \(3,\); got shape \(2,\).*ids=table.id"):
         write_gallery(photos(3), [1.0, 2.0], page)
     with pytest.raises(TableError, match="ids must be images of images in memory; 'x' is not"):
         write_gallery(photos(3), [1.0], page, ids=["x"])

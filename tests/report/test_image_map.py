@@ -192,9 +192,9 @@ def test_what_cannot_be_drawn_is_refused():
     for wrong in (-1.0, 0.001, float("nan")):
         with pytest.raises(ValueRangeError, match=rf"map: perplexity must be at least 1, .* perplexity={wrong}"):
             Map.of(table, Entropy(), perplexity=wrong)
-    with pytest.raises(ValueRangeError, match=r"seed not negative; .* seed=-1 came"):
+    with pytest.raises(ValueRangeError, match=r"seed not negative; got .* seed=-1"):
         Map.of(table, Entropy(), seed=-1)
-    with pytest.raises(ValueRangeError, match=r"most at least 1; method='tsne', most=0 came"):
+    with pytest.raises(ValueRangeError, match=r"most at least 1; got method='tsne', most=0"):
         Map.of(table, Entropy(), most=0)
     with pytest.raises(ValueRangeError, match="map: features of table in memory: 1 of 6 values are NaN"):
         Map.of(Table(feature=[[0.0, 1.0], [float("nan"), 1.0], [1.0, 1.0]]), [0.0] * 3)

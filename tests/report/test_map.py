@@ -195,7 +195,7 @@ def test_the_figure_draws_sizes_and_opacities(tmp_path):
     sizes_key, classes = map_figure(found).legends
     assert [text.get_text() for text in sizes_key.get_texts()] == [text for _, text in key(found)]
     assert [text.get_text() for text in classes.get_texts()] == ["class 0", "class 1"]
-    with pytest.raises(ValueRangeError, match="colour must be one of label, uncertainty; 'prediction' came"):
+    with pytest.raises(ValueRangeError, match="colour must be one of label, uncertainty; got 'prediction'"):
         map_figure(found, colour="prediction")
 
 
@@ -234,16 +234,16 @@ def test_what_cannot_be_written_is_refused_before_the_layout(tmp_path, folder, m
     table = Table(feature=torch.zeros(3, 2), id=["0.png", "1.png", "x"])
     strange = Table(feature=torch.zeros(3, 2), id=["x", "y", "z"])
     for given, wrong, words in (
-        (table, {"png": tmp_path / "map.xyz"}, r"png must end in one of .*; '.*map.xyz' came. Name it map.png"),
+        (table, {"png": tmp_path / "map.xyz"}, r"png must end in one of .*; got '.*map.xyz'. Name it map.png"),
         (table, {"to": tmp_path}, "to must be a file; '.*' is a folder"),
         (
             table,
             {"to": folder / "0.png" / "a.html"},
             r"a.html' cannot be written \('.*0.png' is no folder\). Give another",
         ),
-        (table, {"to": "a.svg", "png": Path("a.svg")}, "to and png must be two files; 'a.svg' came for both"),
+        (table, {"to": "a.svg", "png": Path("a.svg")}, "to and png must be two files; got 'a.svg' for both"),
         (table, {"images": folder}, "images are for the thumbnails of the page; none is written"),
-        (table, {"to": tmp_path / "a.html", "colour": "label"}, "colour must be one of uncertainty; 'label' came"),
+        (table, {"to": tmp_path / "a.html", "colour": "label"}, "colour must be one of uncertainty; got 'label'"),
         (table, {"to": tmp_path / "a.html", "thumbnails": -1}, "thumbnails must not be negative"),
         (strange, {"to": tmp_path / "a.html", "images": folder}, "such as '0.png'; 'x' is not, nor any other"),
     ):

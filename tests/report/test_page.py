@@ -178,7 +178,7 @@ def test_the_same_cards_give_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cards", "text"),
     [
-        ([], "at least one card; none came"),
+        ([], "at least one card; got none"),
         ([card(1.0), card(float("nan"))], "the same finite scores, entropy, max_logit; 'a cat, blur 2' has"),
         ([card(1.0), Card(Image.new("RGB", (9, 9)), "", "", "c", "", {"entropy": 1.0})], "'c' has {'entropy': 1.0}"),
         ([Card(Image.new("RGB", (9, 9)), "", "", "c", "", {})], "at least one; 'c' has {}"),

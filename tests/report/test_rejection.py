@@ -85,5 +85,5 @@ def test_figure(study):
 def test_unknown_choices(study):
     with pytest.raises(ValueRangeError, match="uncertainty must be one of the study's, mutual_information, weighted_"):
         rejection_figure(study, "pooled_sum")
-    with pytest.raises(ValueRangeError, match="kind must be 'acceptance' or 'bucket'; 'both' came"):
+    with pytest.raises(ValueRangeError, match="kind must be 'acceptance' or 'bucket'; got 'both'"):
         rejection_figure(study, "mutual_information", kind="both")

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dubito.errors import ArtefactError
-from dubito.scores import Cool, Entropy, Neighbours, Temperature, load_score, save_score
+from dubito.scores import Entropy, Neighbours, ScaledEntropy, Temperature, load_score, save_score
 from dubito.table import Table
 
 TABLE = Table(feature=torch.eye(5) + 0.1, logit=torch.tensor([[2.0, 1.0], [0.0, 1.0], [1.0, 0.0]]).repeat(2, 1)[:5])
@@ -22,20 +22,20 @@ def rewrite(folder, **changes):
 
 
 def test_what_is_written(tmp_path):
-    score = Temperature(Cool(0.2))
+    score = Temperature(ScaledEntropy(0.2))
     score.temperature_ = 1.5
     folder = save_score(score, tmp_path)
     assert json.loads((folder / "score.json").read_text()) == {
         "format": 1,
         "score": "temperature",
-        "settings": {"score_of": {"score": "cool", "settings": {"scale": 0.2}}},
+        "settings": {"score_of": {"score": "scaled_entropy", "settings": {"scale": 0.2}}},
         "learned": {"temperature_": 1.5},
         "fitted_on": None,
-        "maker": None,
+        "provenance": None,
     }
     assert load_file(folder / "state.safetensors") == {}
     loaded = load_score(folder)
-    assert (loaded, loaded.temperature_, loaded.kind) == (Temperature(Cool(0.2)), 1.5, "total")
+    assert (loaded, loaded.temperature_, loaded.kind) == (Temperature(ScaledEntropy(0.2)), 1.5, "total")
 
 
 def test_tensors_are_kept_bit_by_bit(saved):

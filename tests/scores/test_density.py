@@ -157,7 +157,7 @@ def test_the_logarithm():
     with pytest.raises(ValueRangeError) as error:
         Density(space="log", offset=0.01).fit(Table(feature=[[1.0, 0.0], [2.0, -0.01]], label=[0, 0]))
     assert str(error.value) == (
-        "density.fit: with space='log', features must be larger than -offset = -0.01; -0.01 came in feature 1. Choose "
+        "density.fit: with space='log', features must be larger than -offset = -0.01; got -0.01 in feature 1. Choose "
         "space='z' (features before a non-linearity may be negative), or a larger offset."
     )
 
@@ -200,9 +200,7 @@ def test_some_neurons():
     assert {tuple(Density(neurons=2, seed=s).fit(train).neurons_.tolist()) for s in range(8)} != {
         tuple(chosen.tolist())
     }
-    with pytest.raises(
-        TableError, match=r"density\.fit: neurons must be at most the 6 features; 7 came\. Leave it out"
-    ):
+    with pytest.raises(TableError, match=r"density\.fit: neurons must be at most the 6 features; got 7\. Leave it out"):
         Density(neurons=7).fit(train)
 
 
@@ -265,11 +263,11 @@ def test_far_is_more_uncertain():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"regularisation": -1.0}, "regularisation must be at least 0; -1.0 came."),
-        ({"regularisation": float("nan")}, "regularisation must be at least 0; nan came."),
-        ({"components": 0}, "components must be at least 1; 0 came."),
-        ({"max_iterations": -1}, "max_iterations must be at least 0; -1 came."),
-        ({"memory": 0.0}, "memory must be more than 0 gigabytes; 0.0 came."),
+        ({"regularisation": -1.0}, "regularisation must be at least 0; got -1.0."),
+        ({"regularisation": float("nan")}, "regularisation must be at least 0; got nan."),
+        ({"components": 0}, "components must be at least 1; got 0."),
+        ({"max_iterations": -1}, "max_iterations must be at least 0; got -1."),
+        ({"memory": 0.0}, "memory must be more than 0 gigabytes; got 0.0."),
     ],
 )
 def test_settings_that_cannot_be(settings, said):
@@ -281,7 +279,7 @@ def test_settings_that_cannot_be(settings, said):
 def test_features_of_another_width():
     score = Density(neurons=2).fit(data())
     with pytest.raises(
-        TableError, match=r"density\.score: features must be 6 wide, as in fit; 5 came in cache/other\. Score a table"
+        TableError, match=r"density\.score: features must be 6 wide, as in fit; got 5 in cache/other\. Score a table"
     ):
         score.score(Table(feature=torch.ones(3, 5), name="cache/other"))
 
@@ -296,7 +294,7 @@ def test_saved_and_loaded(covariance, tmp_path):
 
 def test_a_fit_that_fails_leaves_nothing_behind():
     score = Density(neurons=3).fit(data())
-    with pytest.raises(TableError, match="neurons must be at most the 2 features; 3 came"):
+    with pytest.raises(TableError, match="neurons must be at most the 2 features; got 3"):
         score.fit(data(d=2))
     with pytest.raises(NotFittedError, match=r"density\.score was called before fit"):
         score.score(data())
@@ -306,27 +304,25 @@ def with_before(n: int = 300, seed: int = 0) -> Table:
     """Features behind a ReLU, and what lies before it."""
     table = data(n, seed=seed)
     before = table.feature - 6
-    return Table(feature=before.relu(), before=before, label=table.label, logit=table.logit)
+    return Table(feature=before.relu(), pre_activation=before, label=table.label, logit=table.logit)
 
 
 def test_before_the_non_linearity_it_is_the_density_of_that_column():
     train, rows = with_before(), with_before(50, seed=1)
-    plain = Density().fit(Table(feature=train.whole("before"), label=train.label))
+    plain = Density().fit(Table(feature=train.whole("pre_activation"), label=train.label))
     found = Density(nonlinearity="before").fit(train)
-    assert torch.equal(found.score(rows), plain.score(Table(feature=rows.whole("before"))))
+    assert torch.equal(found.score(rows), plain.score(Table(feature=rows.whole("pre_activation"))))
     assert not torch.equal(found.score(rows), Density().fit(train).score(rows))
 
 
 def test_before_needs_its_column_and_says_who_writes_it():
-    writer = (
-        r"It is written by the probe dubito\.Before \(probes=\[dubito\.Before\(\)\], or dubito extract --before\)\.$"
-    )
+    writer = r"It is written by the probe dubito.PreActivation \(probes=\[dubito.PreActivation\(\)\], or dubito extract --before\)\.$"
     with pytest.raises(
-        MissingColumnError, match=rf"^density\.fit needs column 'before'; table in memory has .*\. {writer}"
+        MissingColumnError, match=rf"^density\.fit needs column 'pre_activation'; table in memory has .*\. {writer}"
     ):
         Density(nonlinearity="before").fit(data())
     fitted = Density(nonlinearity="before").fit(with_before())
-    with pytest.raises(MissingColumnError, match=rf"^density\.score needs column 'before'; .*\. {writer}"):
+    with pytest.raises(MissingColumnError, match=rf"^density\.score needs column 'pre_activation'; .*\. {writer}"):
         fitted.score(data())
 
 

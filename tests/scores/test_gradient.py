@@ -89,9 +89,7 @@ def test_no_rows():
 def test_settings_that_are_not_there():
     wrong = REGrad()
     wrong.weighting = "l2"
-    with pytest.raises(
-        ValueRangeError, match=r"^regrad: weighting must be one of fisher, root, expected_l1; 'l2' came"
-    ):
+    with pytest.raises(ValueRangeError, match=r"^regrad: weighting must be one of fisher, root, expected_l1; got 'l2'"):
         wrong.__post_init__()
 
 

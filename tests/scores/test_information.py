@@ -130,11 +130,11 @@ def test_pooled_weights_are_learned_saved_and_of_one_ensemble(tmp_path):
         score.score(Table(views_logit=logits()))
     with pytest.raises(MissingColumnError, match=r"\.fit needs column 'views_logit'; table in memory has views\."):
         score.fit(Table(views=summed_up(logits())))
-    score.fit(Table(views_logit=logits(), source="ab"))
+    score.fit(Table(views_logit=logits(), model_id="ab"))
     with pytest.raises(TableError, match=r"has 4 members in 'views_logit'; weights were fitted for 6\. Fit on a table"):
         score.score(Table(views_logit=logits(m=4)))
     with pytest.raises(TableError, match="was made by another model"):
-        score.score(Table(views_logit=logits(), source="cd"))
+        score.score(Table(views_logit=logits(), model_id="cd"))
     with pytest.raises(TableError, match=r"weighted_mutual_information\.fit needs rows; table in memory has none"):
         WeightedMutualInformation(over="pooled").fit(Table(members_logit=logits(n=0)))
 
@@ -230,7 +230,7 @@ def test_columns_of_another_shape():
     ):
         MutualInformation().score(Table(members=logits()))
     with pytest.raises(
-        TableError, match=r"'members_logit' must be the logits of members, \(n, m, c\); .* \(30, 5\) came"
+        TableError, match=r"'members_logit' must be the logits of members, \(n, m, c\); got .* \(30, 5\)"
     ):
         MutualInformation().score(Table(members_logit=logits()[:, 0]))
     with pytest.raises(ValueRangeError, match=r"mutual_information\.score needs at least two classes"):
@@ -239,7 +239,7 @@ def test_columns_of_another_shape():
 
 def test_what_is_no_setting():
     for settings, told in (
-        ({"by": "max"}, "by must be one of logsumexp, sum; 'max' came"),
+        ({"by": "max"}, "by must be one of logsumexp, sum; got 'max'"),
         ({"over": "all"}, "over must"),
     ):
         score = WeightedMutualInformation()

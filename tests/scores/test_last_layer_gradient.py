@@ -157,7 +157,7 @@ def test_grad_norm_of_all_layers():
 
 def test_grad_norm_of_a_truncated_probe():
     told = {"settings": {"last": 2}, "layers": ["b", "c"], "depth": [1, 2], "of": 3}
-    table = Table(gradient_uniform=[[1.0, 2.0]], maker={"gradients": {"gradient": told}})
+    table = Table(gradient_uniform=[[1.0, 2.0]], provenance={"gradients": {"gradient": told}})
     with pytest.raises(TableError, match=r"grad_norm\.score: .* has 2 of 3 layers .* layers='uniform' weighs all 3"):
         GradNorm("gradient").score(table)
     assert GradNorm("gradient", layers="kept").score(table).tolist() == [-3.0]

@@ -21,7 +21,7 @@ def weights(layers, beta=2.0, kept=ALL):
 
 def table(kept: LayersKept, values=((1.0, 10.0), (2.0, 20.0)), **columns) -> Table:
     told = {"settings": dict(kept.settings), "layers": ["a"] * len(kept.depth), "depth": [*kept.depth], "of": kept.of}
-    return Table(gradient=torch.tensor(values), maker={"gradients": {"gradient": told}}, **columns)
+    return Table(gradient=torch.tensor(values), provenance={"gradients": {"gradient": told}}, **columns)
 
 
 def test_by_hand():
@@ -94,8 +94,8 @@ def test_scores_know_what_their_table_has():
 def test_a_table_in_memory_has_all_layers():
     kept = layers_kept(Table(gradient=torch.ones(2, 3)), "gradient", 3, "here")
     assert (list(kept.depth), kept.of, kept.missing) == ([0, 1, 2], 3, [])
-    for maker in ({}, {"gradients": None}, {"gradients": {"other": {}}}):
-        assert layers_kept(Table(maker=maker), "gradient", 3, "here") == kept
+    for provenance in ({}, {"gradients": None}, {"gradients": {"other": {}}}):
+        assert layers_kept(Table(provenance=provenance), "gradient", 3, "here") == kept
 
 
 def test_a_table_that_contradicts_itself():
@@ -107,7 +107,7 @@ def test_another_number_of_weights():
     with pytest.raises(TableError) as error:
         REGrad(layers=(1.0, 2.0, 3.0)).score(Table(gradient=torch.ones(2, 2), name="t"))
     assert str(error.value) == (
-        "regrad.score: column 'gradient' of t has 2 of 2 layers; 3 weights came. "
+        "regrad.score: column 'gradient' of t has 2 of 2 layers; got 3 weights. "
         "Give one weight for each layer of the column."
     )
 
@@ -119,11 +119,11 @@ def test_weights_that_cannot_be(bad):
 
 
 def test_names_that_are_not_there():
-    said = r"regrad: layers must be one of exponential, uniform, kept, or a weight for each layer; 'deep' came\."
+    said = r"regrad: layers must be one of exponential, uniform, kept, or a weight for each layer; got 'deep'\."
     with pytest.raises(ValueRangeError, match=said):
         check_layers("deep", "regrad")
     for beta in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueRangeError, match=f"regrad: beta must be finite and not negative; {beta} came"):
+        with pytest.raises(ValueRangeError, match=f"regrad: beta must be finite and not negative; got {beta}"):
             REGrad(beta=beta)
 
 

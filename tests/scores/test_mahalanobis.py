@@ -90,9 +90,9 @@ def test_a_fit_that_fails_leaves_nothing_behind():
 
 
 def test_what_cannot_be():
-    with pytest.raises(ValueRangeError, match=r"mahalanobis: regularisation must be at least 0; -1\.0 came\."):
+    with pytest.raises(ValueRangeError, match=r"mahalanobis: regularisation must be at least 0; got -1\.0\."):
         Mahalanobis(regularisation=-1.0)
     with pytest.raises(TableError, match=r"mahalanobis\.fit needs labelled rows; table in memory has none\."):
         Mahalanobis().fit(table().rows(slice(0, 0)))
-    with pytest.raises(TableError, match=r"mahalanobis\.score: features must be 5 wide, as in fit; 4 came in other\."):
+    with pytest.raises(TableError, match=r"mahalanobis\.score: features must be 5 wide, as in fit; got 4 in other\."):
         Mahalanobis().fit(table()).score(Table(feature=torch.ones(2, 4), name="other"))

@@ -120,9 +120,9 @@ def test_too_few_rows_and_too_few_classes():
         TableError, match=r"^mental\.fit needs rows; table in memory has none\. Fit on images that the mod"
     ):
         MentalModel().fit(train.rows(slice(0, 0)))
-    with pytest.raises(ModelError, match=r"mental\.fit: the weights from .* must be of two classes or more; 1 came\."):
+    with pytest.raises(ModelError, match=r"mental\.fit: the weights from .* must be of two classes or more; got 1\."):
         MentalModel().fit(Table(feature=train.feature, logit=train.logit[:, :1]))
-    with pytest.raises(TableError, match=r"mental\.score: features must be 6 wide, as in fit; 2 came in other\. Score"):
+    with pytest.raises(TableError, match=r"mental\.score: features must be 6 wide, as in fit; got 2 in other\. Score"):
         MentalModel().fit(train).score(Table(feature=torch.ones(2, 2), name="other"))
 
 
@@ -136,7 +136,7 @@ def test_of_a_classifier():
     rows = Table(feature=z, logit=model.logits(z))
     assert torch.allclose(score.score(rows), mental_log_odds(z, weight), rtol=1e-9)
     with pytest.raises(TableError, match=r"mental\.score: .* was made by another model"):
-        score.score(Table(feature=z, source="another"))
+        score.score(Table(feature=z, model_id="another"))
     with torch.no_grad():
         model.module[3].weight[1] = 0
     with pytest.raises(ModelError, match=r"the head of Sequential must have a direction for every class; those of cla"):

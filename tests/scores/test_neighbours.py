@@ -107,7 +107,7 @@ def test_the_draw_leaves_the_global_random_numbers_alone():
 def test_a_k_beyond_the_bank(score, size):
     with pytest.raises(
         TableError,
-        match=rf"neighbours\.fit: k must be between 1 and the bank's {size} rows; {score.k} came\. Fit on more images",
+        match=rf"neighbours\.fit: k must be between 1 and the bank's {size} rows; got {score.k}\. Fit on more images",
     ):
         score.fit(Table(feature=features(10)))
 
@@ -116,7 +116,7 @@ def test_features_of_another_width():
     score = Neighbours(k=1).fit(Table(feature=features(10)))
     with pytest.raises(
         TableError,
-        match=r"neighbours\.score: features must be 7 wide, as in fit; 5 came in cache/other\. Score",
+        match=r"neighbours\.score: features must be 7 wide, as in fit; got 5 in cache/other\. Score",
     ):
         score.score(Table(feature=features(3, d=5), name="cache/other"))
 

@@ -1,19 +1,26 @@
 import pytest
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.scores import SCORES, Cool, Entropy, Margin, Neighbours, make_score
+from dubito.scores import SCORES, Entropy, Margin, Neighbours, ScaledEntropy, make_score
 from dubito.scores.registry import by_name
 
 
 def test_names_are_those_of_the_scores():
     assert list(SCORES) == [score.name for score in SCORES.values()]
-    assert {"max_probability", "entropy", "cool", "margin", "max_logit", "energy", "temperature", "neighbours"} <= set(
-        SCORES
-    )
+    assert {
+        "max_probability",
+        "entropy",
+        "scaled_entropy",
+        "margin",
+        "max_logit",
+        "energy",
+        "temperature",
+        "neighbours",
+    } <= set(SCORES)
 
 
 def test_made_by_name_with_settings():
-    assert make_score("cool", scale=0.2) == Cool(scale=0.2)
+    assert make_score("scaled_entropy", scale=0.2) == ScaledEntropy(scale=0.2)
     assert make_score("neighbours", k=3) == Neighbours(k=3)
 
 
@@ -23,7 +30,7 @@ def test_made_by_name_with_settings():
         ("entropi", "score: there is no 'entropi'. Nearest: entropy"),
         ("neighbors", "score: there is no 'neighbors'. Nearest: neighbours"),
         ("maxlogit", "score: there is no 'maxlogit'. Nearest: max_logit"),
-        ("zzz", "score: there is no 'zzz'. Known: max_probability, entropy, cool, margin, max_logit, energy"),
+        ("zzz", "score: there is no 'zzz'. Known: max_probability, entropy, scaled_entropy, margin, max_logit, energy"),
     ],
 )
 def test_an_unknown_name_is_answered_with_near_ones(name, said):
@@ -33,8 +40,10 @@ def test_an_unknown_name_is_answered_with_near_ones(name, said):
 
 
 def test_an_unknown_setting():
-    with pytest.raises(ValueRangeError, match=r"score 'cool' does not take these settings \(.*'temperature'.*\)\."):
-        make_score("cool", temperature=0.1)
+    with pytest.raises(
+        ValueRangeError, match=r"score 'scaled_entropy' does not take these settings \(.*'temperature'.*\)\."
+    ):
+        make_score("scaled_entropy", temperature=0.1)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +51,12 @@ def test_an_unknown_setting():
     [
         (Entropy(), {"entropy": Entropy()}),
         ("entropy", {"entropy": Entropy()}),
-        ([Cool(scale=0.2), "margin"], {"cool": Cool(scale=0.2), "margin": Margin()}),
+        ([ScaledEntropy(scale=0.2), "margin"], {"scaled_entropy": ScaledEntropy(scale=0.2), "margin": Margin()}),
         (("margin", "entropy"), {"margin": Margin(), "entropy": Entropy()}),
-        ({"mine": [0.1, 0.2], "cold": Cool(), "e": "entropy"}, {"mine": [0.1, 0.2], "cold": Cool(), "e": Entropy()}),
+        (
+            {"mine": [0.1, 0.2], "cold": ScaledEntropy(), "e": "entropy"},
+            {"mine": [0.1, 0.2], "cold": ScaledEntropy(), "e": Entropy()},
+        ),
         ([], {}),
     ],
 )
@@ -56,14 +68,14 @@ def test_what_a_user_gives_as_scores_by_name(given, found):
     ("given", "said"),
     [
         (
-            [Cool(0.1), Entropy(), Cool(0.2)],
-            r"x: scores in a list must have different names; two are called 'cool'\. Give them by name: \{'one': ",
+            [ScaledEntropy(0.1), Entropy(), ScaledEntropy(0.2)],
+            r"x: scores in a list must have different names; two are called 'scaled_entropy'\. Give them by name: \{'one': ",
         ),
         (["entropy", Entropy()], "two are called 'entropy'"),
-        (Entropy, r"x: scores must be scores, or names of them; the class Entropy came\. Say Entropy\(\)\."),
-        ({"u": Entropy}, r"the class Entropy came\. Say Entropy\(\)\."),
-        ([0.1, 0.2], r"x: scores must be .* names of them; float came\. Give arrays by name: \{'mine': array\}\."),
-        (None, "NoneType came"),
+        (Entropy, r"x: scores must be scores, or names of them; got the class Entropy\. Say Entropy\(\)\."),
+        ({"u": Entropy}, r"got the class Entropy\. Say Entropy\(\)\."),
+        ([0.1, 0.2], r"x: scores must be .* names of them; got float\. Give arrays by name: \{'mine': array\}\."),
+        (None, "got NoneType"),
     ],
 )
 def test_what_is_no_score(given, said):
@@ -76,5 +88,5 @@ def test_what_is_no_score(given, said):
 def test_arrays_where_only_scores_will_do():
     assert by_name({"e": "entropy"}, by="x", arrays=False) == {"e": Entropy()}
     for given in ({"mine": [0.1, 0.2]}, [[0.1, 0.2]]):
-        with pytest.raises(TableError, match=r"names of them; list came\. Leave them out for all that there are\."):
+        with pytest.raises(TableError, match=r"names of them; got list\. Leave them out for all that there are\."):
             by_name(given, by="x", arrays=False)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dubito.errors import DubitoError, ValueRangeError
-from dubito.scores import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability, make_score
+from dubito.scores import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy, make_score
 from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
 from dubito.table import Table
 
@@ -36,10 +36,10 @@ def test_by_hand():
 def test_cool_by_hand():
     # 0.5 of the logits log 4, 0: exp = 2, 1: p = 2/3, 1/3 and H = log 3 - 2/3 log 2
     table = Table(logit=[[math.log(4), 0.0]])
-    assert Cool(scale=0.5).score(table).item() == pytest.approx(LOG3 - 2 / 3 * LOG2, abs=1e-12)
+    assert ScaledEntropy(scale=0.5).score(table).item() == pytest.approx(LOG3 - 2 / 3 * LOG2, abs=1e-12)
     # the paper's 0.1: p = 1 / (1 + 4^-0.1)
     p = 1 / (1 + 4**-0.1)
-    assert Cool().score(table).item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=1e-12)
+    assert ScaledEntropy().score(table).item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=1e-12)
 
 
 def test_against_scipy_with_a_thousand_classes():
@@ -54,7 +54,7 @@ def test_against_scipy_with_a_thousand_classes():
         (energy(logits), -scipy.special.logsumexp(logits.numpy(), axis=1)),
         (energy(logits, 3.0), -3 * scipy.special.logsumexp(logits.numpy() / 3, axis=1)),
         (
-            Cool(0.1).score(Table(logit=logits)),
+            ScaledEntropy(0.1).score(Table(logit=logits)),
             scipy.stats.entropy(scipy.special.softmax(logits.numpy() / 10, 1), axis=1),
         ),
     ):
@@ -131,15 +131,15 @@ def test_classes_are_their_functions():
 
 
 def test_one_class_has_no_margin():
-    with pytest.raises(ValueRangeError, match=r"margin needs at least two classes; logits of shape \(3, 1\) came"):
+    with pytest.raises(ValueRangeError, match=r"margin needs at least two classes; got logits of shape \(3, 1\)"):
         margin(torch.zeros(3, 1))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_settings_that_would_turn_the_score_round_are_refused(value):
-    with pytest.raises(ValueRangeError, match=rf"cool: scale must be a positive number; {value} came\. The paper"):
-        Cool(value)
-    with pytest.raises(ValueRangeError, match=rf"energy: temperature must be a positive number; {value} came\."):
+    with pytest.raises(ValueRangeError, match=rf"cool: scale must be a positive number; got {value}\. The paper"):
+        ScaledEntropy(value)
+    with pytest.raises(ValueRangeError, match=rf"energy: temperature must be a positive number; got {value}\."):
         make_score("energy", temperature=value)
 
 
@@ -155,5 +155,5 @@ def test_infinite_and_undefined_logits_are_errors():
 
 @pytest.mark.parametrize("function", [max_probability, entropy, margin])
 def test_a_single_logit_says_nothing(function):
-    with pytest.raises(ValueRangeError, match=r"needs at least two classes; logits of shape \(3, 1\) came"):
+    with pytest.raises(ValueRangeError, match=r"needs at least two classes; got logits of shape \(3, 1\)"):
         function(torch.zeros(3, 1))

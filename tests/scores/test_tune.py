@@ -136,19 +136,19 @@ def test_tune_says_what_failed():
 def test_tune_of_what_cannot_be():
     train, held_out = data(60), data(30, seed=1)
     with pytest.raises(
-        TableError, match=r"density\.tune: grid may have covariance, space, .*; 'colour' came\. Give one"
+        TableError, match=r"density\.tune: grid may have covariance, space, .*; got 'colour'\. Give one"
     ):
         Density.tune(train, held_out, grid={"colour": ("red",)})
-    with pytest.raises(ValueRangeError, match=r"density\.tune: budget must be at least 1 fit; 0 came\."):
+    with pytest.raises(ValueRangeError, match=r"density\.tune: budget must be at least 1 fit; got 0\."):
         Density.tune(train, held_out, budget=0)
     with pytest.raises(TableError, match=r"density\.tune needs rows to fit on and rows to compare by; none has none\."):
         Density.tune(train, data(0, name="none"))
-    with pytest.raises(TableError, match=r"density\.tune: features must have one width; 6 and 5 came, the latter in"):
+    with pytest.raises(TableError, match=r"density\.tune: features must have one width; got 6 and 5, the latter in"):
         Density.tune(train, data(9, d=5, name="narrow"))
 
 
 def test_a_smaller_offset_cannot_be_searched_for():
-    with pytest.raises(TableError, match=r"density\.tune: grid may have .*; 'offset' came\."):
+    with pytest.raises(TableError, match=r"density\.tune: grid may have .*; got 'offset'\."):
         Density.tune(data(60), data(30, seed=1), grid={"offset": (1e-2, 1e-9)})
 
 
@@ -156,12 +156,14 @@ def test_a_search_before_the_non_linearity_ends_with_a_density_that_reads_there(
     def signed(seed: int) -> Table:
         before = torch.randn(80, 3, generator=torch.Generator().manual_seed(seed))
         before[:, 2] = 1.0  # a constant feature is set aside
-        return Table(feature=before.relu(), before=before)
+        return Table(feature=before.relu(), pre_activation=before)
 
     grid = {"covariance": ("full", "diagonal"), "components": (1,), "space": ("z",), "neurons": (None,)}
     found = Density.tune(signed(0), signed(1), grid=grid, budget=4, nonlinearity="before").density
     assert found.nonlinearity == "before"
     assert found.width_ == 3
     assert found.neurons_.tolist() == [0, 1]
-    narrow = replace(found, nonlinearity="after").fit(Table(feature=signed(0).column("before")[:][:, :2]))
-    assert torch.equal(found.score(signed(2)), narrow.score(Table(feature=signed(2).column("before")[:][:, :2])))
+    narrow = replace(found, nonlinearity="after").fit(Table(feature=signed(0).column("pre_activation")[:][:, :2]))
+    assert torch.equal(
+        found.score(signed(2)), narrow.score(Table(feature=signed(2).column("pre_activation")[:][:, :2]))
+    )

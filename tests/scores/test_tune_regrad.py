@@ -24,8 +24,8 @@ def told(layers: int, of: int | None = None, **settings) -> dict:
 def table(wrong=WRONG, probes=None, **columns) -> Table:
     """Columns by layer; the label is 0, and rows that are wrong say 1."""
     stacked = {name: torch.tensor(layers).T for name, layers in columns.items()}
-    maker = None if probes is None else {"gradients": probes}
-    return Table(logit=torch.eye(2)[torch.tensor(wrong)], label=[0] * len(wrong), maker=maker, **stacked)
+    provenance = None if probes is None else {"gradients": probes}
+    return Table(logit=torch.eye(2)[torch.tensor(wrong)], label=[0] * len(wrong), provenance=provenance, **stacked)
 
 
 def random(n: int, seed: int = 0) -> Table:
@@ -157,7 +157,7 @@ def test_rows_that_cannot_tell():
         TableError, match="needs labels of the model's own classes; those of table in memory are another"
     ):
         tune_regrad(foreign)
-    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 1; 0 to 5 came"):
+    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 1; got 0 to 5"):
         tune_regrad(Table(logit=torch.eye(2), label=[0, 5], gradient=torch.ones(2, 1)))
     with pytest.raises(ValueRangeError, match=r"regrad\.score of table in memory: 1 of 4 values are NaN"):
         tune_regrad(table(gradient=[[math.nan, 1.0, 2.0, 3.0]]))

@@ -30,7 +30,7 @@ def some(seed: int, n: int = 60) -> Table:
     draw = np.random.default_rng(seed)
     ids = [f"{seed}-{row}é" for row in range(n)]
     return Table(
-        feature=draw.normal(size=(n, 5)), label=draw.integers(0, 2, n), id=ids, source="m", maker={"model": "m"}
+        feature=draw.normal(size=(n, 5)), label=draw.integers(0, 2, n), id=ids, model_id="m", provenance={"model": "m"}
     )
 
 
@@ -48,7 +48,7 @@ def test_it_answers_as_before(index, tmp_path, mapped):
     assert found.ids.tolist() == before.ids.tolist()
     assert found.similarities.tobytes() == before.similarities.tobytes()
     assert found.sets == before.sets
-    assert (loaded.rule, loaded.thresholds, loaded.maker) == (index.rule, index.thresholds, {"model": "m"})
+    assert (loaded.rule, loaded.thresholds, loaded.provenance) == (index.rule, index.thresholds, {"model": "m"})
     assert isinstance(loaded.backend.vectors, np.memmap) == mapped
     assert not [path for path in (tmp_path / "a" / "index").iterdir() if path.suffix == ".part"]
 

@@ -102,14 +102,14 @@ def test_hnsw_finds_what_the_exact_search_finds(server, name):
     assert np.mean(one.ids == two.ids) > 0.95
     remote.add(data(3, 10)["feature"], data(3, 10)["u"], ids=[f"n{i}" for i in range(10)], labels=[0] * 10)
     assert not remote.search(asked["feature"], np.zeros(25), k=10).exact  # the server keeps it up to date
-    with pytest.raises(ValueRangeError, match="a server has 'hnsw', of vectors of up to 2000 numbers; 'IVF4' came"):
+    with pytest.raises(ValueRangeError, match="a server has 'hnsw', of vectors of up to 2000 numbers; got 'IVF4'"):
         remote.approximate("IVF4")
-    with pytest.raises(ValueRangeError, match="effort must be at least 1; 0 came"):
+    with pytest.raises(ValueRangeError, match="effort must be at least 1; got 0"):
         remote.approximate(effort=0)
     wide = SafeIndex.on_server(server.dsn, table=f"{name} wide", width=2001)
     wide.add(np.eye(3, 2001), [0.1, 0.2, 0.3])
     with pytest.raises(
-        ValueRangeError, match=r"up to 2000 numbers; 'hnsw' came for 2001. Leave the kind out, or search"
+        ValueRangeError, match=r"up to 2000 numbers; got 'hnsw' for 2001. Leave the kind out, or search"
     ):
         wide.approximate()
     assert wide.search(np.eye(1, 2001), [0.1], k=1).ids.tolist() == [["0"]]
@@ -140,12 +140,12 @@ def test_an_old_pgvector_is_told(server, name, monkeypatch):
 
 def test_a_score_judges_tables(server, name):
     made = data(0, 40)
-    table = Table(feature=made["feature"], logit=made["feature"][:, :3], source="one model")
+    table = Table(feature=made["feature"], logit=made["feature"][:, :3], model_id="one model")
     index = SafeIndex.on_server(server.dsn, table=name, width=D, score=MaxProbability())
     index.add(table)
     assert index.search(table, k=2).refused.sum() == 4
     with pytest.raises(TableError, match="made by another model"):
-        index.search(Table(feature=made["feature"], logit=made["feature"], source="another"))
+        index.search(Table(feature=made["feature"], logit=made["feature"], model_id="another"))
 
 
 def test_what_judged_the_items_is_known_to_other_processes(server, name):
@@ -154,7 +154,7 @@ def test_what_judged_the_items_is_known_to_other_processes(server, name):
     table = Table(feature=made["feature"], logit=made["feature"][:, :3], label=made["label"], **names)
     SafeIndex.on_server(server.dsn, table=name, width=D, per_class=True, score=MaxProbability()).add(table)
     other = SafeIndex.on_server(server.dsn, table=name, score=Entropy())
-    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; got entropy"):
         other.search(table, k=1)
     other.score = None
     assert other.search(table, MaxProbability(), k=1).refused.any()
@@ -263,9 +263,9 @@ def test_writers_that_come_between_are_seen(server, name):
     with pytest.raises(TableError, match=r"that another hand has added meanwhile have some. Nothing was added"):
         remote.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin())
     first = SafeIndex.on_server(server.dsn, table=f"{name} 2", width=D)
-    first.add(Table(feature=np.eye(3, D), source="one"), [0.1, 0.2, 0.3])
+    first.add(Table(feature=np.eye(3, D), model_id="one"), [0.1, 0.2, 0.3])
     with pytest.raises(TableError, match=r"of another model \(two\) than those that another hand has added meanwhile"):
-        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin(source="two"))
+        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin(model_id="two"))
     assert ("x" in remote, "x" in first) == (False, False)
 
 
@@ -366,12 +366,12 @@ def test_what_a_table_must_be(server, name):
     with pytest.raises(TableError, match=r"there is no table 'nowhere' yet, .* Give width=..."):
         SafeIndex.on_server(server.dsn, table="nowhere")
     for width in (0, 16_001):
-        with pytest.raises(ValueRangeError, match=rf"width must be between 1 and 16000, .*; {width} came"):
+        with pytest.raises(ValueRangeError, match=rf"width must be between 1 and 16000, .*; got {width}"):
             SafeIndex.on_server(server.dsn, table="nowhere", width=width)
     _, remote = both(server, name)
-    with pytest.raises(TableError, match=r"are 16 wide; width=8 came. Leave it out"):
+    with pytest.raises(TableError, match=r"are 16 wide; got width=8. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, width=8)
-    with pytest.raises(TableError, match=r"was made with quantile=0.9; quantile=0.5 came. Leave it out"):
+    with pytest.raises(TableError, match=r"was made with quantile=0.9; got quantile=0.5. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, quantile=0.5)
     for bad in ("x" * 58, "a.b.c", "", ".x", "a\0"):
         with pytest.raises(ValueRangeError, match=r"table must be 'name' or 'schema.name', at most 57 bytes long"):

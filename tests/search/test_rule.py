@@ -62,7 +62,7 @@ def test_a_share_is_a_share(quantile):
 
 
 def test_errors():
-    with pytest.raises(TableError, match=r"per_class=True needs the class of every item; no labels came. Give labels"):
+    with pytest.raises(TableError, match=r"per_class=True needs the class of every item; got no labels. Give labels"):
         Rule(per_class=True).thresholds(np.array([1.0]), None)
     with pytest.raises(
         ValueRangeError,

@@ -159,11 +159,11 @@ def test_adding_and_removing_is_as_building_anew(items, queries):
 
 
 def test_removing_everything_leaves_an_empty_index(items):
-    index = SafeIndex.build(table(0, 5, source="a"), MaxProbability())
+    index = SafeIndex.build(table(0, 5, model_id="a"), MaxProbability())
     index.remove(table(0, 5).id)
     assert (len(index), index.kept) == (0, 0)
-    index.add(table(1, 7, source="b"))  # another model, and a score that is still there
-    assert (len(index), index.backend.state().origin.source) == (7, "b")
+    index.add(table(1, 7, model_id="b"))  # another model, and a score that is still there
+    assert (len(index), index.backend.state().origin.model_id) == (7, "b")
 
 
 def test_a_failed_addition_leaves_everything_as_it_was(items, queries):

@@ -19,42 +19,42 @@ from .world import D, N, table
             ValueRangeError,
             r"k must be between 1 and 180, the items that are searched \(200 in all, 20 left out",
         ),
-        ({"k": 181}, ValueRangeError, r"as too uncertain\); 181 came. Choose a smaller k or add items."),
+        ({"k": 181}, ValueRangeError, r"as too uncertain\); got 181. Choose a smaller k or add items."),
         ({"k": 180, "exclude": ["x"] * 40}, ValueRangeError, "between 1 and 179, the items that are searched less the"),
-        ({"exclude": ["x"]}, TableError, "exclude must have one id a query, 40; 1 came"),
-        ({"exclude": "x" * 40}, TableError, "exclude must have one id a query, 40; 1 came"),
+        ({"exclude": ["x"]}, TableError, "exclude must have one id a query, 40; got 1"),
+        ({"exclude": "x" * 40}, TableError, "exclude must have one id a query, 40; got 1"),
         (
             {"queries": np.ones((40, 9))},
             TableError,
             r"features must have the axes \(n, 8\), as wide as the index; \(40, 9",
         ),
-        ({"queries": np.ones(8)}, TableError, r"Give one row an image, such as feature\[None\] of shape \(1, 8\)."),
+        ({"queries": np.ones(8)}, TableError, r"Give one row per image, such as feature\[None\] of shape \(1, 8\)."),
         ({"queries": np.zeros((40, 8))}, ValueRangeError, "row 0 of the array is all zeros. Look at that image"),
-        ({"queries": np.ones((40, 8), int)}, TableError, "features must be floating-point numbers; torch.int64 came"),
+        ({"queries": np.ones((40, 8), int)}, TableError, "features must be floating-point numbers; got torch.int64"),
         (
             {"uncertainty": None},
             TableError,
-            "needs the uncertainty of every query; none came, and the index has no score",
+            "needs the uncertainty of every query; got none, and the index has no score",
         ),
-        ({"uncertainty": np.ones(39)}, TableError, r"uncertainty must have one number a row, \(40,\); \(39,\) came"),
+        ({"uncertainty": np.ones(39)}, TableError, r"uncertainty must have one number a row, \(40,\); got \(39,\)"),
         ({"uncertainty": np.full(40, np.nan)}, ValueRangeError, "uncertainty: 40 of 40 values are NaN or infinite"),
         (
             {"uncertainty": Entropy()},
             TableError,
-            "the score entropy reads columns of a table; an array of features came",
+            "the score entropy reads columns of a table; got an array of features",
         ),
         (
             {"refuse_above": [1.0, 2.0]},
             TableError,
             r"refuse_above must be one number, or one a query, \(40,\); \(2,\) ca",
         ),
-        ({"queries": np.ones((1, 40, 8))}, TableError, r"\(1, 40, 8\) came in the array. Give one row an image"),
+        ({"queries": np.ones((1, 40, 8))}, TableError, r"\(1, 40, 8\) came in the array. Give one row per image"),
         (
             {"refuse_above": np.nan},
             ValueRangeError,
-            "refuse_above must be numbers; NaN came. Infinity refuses no query",
+            "refuse_above must be numbers; got NaN. Infinity refuses no query",
         ),
-        ({"sets": True, "at_most": 0}, ValueRangeError, "at_most must be at least 1; 0 came"),
+        ({"sets": True, "at_most": 0}, ValueRangeError, "at_most must be at least 1; got 0"),
     ],
 )
 def test_wrong_questions(items, queries, ask, error, text):
@@ -67,14 +67,14 @@ def test_wrong_questions(items, queries, ask, error, text):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"ids": ["a", "a"]}, TableError, "every id once; 'a' came twice. Nothing was added"),
+        ({"ids": ["a", "a"]}, TableError, "every id once; got 'a' twice. Nothing was added"),
         (
             {"ids": ["a", "7"]},
             TableError,
             "ids must be new; 1 of 2 are in the index, such as '7'. Nothing was added: remo",
         ),
-        ({"ids": ["a"]}, TableError, "ids must have one name a row, 2; 1 came"),
-        ({"ids": "ab"}, TableError, "ids must have one name a row, 2; 1 came"),
+        ({"ids": ["a"]}, TableError, "ids must have one name a row, 2; got 1"),
+        ({"ids": "ab"}, TableError, "ids must have one name a row, 2; got 1"),
         (
             {"ids": ["a", ""]},
             TableError,
@@ -84,7 +84,7 @@ def test_wrong_questions(items, queries, ask, error, text):
         (
             {"uncertainty": None},
             TableError,
-            "needs the uncertainty of every item; none came, and the index has no score",
+            "needs the uncertainty of every item; got none, and the index has no score",
         ),
         ({"labels": [1, 2]}, TableError, "those of the index have none, the array has some. Leave the labels out."),
         (
@@ -112,13 +112,13 @@ def test_further_errors(items):
     index = SafeIndex.build(items["feature"], items["u"])
     with pytest.raises(TableError, match=r"1 of 2 are not, such as 'x'. Nothing was removed"):
         index.remove(["1", "x"])
-    with pytest.raises(TableError, match="every id once; '1' came twice"):
+    with pytest.raises(TableError, match="every id once; got '1' twice"):
         index.remove(["1", "1"])
     assert "1" in index
     index.remove(["0"])
     with pytest.raises(TableError, match=r"such as '199'. Nothing was added: give ids=..."):
         index.add(np.ones((1, D)), [0.5])
-    with pytest.raises(TableError, match=r"SafeIndex.build: features must have the axes \(n, d\); \(8,\) came"):
+    with pytest.raises(TableError, match=r"SafeIndex.build: features must have the axes \(n, d\); got \(8,\)"):
         SafeIndex.build(np.ones(8), [0.1])
     with pytest.raises(MissingColumnError, match=r"SafeIndex.build needs column 'feature'"):
         SafeIndex.build(Table(logit=[[1.0, 2.0]]), MaxProbability())
@@ -135,7 +135,7 @@ def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
     with pytest.raises(TableError, match="per_class=True needs the class of every item"):
         SafeIndex.build(items["feature"], items["u"], per_class=True)
     index = SafeIndex.build(items["feature"], items["u"], labels=items["label"], per_class=True)
-    with pytest.raises(TableError, match="needs the class of every query, true or predicted; no labels came"):
+    with pytest.raises(TableError, match="needs the class of every query, true or predicted; got no labels"):
         index.search(queries["feature"], queries["u"])
     found = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.everywhere)
     assert found.refused.tolist() == (queries["u"] > index.thresholds.everywhere).tolist()
@@ -164,25 +164,25 @@ def test_a_number_must_mean_one_class(tmp_path):
 
 
 def test_another_model_and_another_score_are_refused():
-    index = SafeIndex.build(table(0, source="model a"), MaxProbability())
+    index = SafeIndex.build(table(0, model_id="model a"), MaxProbability())
     with pytest.raises(TableError, match=r"cache/1 was made by another model \(model b\) than the items of the index"):
-        index.search(table(1, source="model b"))
-    named = SafeIndex.build(table(0, source="a1", maker={"model": "timm:small"}), MaxProbability())
-    narrow = Table(name="photos/new", feature=np.ones((1, 3)), source="b2", maker={"model": "timm:large"})
+        index.search(table(1, model_id="model b"))
+    named = SafeIndex.build(table(0, model_id="a1", provenance={"model": "timm:small"}), MaxProbability())
+    narrow = Table(name="photos/new", feature=np.ones((1, 3)), model_id="b2", provenance={"model": "timm:large"})
     for ask in (named.search, named.add):
         with pytest.raises(
             TableError, match=r"photos/new was made by another model \(timm:large, b2\) than .* \(timm:small, a1\)"
         ):
             ask(narrow)
-    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
-        index.add(table(1, source="model a"), Entropy())
-    with pytest.raises(TableError, match="needs the uncertainty of every query; none came with an array of features"):
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; got entropy"):
+        index.add(table(1, model_id="model a"), Entropy())
+    with pytest.raises(TableError, match="needs the uncertainty of every query; got none with an array of features"):
         index.search(table(1).feature)
-    with pytest.raises(TableError, match="needs the uncertainty of every item; none came with an array of features"):
+    with pytest.raises(TableError, match="needs the uncertainty of every item; got none with an array of features"):
         index.add(table(1).feature)
     index.score = None  # as one does to save an index with a score of one's own
-    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; entropy came"):
-        index.search(table(1, source="model a"), Entropy())
+    with pytest.raises(TableError, match="must be of the score that the items have, max_probability; got entropy"):
+        index.search(table(1, model_id="model a"), Entropy())
     learned = SafeIndex.build(table(0), Neighbours(k=2).fit(table(3)))
     for other in (Neighbours(k=3).fit(table(3)), Neighbours(k=2).fit(table(4))):
         with pytest.raises(

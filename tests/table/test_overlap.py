@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dubito.diagnosis import _shared
+from dubito.table import overlap as _shared
 from torch import Tensor
 
 from dubito import Table

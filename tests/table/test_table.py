@@ -140,12 +140,12 @@ def test_none_is_no_column():
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("logit", [1.0, 2.0], r"must have 2 axes; one of shape \(2,\) came\. Reshape it to \(n, width\)\."),
-        ("feature", np.ones((2, 3, 4)), r"must have 2 axes; one of shape \(2, 3, 4\) came\."),
-        ("label", [[0], [1]], r"must have 1 axes; one of shape \(2, 1\) came\. Reshape it to \(n,\)\."),
-        ("loss", 0.5, r"must have 1 axes; one of shape \(\) came\."),
-        ("id", [["a"], ["b"]], r"must have 1 axes; one of shape \(2, 1\) came\."),
-        ("anything", 5, r"must have 1 axes; one of shape \(\) came\."),
+        ("logit", [1.0, 2.0], r"must have 2 axes; got one of shape \(2,\)\. Reshape it to \(n, width\)\."),
+        ("feature", np.ones((2, 3, 4)), r"must have 2 axes; got one of shape \(2, 3, 4\)\."),
+        ("label", [[0], [1]], r"must have 1 axes; got one of shape \(2, 1\)\. Reshape it to \(n,\)\."),
+        ("loss", 0.5, r"must have 1 axes; got one of shape \(\)\."),
+        ("id", [["a"], ["b"]], r"must have 1 axes; got one of shape \(2, 1\)\."),
+        ("anything", 5, r"must have 1 axes; got one of shape \(\)\."),
     ],
 )
 def test_wrong_axes(column, value, said):
@@ -158,14 +158,14 @@ def test_unequal_lengths_are_listed():
         Table(logit=LOGIT, label=[0, 1], id=["a", "b", "c"], name="mine")
     assert str(error.value) == (
         "columns of mine must have one length; logit has 3, label has 2, id has 3. "
-        "Give one row an image in every column."
+        "Give one row per image in every column."
     )
 
 
 @pytest.mark.parametrize("label", [[0.0, 1.0], np.array([0.0, 1.0], dtype=np.float32), torch.ones(2)])
 def test_labels_with_a_decimal_point(label):
     with pytest.raises(
-        TableError, match=r"column 'label' of table in memory must be integers; torch\.float\d\d came\. Cast it"
+        TableError, match=r"column 'label' of table in memory must be integers; got torch\.float\d\d\. Cast it"
     ):
         Table(label=label)
 
@@ -174,7 +174,7 @@ def test_labels_with_a_decimal_point(label):
     "value", [["cat", "dog"], [[1.0], [1.0, 2.0]], [None, 1.0], [torch.ones(2, requires_grad=True)] * 2, {"a": 1}]
 )
 def test_what_is_no_array_of_numbers(value):
-    with pytest.raises(TableError, match=rf"column 'logit' must be numbers in an array; {type(value).__name__} came"):
+    with pytest.raises(TableError, match=rf"column 'logit' must be numbers in an array; got {type(value).__name__}"):
         Table(logit=value)
 
 
@@ -307,15 +307,15 @@ def test_what_is_no_table_is_told():
     with pytest.raises(TableError) as error:
         check_table(np.zeros(3), by="evaluate", what="ood")
     assert str(error.value) == (
-        "evaluate: ood must be a table, from dubito.extract or dubito.open; ndarray came. "
+        "evaluate: ood must be a table, from dubito.extract or dubito.open; got ndarray. "
         "Make one of arrays by dubito.Table(logit=..., feature=..., label=...)."
     )
 
 
 def test_the_maker_goes_with_the_rows():
-    table = Table(feature=torch.zeros(3, 2), maker={"weights": "ab"})
-    assert table.rows([1]).maker == table.select("feature").maker == {"weights": "ab"}
-    assert Table(feature=torch.zeros(3, 2)).maker is None
+    table = Table(feature=torch.zeros(3, 2), provenance={"weights": "ab"})
+    assert table.rows([1]).provenance == table.select("feature").provenance == {"weights": "ab"}
+    assert Table(feature=torch.zeros(3, 2)).provenance is None
 
 
 @pytest.mark.parametrize(
@@ -368,21 +368,21 @@ def test_every_ensemble_has_its_columns():
 
 def test_how_ensembles_were_asked():
     def table(**settings):
-        return Table(maker={"ensembles": {"tiles": settings, "members": {"members": ["ab" * 16] * 3}}})
+        return Table(provenance={"ensembles": {"tiles": settings, "members": {"members": ["ab" * 16] * 3}}})
 
     cold, warm = table(temperature=1.0), table(temperature=2.0, more=1)
     assert asked_otherwise(cold, warm, "tiles_7") == "temperature=1.0 and temperature=2.0, more=None and more=1"
     assert asked_otherwise(cold, cold, "tiles_7") is None
     assert asked_otherwise(cold, warm, "members") is None
     assert asked_otherwise(cold, warm, "views") is asked_otherwise(cold, Table(), "tiles_7") is None  # nobody knows
-    others = Table(maker={"ensembles": {"members": {"members": ["cd" * 16] * 3}}})
+    others = Table(provenance={"ensembles": {"members": {"members": ["cd" * 16] * 3}}})
     assert asked_otherwise(cold, others, "members") == "members"  # hashes are for nobody to read
 
 
 def test_how_gradients_were_asked():
     def table(**settings):
         told = {"settings": settings, "layers": ["fc"], "depth": [0], "of": 1}
-        return Table(noisy=[[1.0]], maker={"gradients": {"noisy": told, "gone": told}})
+        return Table(noisy=[[1.0]], provenance={"gradients": {"noisy": told, "gone": told}})
 
     few, many = table(copies=2, sigma=0.1, seed=0, uniform=True), table(copies=8, sigma=0.1, seed=1, uniform=False)
     assert asked_otherwise(few, many, "noisy") == "copies=2 and copies=8, seed=0 and seed=1"
@@ -391,4 +391,4 @@ def test_how_gradients_were_asked():
     assert asked_otherwise(table(method="signs", seed=0), table(method="signs", seed=1), "noisy") == "seed=0 and seed=1"
     assert asked_otherwise(few, Table(), "noisy") is None
     assert gradients_in(few) == ("noisy",)  # of the other there is no column
-    assert gradients_in(Table()) == gradients_in(Table(maker={"gradients": None})) == ()
+    assert gradients_in(Table()) == gradients_in(Table(provenance={"gradients": None})) == ()

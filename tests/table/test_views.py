@@ -11,7 +11,7 @@ from dubito.errors import MissingColumnError, TableError
 from dubito.metrics.information import decompose
 from dubito.scores import Entropy, MutualInformation, Temperature
 from dubito.table import Table
-from dubito.table.views import chosen_rows, ensemble, joined
+from dubito.table.views import chosen_rows, concat, ensemble
 
 
 def table_of(n: int, start: int = 0, **about: object) -> Table:
@@ -47,7 +47,7 @@ def cached(tmp_path_factory, one_thread):
     disk = dubito.extract(
         model, torch.randn(23, 3, 2, 2), folder, labels=labels, shard_size=5, batch_size=5, progress=False
     )
-    memory = Table(source=disk.source, **{name: disk.whole(name) for name in disk.columns})
+    memory = Table(model_id=disk.model_id, **{name: disk.whole(name) for name in disk.columns})
     return disk, memory
 
 
@@ -61,16 +61,16 @@ def test_chosen_rows(rows):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_joined(rows):
+def test_concat(rows):
     parts = table_of(4), table_of(0, 4), table_of(3, 4), table_of(2, 7)
-    same(joined(*parts).rows(rows), table_of(9).rows(rows))
+    same(concat(*parts).rows(rows), table_of(9).rows(rows))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.data())
 def test_any_rows_of_any_tables(sizes, data):
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    whole, both = table_of(sum(sizes)), joined(*(table_of(n, start) for n, start in zip(sizes, starts, strict=True)))
+    whole, both = table_of(sum(sizes)), concat(*(table_of(n, start) for n, start in zip(sizes, starts, strict=True)))
     index = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=12)) if sum(sizes) else []
     same(both.rows(index), whole.rows(index))
     same(chosen_rows(both, torch.tensor(index, dtype=torch.long)), whole.rows(index))
@@ -79,9 +79,9 @@ def test_any_rows_of_any_tables(sizes, data):
 
 
 def test_views_of_views():
-    both = joined(table_of(5), table_of(5, 5))
+    both = concat(table_of(5), table_of(5, 5))
     some = chosen_rows(both, torch.tensor([9, 0, 5]))
-    again = joined(some, chosen_rows(both, torch.tensor([4, 5])))
+    again = concat(some, chosen_rows(both, torch.tensor([4, 5])))
     assert again.id.tolist() == ["photo 9", "photo 0", "photo 5", "photo 4", "photo 5"]
     assert again.loss.tolist() == pytest.approx([9 / 7, 0, 5 / 7, 4 / 7, 5 / 7])
     assert [len(batch) for batch in again.batches("loss", size=2)] == [2, 2, 1]
@@ -92,7 +92,7 @@ def test_caches(cached, rows):
     disk, memory = cached
     index = torch.tensor([*range(20, 2, -1), 22, 0, 1, 2, 21])
     same(chosen_rows(disk, index).rows(rows), memory.rows(index).rows(rows))
-    both, plain = joined(disk, memory, disk), joined(memory, memory, memory)
+    both, plain = concat(disk, memory, disk), concat(memory, memory, memory)
     assert len(both) == 69
     same(both.rows(rows), plain.rows(rows))
     same(both.rows([68, 0, 23, 46, 22]), memory.rows([22, 0, 0, 0, 22]))
@@ -107,65 +107,65 @@ def test_nothing_is_read_before_it_is_asked_for():
             return torch.arange(5.0)[rows]
 
     column = Column()
-    table = joined(chosen_rows(Table(loss=column), torch.tensor([3, 1])), table_of(2))
+    table = concat(chosen_rows(Table(loss=column), torch.tensor([3, 1])), table_of(2))
     assert (table.shape("loss"), column.asked) == ((4,), 0)
     assert table.rows([0]).loss.tolist() == [3.0]
     assert column.asked == 1
 
 
 def test_what_is_known_of_a_table_stays_known():
-    about = {"name": "cache/a", "classes": ["x", "y", "z"], "source": "ab12", "maker": {"weights": "w"}}
+    about = {"name": "cache/a", "classes": ["x", "y", "z"], "model_id": "ab12", "provenance": {"weights": "w"}}
     table = table_of(4, skipped=[("broken.png", "why")], **about)
-    for view in (chosen_rows(table, torch.tensor([1])), joined(table)):
-        assert (view.name, view.classes, view.source, view.maker) == tuple(about.values())
+    for view in (chosen_rows(table, torch.tensor([1])), concat(table)):
+        assert (view.name, view.classes, view.model_id, view.provenance) == tuple(about.values())
         assert view.skipped == [("broken.png", "why")]
         assert view.label_space == "model"
-    assert joined(table, table_of(2, name="cache/b")).name == "cache/a + cache/b"
+    assert concat(table, table_of(2, name="cache/b")).name == "cache/a + cache/b"
 
 
 def test_only_columns_that_all_have():
-    assert joined(table_of(3), table_of(2).select("loss", "label")).columns == ("label", "loss")
+    assert concat(table_of(3), table_of(2).select("loss", "label")).columns == ("label", "loss")
     own = table_of(2, label_space="own")
-    assert "label" not in joined(table_of(3), own)  # classes of different sets
-    assert joined(own, own).label_space == "own"
+    assert "label" not in concat(table_of(3), own)  # classes of different sets
+    assert concat(own, own).label_space == "own"
 
 
 def test_labels_are_joined_where_their_names_agree():
     beasts, fish = (table_of(2, label_space="own", label_names=names) for names in (["ape", "owl"], ["cod", "eel"]))
-    assert "label" not in joined(beasts, fish)
-    unnamed = joined(table_of(2, label_space="own"), beasts)
+    assert "label" not in concat(beasts, fish)
+    unnamed = concat(table_of(2, label_space="own"), beasts)
     assert ("label" in unnamed, unnamed.label_names) == (True, ["ape", "owl"])
 
 
 def test_photographs_of_a_table_without_epochs_are_its_rows():
     crops = Table(loss=[1.0, 2.0, 3.0, 4.0], photo=[0, 1, 0, 1], epoch=[0, 0, 1, 1])
-    both = joined(Table(loss=[5.0, 6.0, 7.0]), crops)
+    both = concat(Table(loss=[5.0, 6.0, 7.0]), crops)
     assert both.whole("photo").tolist() == [0, 1, 2, 0, 1, 0, 1]
     assert both.whole("epoch").tolist() == [0, 0, 0, 0, 0, 1, 1]
-    assert "photo" not in joined(table_of(2), table_of(2))
+    assert "photo" not in concat(table_of(2), table_of(2))
 
 
-def refused(text, *arguments, by=joined):
+def refused(text, *arguments, by=concat):
     with pytest.raises(TableError) as error:
         by(*arguments)
     assert str(error.value) == text
 
 
 def test_what_cannot_be_joined():
-    refused("joined needs at least one table; none came.")
+    refused("concat needs at least one table; got none.")
     refused(
-        "joined: a and b come from different models (aa and bb). Extract both with the same model and transform.",
-        table_of(2, name="a", source="aa"),
-        table_of(2, name="b", source="bb"),
+        "concat: a and b come from different models (aa and bb). Extract both with the same model and transform.",
+        table_of(2, name="a", model_id="aa"),
+        table_of(2, name="b", model_id="bb"),
     )
-    assert joined(table_of(2, source="aa"), table_of(2)).source == "aa"
+    assert concat(table_of(2, model_id="aa"), table_of(2)).model_id == "aa"
     refused(
-        "joined: column 'feature' must have one width in all tables; [(2,), (3,)] came. Join tables of one model.",
+        "concat: column 'feature' must have one width in all tables; got [(2,), (3,)]. Join tables of one model.",
         table_of(2),
         Table(feature=torch.zeros(1, 2)),
     )
     refused(
-        "joined: table in memory, table in memory have no column in common.",
+        "concat: table in memory, table in memory have no column in common.",
         Table(loss=[1.0]),
         Table(label=[1]),
     )
@@ -174,7 +174,7 @@ def test_what_cannot_be_joined():
 @pytest.mark.parametrize(("index", "told"), [([0, 5], "0 to 5"), ([-1, 2], "-1 to 2")])
 def test_rows_that_are_not_there(index, told):
     refused(
-        f"rows of table in memory must be indices from 0 to 4; {told} came. Choose among its rows.",
+        f"rows of table in memory must be indices from 0 to 4; got {told}. Choose among its rows.",
         table_of(5),
         torch.tensor(index),
         by=chosen_rows,
@@ -183,31 +183,36 @@ def test_rows_that_are_not_there(index, told):
 
 def test_losses_of_different_task_losses_are_not_joined():
     tables = [
-        Table(name=name, loss=[1.0], maker={"task_loss": made_by})
+        Table(name=name, loss=[1.0], provenance={"task_loss": made_by})
         for name, made_by in (("a", "cross_entropy"), ("b", "bce"), ("c", "cross_entropy"), ("d", None))
     ]
     with pytest.raises(TableError) as error:
-        joined(*tables)
+        concat(*tables)
     assert str(error.value) == (
-        "joined: losses of a, b, c, d were made by different task losses (bce, cross_entropy), which have no common "
+        "concat: losses of a, b, c, d were made by different task losses (bce, cross_entropy), which have no common "
         "scale. Join tables of one task loss."
     )
-    assert len(joined(tables[0], tables[2], tables[3])) == 3
+    assert len(concat(tables[0], tables[2], tables[3])) == 3
 
 
 def test_the_known_task_loss_stays_known():
-    unlabelled, bce = Table(logit=[[1.0]], maker={"model": "m"}), Table(logit=[[1.0]], maker={"task_loss": "bce"})
-    assert joined(unlabelled, bce).maker == {"model": "m", "task_loss": "bce"}
-    assert joined(bce, unlabelled).maker == {"task_loss": "bce"}
-    assert unlabelled.maker == joined(unlabelled, unlabelled).maker == {"model": "m"}
-    assert joined(Table(logit=[[1.0]]), bce).maker is None  # arrays come from an unknown model
+    unlabelled, bce = (
+        Table(logit=[[1.0]], provenance={"model": "m"}),
+        Table(logit=[[1.0]], provenance={"task_loss": "bce"}),
+    )
+    assert concat(unlabelled, bce).provenance == {"model": "m", "task_loss": "bce"}
+    assert concat(bce, unlabelled).provenance == {"task_loss": "bce"}
+    assert unlabelled.provenance == concat(unlabelled, unlabelled).provenance == {"model": "m"}
+    assert concat(Table(logit=[[1.0]]), bce).provenance is None  # arrays come from an unknown model
 
 
 def said_by(seed: int, n: int = 8, c: int = 3, **about: object) -> Table:
     """What one model says of eight photographs."""
     logit = 2 * torch.randn(n, c, generator=torch.Generator().manual_seed(seed))
     columns = {"logit": logit, "feature": logit, "label": torch.arange(n) % 3, "id": [f"{i}.png" for i in range(n)]}
-    return Table(**{"name": f"cache/{seed}", "source": f"s{seed}", "maker": {"model": f"m{seed}"}, **columns, **about})
+    return Table(
+        **{"name": f"cache/{seed}", "model_id": f"s{seed}", "provenance": {"model": f"m{seed}"}, **columns, **about}
+    )
 
 
 def test_an_ensemble_of_tables():
@@ -232,7 +237,7 @@ def test_rows_of_an_ensemble(rows):
     tables = [said_by(seed) for seed in range(3)]
     same(ensemble(tables).rows(rows), ensemble([table.rows(rows) for table in tables]))
     same(chosen_rows(ensemble(tables), torch.tensor([5, 2])), ensemble([table.rows([5, 2]) for table in tables]))
-    same(joined(ensemble(tables), ensemble(tables)).rows(slice(8, 16)), ensemble(tables).rows(slice(0, 8)))
+    same(concat(ensemble(tables), ensemble(tables)).rows(slice(8, 16)), ensemble(tables).rows(slice(0, 8)))
 
 
 def test_an_ensemble_of_caches(cached):
@@ -256,10 +261,13 @@ def test_an_ensemble_reads_nothing_before_it_is_asked():
 def test_an_ensemble_knows_its_makers():
     one, two = said_by(1), said_by(2)
     both = ensemble([one, two])
-    assert (both.name, both.source) == ("ensemble of cache/1, cache/2", ensemble([one, two]).source)
-    assert both.maker == {"model": "ensemble of m1, m2", "members": [{"model": "m1"}, {"model": "m2"}]}
-    assert both.source not in (one.source, two.source, ensemble([two, one]).source, None)
-    assert (ensemble([one, said_by(2, source=None)]).source, ensemble([one, said_by(2, maker=None)]).maker) == (
+    assert (both.name, both.model_id) == ("ensemble of cache/1, cache/2", ensemble([one, two]).model_id)
+    assert both.provenance == {"model": "ensemble of m1, m2", "members": [{"model": "m1"}, {"model": "m2"}]}
+    assert both.model_id not in (one.model_id, two.model_id, ensemble([two, one]).model_id, None)
+    assert (
+        ensemble([one, said_by(2, model_id=None)]).model_id,
+        ensemble([one, said_by(2, provenance=None)]).provenance,
+    ) == (
         None,
         None,
     )
@@ -346,31 +354,35 @@ def test_an_ensemble_of_augmented_epochs_keeps_crops_of_a_photograph_together():
 
 def test_ensembles_that_were_asked_otherwise_are_not_joined():
     def table(passes: int, **columns: object) -> Table:
-        maker = {"ensembles": {"dropout": {"passes": passes}}}
-        return Table(name=f"cache/{passes}", maker=maker, **{"loss": [1.0], "dropout": torch.zeros(1, 9), **columns})
+        provenance = {"ensembles": {"dropout": {"passes": passes}}}
+        return Table(
+            name=f"cache/{passes}", provenance=provenance, **{"loss": [1.0], "dropout": torch.zeros(1, 9), **columns}
+        )
 
     refused(
-        "joined: 'dropout' of cache/10 and cache/20 were asked with other settings (passes=10 and passes=20), so that "
+        "concat: 'dropout' of cache/10 and cache/20 were asked with other settings (passes=10 and passes=20), so that "
         "their numbers cannot be compared. Extract both alike, or select other columns.",
         table(10),
         table(20),
     )
-    assert len(joined(table(10), table(10))) == 2
-    assert joined(table(10), table(20, dropout=None)).columns == ("loss",)
-    assert joined(table(10).select("loss"), table(20)).columns == ("loss",)
+    assert len(concat(table(10), table(10))) == 2
+    assert concat(table(10), table(20, dropout=None)).columns == ("loss",)
+    assert concat(table(10).select("loss"), table(20)).columns == ("loss",)
 
 
 def test_gradients_that_were_asked_otherwise_are_not_joined():
     def table(copies: int, **columns: object) -> Table:
         told = {"settings": {"copies": copies}, "layers": ["fc"], "depth": [0], "of": 1}
-        maker = {"gradients": {"gradient": told}}
-        return Table(name=f"cache/{copies}", maker=maker, **{"loss": [1.0], "gradient": torch.ones(1, 1), **columns})
+        provenance = {"gradients": {"gradient": told}}
+        return Table(
+            name=f"cache/{copies}", provenance=provenance, **{"loss": [1.0], "gradient": torch.ones(1, 1), **columns}
+        )
 
     refused(
-        "joined: 'gradient' of cache/0 and cache/8 were asked with other settings (copies=0 and copies=8), so that "
+        "concat: 'gradient' of cache/0 and cache/8 were asked with other settings (copies=0 and copies=8), so that "
         "their numbers cannot be compared. Extract both alike, or select other columns.",
         table(0),
         table(8),
     )
-    assert joined(table(8), table(8)).maker == table(8).maker
-    assert joined(table(0), table(8, gradient=None)).columns == ("loss",)
+    assert concat(table(8), table(8)).provenance == table(8).provenance
+    assert concat(table(0), table(8, gradient=None)).columns == ("loss",)

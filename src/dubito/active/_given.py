@@ -113,7 +113,7 @@ def start_of(pool: Table, start: int | Rows, seed: int) -> Int64[np.ndarray, "s"
     if not isinstance(start, int | np.integer):
         return rows_of(pool, start)
     if not 0 <= start <= len(pool):
-        raise ValueRangeError(f"acquire: start must be 0 to {len(pool)}, the rows of {pool.name}; {start} came.")
+        raise ValueRangeError(f"acquire: start must be 0 to {len(pool)}, the rows of {pool.name}; got {start}.")
     # A stream of its own: round 0 draws from (seed, 0).
     rng = np.random.default_rng([seed, 2**31])
     return rng.permutation(len(pool))[:start].astype(np.int64)
@@ -151,7 +151,7 @@ def identity_of(table: Table) -> Json:
         state.update("\n".join(map(str, table.id)).encode())
     if "feature" in table and len(table):
         state.update(table.select("feature").rows(slice(0, 8)).feature.numpy().tobytes())
-    return {"rows": len(table), "source": table.source, "digest": state.hexdigest()}
+    return {"rows": len(table), "model_id": table.model_id, "digest": state.hexdigest()}
 
 
 def name_of(trainer: Any) -> str:

@@ -88,7 +88,7 @@ class Acquire:
     def __post_init__(self) -> None:
         if self.strategy not in get_args(Strategy):
             raise ValueRangeError(
-                f"Acquire: strategy must be one of {', '.join(get_args(Strategy))}; '{self.strategy}' came."
+                f"Acquire: strategy must be one of {', '.join(get_args(Strategy))}; got '{self.strategy}'."
             )
         if not self.beta > 0 or self.samples < 2 or self.seed < 0:
             raise ValueRangeError(
@@ -98,7 +98,7 @@ class Acquire:
         if self.score is not None and self.strategy in _DISAGREEMENT:
             raise ValueRangeError(
                 f"Acquire: '{self.strategy}' goes by the mutual information of the ensemble '{self.of}' and takes no "
-                f"score; {self.score.name} came. Leave it out, or choose 'top', which takes any."
+                f"score; got {self.score.name}. Leave it out, or choose 'top', which takes any."
             )
 
     def pick(
@@ -121,10 +121,10 @@ class Acquire:
         """
         some_rows("acquire", table)
         if count < 1:
-            raise ValueRangeError(f"acquire: count must be at least 1; {count} came.")
+            raise ValueRangeError(f"acquire: count must be at least 1; got {count}.")
         if u is not None and self.strategy == "batch_bald":
             raise ValueRangeError(
-                "acquire: 'batch_bald' looks at what every member says and takes no uncertainties; some came. Give a "
+                "acquire: 'batch_bald' looks at what every member says and takes no uncertainties; got some. Give a "
                 f"table with '{self.of}_logit', or choose 'top'."
             )
         known = rows_of(table, labelled)
@@ -172,7 +172,7 @@ class Acquire:
         some_rows("acquire", pool)
         if rounds < 0 or count < 1:
             raise ValueRangeError(
-                f"acquire: rounds must not be negative and count at least 1; rounds={rounds}, count={count} came."
+                f"acquire: rounds must not be negative and count at least 1; got rounds={rounds}, count={count}."
             )
         begin = start_of(pool, start, self.seed)
         trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)

@@ -34,14 +34,14 @@ _SHOWN = 20
 COLUMNS = ("id", "label", "suggested", "sure", "u", "row")
 
 
-def suspect_labels(
+def find_label_issues(
     table: Table,
     score: Array | Score | None = None,
     *,
     k: int = 10,
     share: float = 0.5,
     least: float = 0.5,
-) -> "Suspects":
+) -> "LabelIssues":
     """Images whose labels are likely wrong, the surest first.
 
     Args:
@@ -54,33 +54,33 @@ def suspect_labels(
 
     >>> feature = [[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0], [0.1, 1.0], [0.2, 1.0]]
     >>> table = Table(feature=feature, label=[0, 1, 0, 1, 1, 1])
-    >>> suspect_labels(table, [0.0] * 6, k=2, share=1.0).rows.tolist()
+    >>> find_label_issues(table, [0.0] * 6, k=2, share=1.0).rows.tolist()
     [1]
     """
-    some_rows("suspect_labels", table)
-    table.require("feature", "label", by="suspect_labels")
+    some_rows("find_label_issues", table)
+    table.require("feature", "label", by="find_label_issues")
     if not 0 < share <= 1 or not 0 < least <= 1:
         raise ValueRangeError(
-            f"suspect_labels: share and least must be above 0 and at most 1; share={share}, least={least} came."
+            f"find_label_issues: share and least must be above 0 and at most 1; got share={share}, least={least}."
         )
     if not 1 <= k < len(table):
         raise ValueRangeError(
-            f"suspect_labels: k must be from 1 to {len(table) - 1}, the other images of {table.name}; {k} came."
+            f"find_label_issues: k must be from 1 to {len(table) - 1}, the other images of {table.name}; got {k}."
         )
     label = table.label.numpy().astype(np.int64)
     if (label < 0).any():
         raise TableError(
-            f"suspect_labels: all labels must be from 0 on; {(label < 0).sum()} of {len(label)} of {table.name} are "
+            f"find_label_issues: all labels must be from 0 on; {(label < 0).sum()} of {len(label)} of {table.name} are "
             f"below, as of images that have none yet. Leave them out: table.rows(table.label >= 0)."
         )
-    u = uncertainty("suspect_labels", "score", Entropy() if score is None else score, table).double().numpy()
+    u = uncertainty("find_label_issues", "score", Entropy() if score is None else score, table).double().numpy()
     judged = np.sort(np.argsort(u, kind="stable")[: max(1, round(share * len(table)))])
     own, other, suggested = _votes(label, judged, _neighbours(table, judged, k))
     sure = (other - own) / k  # of counts: 0.7 - 0.2 is a little below 0.5
     order = np.lexsort((u[judged], -sure))
     order = order[sure[order] >= least]
     rows = judged[order]
-    return Suspects(
+    return LabelIssues(
         name=table.name,
         judged=len(judged),
         images=len(table),
@@ -98,7 +98,7 @@ def suspect_labels(
 
 @final
 @dataclass(frozen=True)
-class Suspects:
+class LabelIssues:
     """Labels that are likely wrong: print them, or take CSV or JSON.
 
     Attributes:
@@ -200,7 +200,7 @@ def _directions(batch: Table) -> Float32[np.ndarray, "n d"]:
     norm = np.linalg.norm(z, axis=1, keepdims=True)
     if not np.isfinite(norm).all() or (norm == 0).any():
         raise TableError(
-            f"suspect_labels: features must be finite and not all zero; those of {batch.name} are not. "
+            f"find_label_issues: features must be finite and not all zero; those of {batch.name} are not. "
             f"Leave such images out."
         )
     return np.ascontiguousarray(z / norm, dtype=np.float32)

@@ -68,11 +68,11 @@ def _names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] | None)
     if other and bool((label >= 0).any()):
         raise TableError(
             f"classes must be those of the labels that {table.name} has already, "
-            f"{some(known) if known else 'the classes of the model'}; {some(list(classes))} came. Leave out "
+            f"{some(known) if known else 'the classes of the model'}; got {some(list(classes))}. Leave out "
             f"classes, or the column label."
         )
     if len(set(map(_plain, classes))) < len(classes) or not classes:
-        raise TableError(f"classes must be names that differ, at least one; {some(list(classes), 8)} came.")
+        raise TableError(f"classes must be names that differ, at least one; got {some(list(classes), 8)}.")
     return list(classes)
 
 
@@ -103,7 +103,7 @@ def _class(cell: str, names: Sequence[str] | None, known: Mapping[str, set[int]]
         return int(whole)
     if names is None:
         raise TableError(
-            f"{what} must be a number from 0 on, as nobody knows what the classes are called; '{cell}' came. Give "
+            f"{what} must be a number from 0 on, as nobody knows what the classes are called; got '{cell}'. Give "
             f"their names in order: classes=['cat', 'dog'] (--classes cat,dog)."
         )
     several = f", which stands for {len(found)} of them, {', '.join(map(str, sorted(found)))}" if found else ""

@@ -40,7 +40,7 @@ def fit_linear(
     Args:
         x: Features.
         label: Of every row.
-        classes: How many there are; more than came, perhaps.
+        classes: How many there are; perhaps more than came.
         strength: Of the penalty.
         prior: What the penalty pulls to; 0 by default.
     """
@@ -96,7 +96,7 @@ class LinearTrainer:
         """Classifiers of these rows of the table, which has features and labels."""
         table.require("feature", by="LinearTrainer")
         if not len(rows):
-            raise TableError("LinearTrainer needs at least one labelled row; none came. Begin with start=10 or more.")
+            raise TableError("LinearTrainer needs at least one labelled row; got none. Begin with start=10 or more.")
         need_labels(table, rows.numpy(), "LinearTrainer")
         label = table.select("label").rows(rows).label.numpy()
         own = "logit" not in table or table.label_space == "own"
@@ -151,7 +151,7 @@ class LinearHeads:
         if feature.shape[1] != len(self.mean):
             raise TableError(
                 f"LinearHeads.extend: features of {table.name} must be {len(self.mean)} wide, as those that were "
-                f"trained on; {feature.shape[1]} came. Extract both tables with the same model."
+                f"trained on; got {feature.shape[1]}. Extract both tables with the same model."
             )
         columns = {"logit": logits_of(feature, lambda z: self._said(z, 0, 1)[:, 0], classes)}
         if many > 1:

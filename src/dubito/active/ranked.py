@@ -54,7 +54,7 @@ def _value(u: Float64[np.ndarray, "n"], kind: str) -> Float64[np.ndarray, "n"]:
         return -np.log(rank)
     if len(u) and u.min() < 0:
         raise ValueRangeError(
-            f"acquire: 'power' takes powers of the uncertainty, which must not be negative; {u.min():.3g} came. Choose "
+            f"acquire: 'power' takes powers of the uncertainty, which must not be negative; got {u.min():.3g}. Choose "
             f"'softrank', which takes the order alone, or a score that begins at 0 (entropy, mutual information)."
         )
     with np.errstate(divide="ignore"):

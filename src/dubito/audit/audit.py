@@ -73,7 +73,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     classifier = _classifier(model)
     for name, value in (("limit", limit), ("compare", compare)):
         if value < 1:
-            raise ValueRangeError(f"audit: {name} must be at least 1; {value} came. Leave it out for the default.")
+            raise ValueRangeError(f"audit: {name} must be at least 1; got {value}. Leave it out for the default.")
     opened = open_images(images, labels)
     chosen = drawn(opened, limit, seed)
     found = Audit(classifier.name, opened.name, len(chosen), len(opened))

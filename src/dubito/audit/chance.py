@@ -35,7 +35,7 @@ def check_chance(predicted: Int[Tensor, "n"], labels: Int[Tensor, "n"], c: int) 
     """Answers that have nothing to do with the labels."""
     n = len(labels)
     if n < _FEWEST or c < 2:
-        return NotChecked(f"it takes {_FEWEST} images and more than one class; {n} images and {c} classes came")
+        return NotChecked(f"it takes {_FEWEST} images and more than one class; got {n} images and {c} classes")
     right = int((predicted == labels).sum())
     one_class = bool((labels == labels[0]).all())
     if not one_class and bool((predicted == predicted[0]).all()) and right == max(Counter(labels.tolist()).values()):

@@ -50,7 +50,7 @@ def check_counting(predicted: _NUMBERS, labels: _NUMBERS, c: int, names: Sequenc
         names: Of the classes of the labels, where labels are positions in it.
     """
     if len(labels) < _FEWEST:
-        return Relabelled(labels, NotChecked(f"it takes {_FEWEST} images with finite logits; {len(labels)} came"))
+        return Relabelled(labels, NotChecked(f"it takes {_FEWEST} images with finite logits; got {len(labels)}"))
     numbers = _numbers(names)
     ways = {"": labels} if numbers is None else {"": labels, "numbers": numbers[labels]}
     won = [found for kind, given in ways.items() if (found := _best_shift(predicted, labels, given, c, kind))]

@@ -73,7 +73,7 @@ def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
         f"(logits reach {largest:.3g})."
     )
     repair = (
-        "Rank by dubito.Cool, Energy, MaxLogit or Temperature(...), which work on logits, or take log_softmax in "
+        "Rank by dubito.ScaledEntropy, Energy, MaxLogit or Temperature(...), which work on logits, or take log_softmax in "
         "float64 for the entropy; if logits were multiplied by a factor, leave it out."
     )
     severity: Severity = "wrong" if lost >= _MANY_LOST else "suspicious"
@@ -91,7 +91,7 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
     """Columns that are the same for every image; with few images, a feature that is zero may merely be rare."""
     n, d = feature.shape
     if n < _FEWEST:
-        return NotChecked(f"it takes {_FEWEST} images; {n} came")
+        return NotChecked(f"it takes {_FEWEST} images; got {n}")
     constant = feature.amax(0) == feature.amin(0)
     zero = constant & (feature[0] == 0)
     columns = constant.nonzero().flatten().tolist()
@@ -131,7 +131,7 @@ def check_answers(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None) 
     """
     n, c = logit.shape
     if n < _FEWEST or c < 2:
-        return NotChecked(f"it takes {_FEWEST} images and more than one class; {n} images and {c} classes came")
+        return NotChecked(f"it takes {_FEWEST} images and more than one class; got {n} images and {c} classes")
     answers = set(logit.argmax(-1).tolist())
     if len(answers) > 1:
         return []

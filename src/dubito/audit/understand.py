@@ -108,7 +108,7 @@ def eval_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "
 
 
 def output_of(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
-    """What the module returns in the mode that it is in; ModelError unless that is one row an image."""
+    """What the module returns in the mode that it is in; ModelError unless that is one row per image."""
     like = next((value for value in module.parameters() if value.is_floating_point()), x)
     out: Any = module(x.to(like.device, like.dtype, copy=True))
     answer = out if isinstance(out, Tensor) else getattr(out, "logits", None)

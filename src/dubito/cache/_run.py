@@ -192,13 +192,13 @@ class Run:
         usual = self._written.setdefault(name, set(columns))
         if set(columns) != usual:
             raise TableError(
-                f"probe {name} must write the same columns for every batch; {', '.join(sorted(usual))} came before and "
+                f"probe {name} must write the same columns for every batch; got {', '.join(sorted(usual))} before and "
                 f"{', '.join(sorted(columns))} from image '{ids[0]}' on. Let what it writes not depend on the images."
             )
         for key, column in columns.items():
             if column.shape[:1] != (len(ids),):
                 raise TableError(
-                    f"probe {name} must write one row an image; column '{key}' of shape {tuple(column.shape)} came for "
+                    f"probe {name} must write one row per image; got column '{key}' of shape {tuple(column.shape)} for "
                     f"{len(ids)} images. Return (n, ...) tensors."
                 )
             bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)

@@ -194,15 +194,15 @@ def _check_call(model: object, label_space: str | None, sizes: dict[str, int | N
     """Everything that can be told to be wrong before an image is looked at."""
     if not isinstance(model, Classifier):
         raise ModelError(
-            f"extract: model must come from dubito.load or dubito.wrap; {type(model).__name__} came. "
+            f"extract: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
             f"Wrap it: dubito.wrap(module, transform=...)."
         )
     if label_space not in (None, "model", "own"):
-        raise ImagesError(f"label_space must be 'model' or 'own'; '{label_space}' came. Choose one of the two.")
+        raise ImagesError(f"label_space must be 'model' or 'own'; got '{label_space}'. Choose one of the two.")
     for name, value in sizes.items():
         least = 0 if name == "workers" else 1
         if value is not None and value < least:
-            raise CacheError(f"extract: {name} must be at least {least}; {value} came. Leave it out for the default.")
+            raise CacheError(f"extract: {name} must be at least {least}; got {value}. Leave it out for the default.")
 
 
 def _check_loss(probe: Probe, comparable: bool) -> None:
@@ -210,7 +210,7 @@ def _check_loss(probe: Probe, comparable: bool) -> None:
     if isinstance(probe, Forward) and probe.task_loss != "cross_entropy" and not comparable:
         raise ImagesError(
             f"Forward(task_loss={probe.settings()['task_loss']!r}) needs something to compare the logits with; the "
-            f"images have no labels of the model's classes and no targets came. Pass targets=..., one row an image."
+            f"images have no labels of the model's classes and no targets came. Pass targets=..., one row per image."
         )
 
 

@@ -61,7 +61,7 @@ def check_range(labels: Int[Tensor, "n"], classes: int, ids: Sequence[str]) -> N
     if bad.any():
         row = int(bad.nonzero()[0, 0])
         raise ImagesError(
-            f"labels must be 0..{classes - 1}, the model's classes; {int(labels[row])} came for image '{ids[row]}'. "
+            f"labels must be 0..{classes - 1}, the model's classes; got {int(labels[row])} for image '{ids[row]}'. "
             f"Give the model's class indices, or {_OWN} if these are classes of another set."
         )
 

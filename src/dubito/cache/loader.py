@@ -98,7 +98,7 @@ class _Reader(Dataset[Any]):
         if len(shapes) > 1:
             odd = next(i for i, tensor in enumerate(tensors) if tensor.shape != tensors[0].shape)
             raise ImagesError(
-                f"inputs must have one shape; {tuple(tensors[0].shape)} came for '{self.images.ids[kept[0]]}' and "
+                f"inputs must have one shape; got {tuple(tensors[0].shape)} for '{self.images.ids[kept[0]]}' and "
                 f"{tuple(tensors[odd].shape)} for '{self.images.ids[kept[odd]]}'. Resize and crop in the transform."
             )
         return torch.stack(tensors)

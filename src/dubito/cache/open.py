@@ -52,24 +52,24 @@ def table_of_cache(folder: Path, known: Json | None) -> Table:
         label_space=manifest.label_space or "model",
         label_names=manifest.label_names,
         skipped=[(name, why) for name, why in manifest.skipped],
-        source=model_digest(manifest.identity),
-        maker=_maker(manifest, known or {}, made_losses="loss" in columns),
+        model_id=model_digest(manifest.identity),
+        provenance=_provenance(manifest, known or {}, made_losses="loss" in columns),
         **columns,
     )
 
 
-def _maker(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
+def _provenance(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
     """The model part by part; the task loss, if there are losses; how ensembles and gradients were asked.
 
     A model in hand whose weights agree fills in what an older cache has not recorded, or recorded in another form.
     """
-    maker: Json = {"model": manifest.model}
+    provenance: Json = {"model": manifest.model}
     for part in CARRIED:
         in_hand = known.get(part)
-        maker[part] = manifest.identity.get(part) if in_hand is None else in_hand
+        provenance[part] = manifest.identity.get(part) if in_hand is None else in_hand
     if made_losses:
         # A probe's settings name the task loss only where it is not the usual one.
-        maker["task_loss"] = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy")
+        provenance["task_loss"] = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy")
     asked = {
         name: {key: value for key, value in probe["settings"].items() if key not in _NO_MATTER}
         for name, probe in manifest.probes.items()
@@ -80,7 +80,7 @@ def _maker(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
         for name, probe in manifest.probes.items()
         if "told" in probe
     }
-    return maker | ({"ensembles": asked} if asked else {}) | ({"gradients": told} if told else {})
+    return provenance | ({"ensembles": asked} if asked else {}) | ({"gradients": told} if told else {})
 
 
 def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:

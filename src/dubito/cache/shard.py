@@ -88,7 +88,7 @@ def write_shard(folder: Path, probe: str, index: int, columns: Mapping[str, Tens
 def check_name(probe: str) -> str:
     """A probe's name, which begins its shards' names and must be told apart from the rest."""
     if not re.fullmatch(r"[a-z_]+", probe):
-        raise CacheError(f"a probe's name must be small letters and underscores; '{probe}' came. Rename the probe.")
+        raise CacheError(f"a probe's name must be small letters and underscores; got '{probe}'. Rename the probe.")
     return probe
 
 

@@ -28,7 +28,7 @@ def to_targets(given: Any, images: Images) -> Shaped[Tensor, "n ..."]:
     n = len(images.images if isinstance(images, Augmented) else images)
     if targets.dim() == 0 or len(targets) != n:
         raise ImagesError(
-            f"targets must have one row an image, in the order of the images; shape {tuple(targets.shape)} came for "
+            f"targets must have one row per image, in the order of the images; got shape {tuple(targets.shape)} for "
             f"the {n} images of '{images.name}'. Give an array ({n}, ...)."
         )
     return targets.float() if targets.dtype == torch.bfloat16 else targets

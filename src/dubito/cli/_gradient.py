@@ -118,7 +118,7 @@ def gradients(asked: bool, settings: dict[str, Any]) -> list["Probe"]:
     for weighting in given.get("weightings", ()):
         if weighting not in get_args(ClassWeighting):
             known = ", ".join(get_args(ClassWeighting))
-            raise typer.BadParameter(f"--gradient-weighting is one of {known}; '{weighting}' came.")
+            raise typer.BadParameter(f"--gradient-weighting is one of {known}; got '{weighting}'.")
     for name, needed in (("sigma", "copies"), ("tolerance", "beta")):
         if name in given and needed not in given:
             raise typer.BadParameter(f"--gradient-{name} needs --gradient-{needed}.")

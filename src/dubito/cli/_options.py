@@ -104,13 +104,13 @@ def parse_settings(texts: Sequence[str]) -> Values:
     """`NAME.KEY=VALUE` texts, by name and key.
 
     >>> parse_settings(["neighbours.k=5", "cool.scale=0.2"])
-    {'neighbours': {'k': '5'}, 'cool': {'scale': '0.2'}}
+    {'neighbours': {'k': '5'}, 'scaled_entropy': {'scale': '0.2'}}
     """
     settings: Values = {}
     for text in texts:
         where, equals, value = text.partition("=")
         name, dot, key = where.partition(".")
         if not (equals and dot and name and key and value):
-            raise typer.BadParameter(f"--set takes NAME.KEY=VALUE, such as neighbours.k=5; '{text}' came.")
+            raise typer.BadParameter(f"--set takes NAME.KEY=VALUE, such as neighbours.k=5; got '{text}'.")
         settings.setdefault(name, {})[key] = value
     return settings

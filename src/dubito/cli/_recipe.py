@@ -57,9 +57,7 @@ def parse_betas(text: str) -> tuple[float, float]:
     try:
         first, second = map(float, text.split(","))
     except ValueError as error:
-        raise typer.BadParameter(
-            f"--betas takes two numbers with a comma, such as 0.9,0.999; '{text}' came."
-        ) from error
+        raise typer.BadParameter(f"--betas takes two numbers with a comma, such as 0.9,0.999; got '{text}'.") from error
     return first, second
 
 
@@ -70,7 +68,7 @@ def check_temperature(text: str | None, target: str) -> None:
     if target == "given":
         raise typer.BadParameter("--temperature is for expected losses: --target expected, or mixed.")
     if text != FIT and number(text) is None:
-        raise typer.BadParameter(f"--temperature takes a number, or {FIT}; '{text}' came.")
+        raise typer.BadParameter(f"--temperature takes a number, or {FIT}; got '{text}'.")
 
 
 def number(text: str) -> float | None:

@@ -220,12 +220,12 @@ def _value(where: str, text: str, kind: Any) -> Any:
     if target is bool or get_origin(target) is Literal:
         words = _SWITCH if target is bool else {word: word for word in get_args(target)}
         if text.lower() not in words:
-            raise DubitoError(f"--set: {where} must be one of {', '.join(words)}; '{text}' came.")
+            raise DubitoError(f"--set: {where} must be one of {', '.join(words)}; got '{text}'.")
         return words[text.lower()]
     try:
         return target(text)
     except ValueError as error:
-        raise DubitoError(f"--set: {where} must be of type {target.__name__}; '{text}' came.") from error
+        raise DubitoError(f"--set: {where} must be of type {target.__name__}; got '{text}'.") from error
 
 
 def _loaded(folder: Path) -> dict[str, Score]:
@@ -253,9 +253,9 @@ def _fitting(table: Table, value: str) -> str:
         return value
     from dubito.heads.shelf import entry_for  # noqa: PLC0415 (as above)
 
-    entry = entry_for(table.maker)
+    entry = entry_for(table.provenance)
     if entry is None:
-        model = (table.maker or {}).get("model", "its model")
+        model = (table.provenance or {}).get("model", "its model")
         raise ArtefactError(
             f"--head auto: no head here was trained for {model} with these weights and this transform, which made "
             f"{table.name}. See `dubito list heads`, or train one with `dubito train`."

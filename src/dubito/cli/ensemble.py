@@ -58,7 +58,7 @@ def ensemble(  # noqa: PLR0913 (a command's options)
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     if foreign and len(foreign) != len(caches):
         raise typer.BadParameter(
-            f"--foreign takes as many caches as there are members, {len(caches)}, in their order; {len(foreign)} came."
+            f"--foreign takes as many caches as there are members, {len(caches)}, in their order; got {len(foreign)}."
         )
     with screen.waiting("opening the caches"):
         from dubito.explain.collapse import diagnose_ensemble

@@ -147,7 +147,7 @@ def extract(  # noqa: PLR0913 (a command's options)
         augment=_augment(epochs, strong, augment_seed),
         probes=[
             dubito.Forward(store_logit=not no_logit, task_loss=task_loss),
-            *([dubito.Before()] if before else []),
+            *([dubito.PreActivation()] if before else []),
             *ensembles,
             *gradients,
         ],
@@ -170,7 +170,7 @@ def _grids(tiles: bool, text: str | None) -> list[int] | Literal["all"] | None:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise typer.BadParameter(f"--grids takes numbers with commas, such as 2,3,7; '{text}' came.") from error
+        raise typer.BadParameter(f"--grids takes numbers with commas, such as 2,3,7; got '{text}'.") from error
 
 
 def _ensembles(

@@ -13,7 +13,7 @@ from dubito.cli._console import Screen, grid, short
 from dubito.cli.acquire import given_score
 
 if TYPE_CHECKING:
-    from dubito.active.label_issues import Suspects
+    from dubito.active.label_issues import LabelIssues
 
 _SHOWN = 20
 
@@ -40,13 +40,13 @@ def suspects(  # noqa: PLR0913 (a command's options)
         table = dubito.open(cache)
     with screen.waiting("looking for neighbours"):
         chosen = given_score(cache, table, screen, score=score, settings=settings, fit=fit, head=head)
-        suspected = dubito.suspect_labels(table, chosen, k=neighbours, share=share, least=least)
+        suspected = dubito.find_label_issues(table, chosen, k=neighbours, share=share, least=least)
     if to is not None:
         suspected.to_csv(to)
     screen.result({**suspected.to_json(), "to": str(to) if to else None}, *_shown(suspected, to))
 
 
-def _shown(found: "Suspects", to: Path | None) -> list[RenderableType]:
+def _shown(found: "LabelIssues", to: Path | None) -> list[RenderableType]:
     place = [Text(f"written: {to}")] if to else []
     if not len(found):
         return [Text(found.title(), style="bold"), *place]

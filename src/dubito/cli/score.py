@@ -43,7 +43,7 @@ def score(  # noqa: PLR0913 (a command's options)
     screen = Screen.current(json=json, debug=debug)
     wanted = options.parse_settings(settings)
     if to is not None and to.suffix.lower() not in _ENDINGS:
-        raise typer.BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; '{to}' came.")
+        raise typer.BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; got '{to}'.")
     with screen.waiting("opening the cache"):
         from dubito.cli._scores import ready_scores
 

@@ -163,7 +163,7 @@ def _judge(
     if name is not None and head is not None:
         raise typer.BadParameter("--score and --head are two ways to name the one score of an index; give one of them.")
     if name is None and head is None:
-        head = "auto" if entry_for(table.maker) else None
+        head = "auto" if entry_for(table.provenance) else None
         name = None if head else "max_probability"
         chosen = "the uncertainty head of this model" if head else "max_probability: there is no head for this model"
         screen.note(f"uncertainty by {chosen}. Choose another with --score or --head.")
@@ -171,7 +171,7 @@ def _judge(
     scores = ready_scores(cache, table, screen, names=names, settings=settings, fit=fit, heads=heads, load=None)
     if len(scores) > 1:
         raise typer.BadParameter(
-            f"--score must name one score; {', '.join(scores)} came. Choose with --set {name}.of=..."
+            f"--score must name one score; got {', '.join(scores)}. Choose with --set {name}.of=..."
         )
     return next(iter(scores.values()))
 
@@ -180,7 +180,7 @@ def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, 
     """A cache as it is; images through the model of the index."""
     if (Path(queries) / "manifest.json").is_file():
         return dubito.open(Path(queries))
-    name = model or (index.maker or {}).get("model")
+    name = model or (index.provenance or {}).get("model")
     if name is None:
         raise typer.BadParameter("the index does not know its model; give --model, or a cache instead of images.")
     name = name if model else options.stored_model(name, "the index")
@@ -202,7 +202,7 @@ def _check_classes(index: "SafeIndex", queries: "Table") -> None:
     thresholds = index.thresholds
     if thresholds.by_class is None or not index.rule.refuses_queries:
         return
-    if queries.source != index.backend.state().origin.source:
+    if queries.model_id != index.backend.state().origin.model_id:
         return  # of another model, which `search` refuses first
     if "label" not in queries:
         wrong, better = f"{queries.name} has no labels", "Give a cache with labels (dubito extract --labels FILE)"

@@ -132,7 +132,7 @@ class _Tables:
 def _tables(caches: list[Path], held_out: str | None) -> _Tables:
     from dubito.heads.held_out import split
 
-    table = dubito.joined(*(dubito.open(cache) for cache in caches))
+    table = dubito.concat(*(dubito.open(cache) for cache in caches))
     watched = _held_out(held_out, caches)
     # A share is split off here, before a temperature is fitted to what is left.
     learned, watched = split(table, watched) if isinstance(watched, float) else (table, watched)
@@ -169,7 +169,7 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise typer.BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; '{text}' came.") from error
+        raise typer.BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; got '{text}'.") from error
 
 
 def _temperature(text: str | None, table: "Table") -> float:
@@ -184,7 +184,7 @@ def _held_out(text: str | None, caches: list[Path]) -> "Table | float | None":
     if not Path(text).exists():
         share = setting.number(text)
         if share is None:
-            raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; '{text}' came.")
+            raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; got '{text}'.")
         return share
     from dubito.cache.fingerprint import model_digest
     from dubito.cache.manifest import read_manifest
@@ -214,7 +214,7 @@ def _summary(
     return {
         "caches": [str(cache) for cache in tables.caches],
         "table_rows": tables.rows,
-        "model": (training.head.maker_ or {}).get("model"),
+        "model": (training.head.provenance_ or {}).get("model"),
         "to": str(place),
         "recipe": recipe.to_json(),
         "seeds": [

@@ -123,6 +123,6 @@ def _column(table: CsvTable, name: str) -> int:
 def _whole(text: str, path: Path, column: str) -> int:
     if not text.isdecimal():
         raise ImagesError(
-            f"column '{column}' of CSV file '{path}' must hold whole numbers from 0; '{text}' came. Correct that row."
+            f"column '{column}' of CSV file '{path}' must hold whole numbers from 0; got '{text}'. Correct that row."
         )
     return int(text)

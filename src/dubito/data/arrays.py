@@ -77,7 +77,7 @@ class ArrayImages(ImageSet):
         ids = position_ids(len(self._rows)) if ids is None else ids
         super().__init__(name, ids, numbers, names)
         if len(self.ids) != len(self._rows):
-            raise ImagesError(f"ids of {name} must be one an image; {len(ids)} ids came for {len(self._rows)} images.")
+            raise ImagesError(f"ids of {name} must be one an image; got {len(ids)} ids for {len(self._rows)} images.")
 
     def __getstate__(self) -> dict[str, Any]:
         # torch sends tensors to workers through shared memory, numpy arrays as copies.
@@ -114,7 +114,7 @@ def _as_array(given: Array | Tensor | Mapped | None, name: str) -> Array:
         return given.open()
     if isinstance(given, Tensor) and given.dtype == torch.bfloat16:
         raise ImagesError(
-            f"inputs of {name} must have a type that numpy has too; {given.dtype} came. Give inputs.float()."
+            f"inputs of {name} must have a type that numpy has too; got {given.dtype}. Give inputs.float()."
         )
     return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
 

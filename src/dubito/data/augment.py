@@ -107,21 +107,21 @@ class Augment:
     def __post_init__(self) -> None:
         for name in ("flip", "jitter", "strong_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueRangeError(f"augment: {name} must be a probability, 0 to 1; {getattr(self, name)} came.")
+                raise ValueRangeError(f"augment: {name} must be a probability, 0 to 1; got {getattr(self, name)}.")
         for name in ("scale", "ratio", "brightness", "contrast", "saturation"):
             low, high = getattr(self, name)
             if not 0 <= low <= high or (name in ("scale", "ratio") and low == 0) or (name == "scale" and high > 1):
                 most = " up to 1" if name == "scale" else ""
                 raise ValueRangeError(
-                    f"augment: {name} must be two growing positive numbers{most}; ({low}, {high}) came. "
+                    f"augment: {name} must be two growing positive numbers{most}; got ({low}, {high}). "
                     f"The default is {type(self).__dataclass_fields__[name].default}."
                 )
         if self.strong is not None and self.strong not in get_args(Strong):
             raise ValueRangeError(
-                f"augment: strong must be {', '.join(get_args(Strong))} or None; '{self.strong}' came. Choose one."
+                f"augment: strong must be {', '.join(get_args(Strong))} or None; got '{self.strong}'. Choose one."
             )
         if not 0 <= self.seed < _SEEDS:
-            raise ValueRangeError(f"augment: seed must lie in 0..{_SEEDS - 1}; {self.seed} came. Choose one of those.")
+            raise ValueRangeError(f"augment: seed must lie in 0..{_SEEDS - 1}; got {self.seed}. Choose one of those.")
 
     @property
     def mixes(self) -> bool:

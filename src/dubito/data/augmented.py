@@ -46,7 +46,7 @@ class Augmented(ImageSet):
 
     def __init__(self, images: Images, epochs: int, augment: Augment, size: Size | None = None) -> None:
         if epochs < 1:
-            raise ImagesError(f"epochs must be at least 1; {epochs} came. Say how often every image is to come.")
+            raise ImagesError(f"epochs must be at least 1; got {epochs}. Say how often every image is to come.")
         if isinstance(images, ImageSet) and images.ready:
             raise _not_an_image(images.name)
         self.images, self.epochs, self.augment, self.size = images, epochs, augment, size

@@ -49,13 +49,13 @@ def read_csv(path: Path) -> CsvTable:
         ) from error
     if len(lines) < 2:
         raise ImagesError(
-            f"CSV file '{path}' must have a header and at least one row; {len(lines)} lines came. {_EXAMPLE}."
+            f"CSV file '{path}' must have a header and at least one row; got {len(lines)} lines. {_EXAMPLE}."
         )
     header = tuple(cell.lower() for cell in lines[0][1])
     looks_like_data = [cell for cell in header if is_image(cell) or cell.isdecimal()]
     if looks_like_data:
         raise ImagesError(
-            f"CSV file '{path}' must begin with a header; '{looks_like_data[0]}' came, which looks "
+            f"CSV file '{path}' must begin with a header; got '{looks_like_data[0]}', which looks "
             f"like data. {_EXAMPLE}."
         )
     for number, row in lines[1:]:

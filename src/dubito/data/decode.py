@@ -56,18 +56,18 @@ def decode(source: bytes | Path | BinaryIO, name: str) -> Image.Image:
             raise
         except UnidentifiedImageError as error:
             raise BrokenImageError(
-                f"image '{name}' must be an image file; {len(content)} bytes came that begin with "
+                f"image '{name}' must be an image file; got {len(content)} bytes that begin with "
                 f"{content[:8]!r}, which is no format that this Pillow reads. {_REPAIR}"
             ) from error
         except Image.DecompressionBombError as error:
             raise BrokenImageError(
-                f"image '{name}' must fit in memory; a decompression bomb came: {error} Shrink it, or take it out."
+                f"image '{name}' must fit in memory; got a decompression bomb: {error} Shrink it, or take it out."
             ) from error
         # Pillow's plug-ins meet damaged bytes with whatever they stumble over, down to struct.error.
         except Exception as error:
             state = "truncated" if "truncated" in str(error).lower() else "damaged"
             raise BrokenImageError(
-                f"image '{name}' must be a whole image file; {state} {kind} came: {error}. {_REPAIR}"
+                f"image '{name}' must be a whole image file; got {state} {kind}: {error}. {_REPAIR}"
             ) from error
 
 

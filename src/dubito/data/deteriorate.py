@@ -39,7 +39,7 @@ def deteriorate(image: Image.Image, kind: str, severity: int, seed: int = 0) -> 
     (128, 128, 128)
     """
     if kind not in DETERIORATIONS:
-        raise ValueRangeError(f"kind must be one of {', '.join(DETERIORATIONS)}; '{kind}' came. Choose one.")
+        raise ValueRangeError(f"kind must be one of {', '.join(DETERIORATIONS)}; got '{kind}'. Choose one.")
     return DETERIORATIONS[kind](image, severity, seed)
 
 
@@ -80,8 +80,7 @@ DETERIORATIONS: Mapping[str, Deterioration] = MappingProxyType({"blur": blur, "b
 def _level(ladder: tuple[float, ...], severity: int) -> float:
     if severity not in range(len(ladder)):
         raise ValueRangeError(
-            f"severity must be an integer from 0 (unchanged) to {len(ladder) - 1}; {severity} came. "
-            f"Choose one of those."
+            f"severity must be an integer from 0 (unchanged) to {len(ladder) - 1}; got {severity}. Choose one of those."
         )
     return ladder[severity]
 

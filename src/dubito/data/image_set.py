@@ -64,7 +64,7 @@ class ImageSet(ABC):
 def check_unique(ids: Sequence[str], name: str) -> None:
     """Raise ImagesError when there are no images or two have the same id."""
     if not len(ids):
-        raise ImagesError(f"{name} must hold at least one image; none came. Add images or give another source.")
+        raise ImagesError(f"{name} must hold at least one image; got none. Add images or give another source.")
     if len(set(ids)) < len(ids):
         twice = [key for key, count in Counter(ids).items() if count > 1]
         raise ImagesError(
@@ -78,16 +78,16 @@ def check_labels(labels: Tensor | None, n: int, classes: Sequence[str] | None, n
     if labels is None:
         return
     if len(labels) != n:
-        raise ImagesError(f"labels of {name} must be one an image; {len(labels)} labels came for {n} images.")
+        raise ImagesError(f"labels of {name} must be one an image; got {len(labels)} labels for {n} images.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0:
         raise ImagesError(
-            f"labels of {name} must count classes from 0; {low} came. "
+            f"labels of {name} must count classes from 0; got {low}. "
             f"Leave images without a label out, or give no labels."
         )
     if classes is not None and high >= len(classes):
         raise ImagesError(
-            f"labels of {name} must be below the number of class names, {len(classes)}; {high} came. "
+            f"labels of {name} must be below the number of class names, {len(classes)}; got {high}. "
             f"Name every class, or give no names."
         )
 

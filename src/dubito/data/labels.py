@@ -39,7 +39,7 @@ def with_labels(images: Images, labels: Labels) -> Labelled:
         return _by_key(images, {str(key): value for key, value in labels.items()}, "labels")
     if len(labels) != len(images):
         raise ImagesError(
-            f"labels must be one an image; {len(labels)} labels came for the {len(images)} images of "
+            f"labels must be one an image; got {len(labels)} labels for the {len(images)} images of "
             f"'{images.name}'. Give them in the order of images.ids, or as a mapping from id to label."
         )
     return _labelled(images, *to_labels(labels, "labels"))
@@ -64,7 +64,7 @@ def to_labels(
         return torch.from_numpy(array.astype(np.int64)), known
     if array.ndim != 1 or array.dtype.kind != "U":
         raise ImagesError(
-            f"{what} must be one integer or class name an image; {array.dtype} of shape {array.shape} came. "
+            f"{what} must be one integer or class name an image; got {array.dtype} of shape {array.shape}. "
             f"Give class indices of shape (n,)."
         )
     texts = [str(text) for text in array]
@@ -77,7 +77,7 @@ def to_labels(
         return torch.tensor([int(text) for text in texts]), known
     if all(map(_is_number, texts)):
         decimal = next(text for text in texts if not _is_integer(text))
-        raise ImagesError(f"{what} must be integers or class names; '{decimal}' came. Write the labels as integers.")
+        raise ImagesError(f"{what} must be integers or class names; got '{decimal}'. Write the labels as integers.")
     return _number_names(texts, what, known or tuple(sorted(set(texts))))
 
 
@@ -88,7 +88,7 @@ def _number_names(
     unknown = sorted(set(texts) - set(number))
     if unknown:
         raise ImagesError(
-            f"{what} must be among the {len(classes)} class names, {some(classes)}; {some(unknown)} came. "
+            f"{what} must be among the {len(classes)} class names, {some(classes)}; got {some(unknown)}. "
             f"Correct them, or name these classes too."
         )
     return torch.tensor([number[text] for text in texts]), classes

@@ -60,21 +60,21 @@ def _open(source: Any) -> Images:
         return _open_array(source)
     if isinstance(source, IterableDataset):
         raise ImagesError(
-            f"images must be readable in any order; {type(source).__name__} came, an IterableDataset, which "
+            f"images must be readable in any order; got {type(source).__name__}, an IterableDataset, which "
             f"is read from front to back only. "
             f"Give a map-style Dataset, or list(dataset) if it fits in memory."
         )
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (dict, bytes)):
         return DatasetImages(source)
     raise ImagesError(
-        f"images must come from {_ACCEPTED}; {type(source).__name__} came. "
+        f"images must come from {_ACCEPTED}; got {type(source).__name__}. "
         f"Give one of those (of a DataLoader, its dataset)."
     )
 
 
 def _open_path(source: str) -> Images:
     if not source.strip():
-        raise ImagesError("images must be a folder or file; an empty text came. Give its path.")
+        raise ImagesError("images must be a folder or file; got an empty text. Give its path.")
     path, part = Path(source).expanduser(), None
     if not path.exists() and ".npz#" in source:
         before, part = source.rsplit("#", 1)
@@ -90,7 +90,7 @@ def _open_path(source: str) -> Images:
     opener = _OPENERS.get(path.suffix.lower())
     if opener is None:
         raise ImagesError(
-            f"images must come from {_ACCEPTED}; '{path}' came. "
+            f"images must come from {_ACCEPTED}; got '{path}'. "
             f"Image files end in {' '.join(SUFFIXES)}; put others into one of those."
         )
     return opener(path)

@@ -71,7 +71,7 @@ def no_images(name: str, others: Sequence[str]) -> ImagesError:
         return ImagesError(f"{name} must hold images; it is empty. Check the path, or put images there.")
     endings = sorted({PurePosixPath(other).suffix.lower() or "none" for other in others})
     return ImagesError(
-        f"{name} must hold images ({' '.join(SUFFIXES)}); {len(others)} other files came, with endings "
+        f"{name} must hold images ({' '.join(SUFFIXES)}); got {len(others)} other files, with endings "
         f"{some(endings, 6)}. Check the path, or convert the files."
     )
 

@@ -26,7 +26,7 @@ class Subset(ImageSet):
         outside = [index for index in indices if not 0 <= index < n]
         if outside:
             raise ImagesError(
-                f"indices of a subset of '{images.name}' must lie in 0..{n - 1}; {outside[0]} came. "
+                f"indices of a subset of '{images.name}' must lie in 0..{n - 1}; got {outside[0]}. "
                 f"Choose among its {n} images."
             )
         labels = None if images.labels is None else images.labels[torch.tensor(indices, dtype=torch.long)]

@@ -61,10 +61,10 @@ def trained_masks(
 def rows_each(rows: int, members: int, recipe: MaskRecipe) -> int:
     """How many rows of a step each member has; a step has no more rows than there are."""
     if members < 1:
-        raise ValueRangeError(f"members must be 1 at least; {members} came. The paper extracts 10.")
+        raise ValueRangeError(f"members must be 1 at least; got {members}. The paper extracts 10.")
     if rows < members:
         raise TableError(
-            f"masks of {members} members need {members} labelled rows at least; {rows} came. Give more images."
+            f"masks of {members} members need {members} labelled rows at least; got {rows}. Give more images."
         )
     return max(1, min(recipe.batch, rows) // members)
 

@@ -160,5 +160,5 @@ def _on(model: WrappedClassifier, x: Tensor) -> Tensor:
 def _logits(out: object, model: WrappedClassifier) -> Float[Tensor, "n c"]:
     answer = out if isinstance(out, Tensor) else getattr(out, "logits", None)
     if not isinstance(answer, Tensor):
-        raise ModelError(f"{model.name} must return one tensor of logits; {type(out).__name__} came.")
+        raise ModelError(f"{model.name} must return one tensor of logits; got {type(out).__name__}.")
     return answer

@@ -91,7 +91,7 @@ class HeadMasks:
             seed=self.seed,
             progress=progress,
         )
-        self.masks_, self.weight_, self.bias_, self.fitted_on_ = found, weight, bias, table.source
+        self.masks_, self.weight_, self.bias_, self.fitted_on_ = found, weight, bias, table.model_id
         return self
 
     def logits(self, feature: Float[Tensor, "n d"]) -> Float[Tensor, "n m c"]:
@@ -100,7 +100,7 @@ class HeadMasks:
             raise NotFittedError("HeadMasks was asked before fit. Call fit(table) first, with features and labels.")
         if feature.shape[1] != self.masks_.shape[1]:
             raise TableError(
-                f"HeadMasks: features must be {self.masks_.shape[1]} wide, as in fit; {feature.shape[1]} came. "
+                f"HeadMasks: features must be {self.masks_.shape[1]} wide, as in fit; got {feature.shape[1]}. "
                 f"Use a table of the same model."
             )
         z = finite(feature.float(), "HeadMasks: features")
@@ -114,9 +114,9 @@ class HeadMasks:
         if self.masks_ is None:
             raise NotFittedError("HeadMasks.extend was called before fit. Call fit(table) first.")
         table.require("feature", by="HeadMasks.extend")
-        if None not in (self.fitted_on_, table.source) and self.fitted_on_ != table.source:
+        if None not in (self.fitted_on_, table.model_id) and self.fitted_on_ != table.model_id:
             raise TableError(
-                f"HeadMasks.extend: {table.name} was made by another model ({table.source}) than the table that masks "
+                f"HeadMasks.extend: {table.name} was made by another model ({table.model_id}) than the table that masks "
                 f"were learned on ({self.fitted_on_}). Extract it with the same model and transform."
             )
         self.logits(table.select("feature").rows(slice(0, 1)).feature)  # refuses another width

@@ -49,7 +49,7 @@ class ImplicitEnsemble:
     def __getitem__(self, member: int) -> nn.Module:
         """A member as a module."""
         if not -len(self) <= member < len(self):
-            raise IndexError(f"members are 0 to {len(self) - 1}; {member} came.")
+            raise IndexError(f"members are 0 to {len(self) - 1}; got {member}.")
         module = plain_module(self.model)
         there = linear_layers(module)
         masks = of_member(self.masks, member % len(self))

@@ -55,15 +55,15 @@ class MaskRecipe:
     def __post_init__(self) -> None:
         if self.diversity_over not in get_args(DiversityOver):
             raise ValueRangeError(
-                f"diversity_over must be 'units', 'masks' or 'sum'; '{self.diversity_over}' came. Choose one of them."
+                f"diversity_over must be 'units', 'masks' or 'sum'; got '{self.diversity_over}'. Choose one of them."
             )
         for name in (*_POSITIVE, *_COUNTS):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueRangeError(
-                    f"{name} must be positive and finite; {getattr(self, name)} came. The default is {_default(name)}."
+                    f"{name} must be positive and finite; got {getattr(self, name)}. The default is {_default(name)}."
                 )
         if not abs(self.start) < float("inf"):
-            raise ValueRangeError(f"start must be finite; {self.start} came. The default is {_default('start')}.")
+            raise ValueRangeError(f"start must be finite; got {self.start}. The default is {_default('start')}.")
         if not (0 <= self.diversity_weight < float("inf") and 0 <= self.spread < float("inf")):
             raise ValueRangeError(
                 f"diversity_weight and spread must not be negative, nor infinite; {self.diversity_weight} and "

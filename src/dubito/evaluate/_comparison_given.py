@@ -39,7 +39,7 @@ def named_tables(ood: Table | Mapping[str, Table] | Sequence[Table] | str | Path
     named: dict[str, Table] = dict(pairs)
     if len(named) < len(pairs):
         raise TableError(
-            f"compare: ood tables need names of their own; {len(pairs)} came with {len(named)}. "
+            f"compare: ood tables need names of their own; got {len(pairs)} with {len(named)}. "
             f"Give them by name: ood={{'svhn': ..., 'textures': ...}}."
         )
     for name, table in named.items():
@@ -51,7 +51,7 @@ def named_tables(ood: Table | Mapping[str, Table] | Sequence[Table] | str | Path
 def check_same_model(table: Table, train: Table | None, strangers: dict[str, Table]) -> None:
     """Raise TableError for tables of several models."""
     for name, other in {"train": train, **{f"ood '{name}'": one for name, one in strangers.items()}}.items():
-        if other is not None and None not in (other.source, table.source) and other.source != table.source:
+        if other is not None and None not in (other.model_id, table.model_id) and other.model_id != table.model_id:
             raise TableError(
                 f"compare: {name} ({other.name}) and {table.name} must come from one model with one transform; they "
                 f"have different weights or transforms. Extract both with the same model."

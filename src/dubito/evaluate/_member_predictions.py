@@ -143,7 +143,7 @@ def require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bo
         shape = table.shape(column) if column in table else None
         if shape and (len(shape) != len(axes.split()) or (column == name and shape[1] != len(SUMMARY))):
             raise TableError(
-                f"rejection_study: column '{column}' of {table.name} must have the axes {axes}; {shape} came. "
+                f"rejection_study: column '{column}' of {table.name} must have the axes {axes}; got {shape}. "
                 f"Give the columns as probes of ensembles write them."
             )
     if logits in table:
@@ -190,7 +190,7 @@ def _kept(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Tens
 
 def _summed_at(table: Table, name: str) -> float:
     """The temperature of an ensemble's summary, where the table knows it; 1 is usual."""
-    asked = (table.maker or {}).get("ensembles", {}).get(name.rstrip("_0123456789"), {})
+    asked = (table.provenance or {}).get("ensembles", {}).get(name.rstrip("_0123456789"), {})
     return float(asked.get("temperature", 1.0))
 
 

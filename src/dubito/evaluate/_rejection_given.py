@@ -46,25 +46,25 @@ def check(
         )
     if not 2 <= buckets <= len(table):
         raise ValueRangeError(
-            f"rejection_study: buckets must be 2 to the number of rows, {len(table)} in {table.name}; {buckets} came. "
+            f"rejection_study: buckets must be 2 to the number of rows, {len(table)} in {table.name}; got {buckets}. "
             f"Ten, with a hundred rows or more in each, are usual."
         )
     if isinstance(ensembles, str):
         raise ValueRangeError(
-            f"rejection_study: ensembles must be a list of names; '{ensembles}' came. Give ['{ensembles}']."
+            f"rejection_study: ensembles must be a list of names; got '{ensembles}'. Give ['{ensembles}']."
         )
     known = [*FIELDS, *POOLED]
     for name in [uncertainties] if isinstance(uncertainties, str) else uncertainties:
         if name not in known or isinstance(uncertainties, str):
             near = get_close_matches(name, known, n=3, cutoff=0.4)
             raise ValueRangeError(
-                f"rejection_study: uncertainties must be a list of names; {name!r} came. "
+                f"rejection_study: uncertainties must be a list of names; got {name!r}. "
                 + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(known)}.")
             )
     for option, allowed in (("predictions", get_args(Predictions)), ("against", get_args(Against))):
         if choices[option] not in allowed:
             raise ValueRangeError(
-                f"rejection_study: {option} must be '{allowed[0]}' or '{allowed[1]}'; {choices[option]!r} came. "
+                f"rejection_study: {option} must be '{allowed[0]}' or '{allowed[1]}'; got {choices[option]!r}. "
                 f"Choose one of the two."
             )
 
@@ -81,20 +81,20 @@ def temperatures_of(
         if one != "optimal":
             if not (isinstance(one, int | float) and 0 < one < float("inf")):
                 raise ValueRangeError(
-                    f"rejection_study: temperatures must be positive numbers or 'optimal'; {one!r} came. "
+                    f"rejection_study: temperatures must be positive numbers or 'optimal'; got {one!r}. "
                     f"Use (1.0, 'optimal')."
                 )
             found.append(float(one))
         elif calibration is None:
             raise TableError(
                 "rejection_study: the optimal temperature is fitted on other images, which it needs as "
-                "calibration=...; none came. Give a table of other labelled images of the same model, or half of this "
+                "calibration=...; got none. Give a table of other labelled images of the same model, or half of this "
                 "one (and study the other half)."
             )
         else:
             found.append(fit_temperature(calibration))
     if not found:
-        raise ValueRangeError("rejection_study needs at least one temperature; none came. Use (1.0,).")
+        raise ValueRangeError("rejection_study needs at least one temperature; got none. Use (1.0,).")
     return list(dict.fromkeys(found))
 
 
@@ -107,10 +107,10 @@ def _other_images(table: Table, calibration: Table) -> None:
             f"rejection_study: calibration needs labels of the model's own classes; those of {calibration.name} are "
             f"another set's. Fit on images of the classes that the model was trained for."
         )
-    if table.source and calibration.source and table.source != calibration.source:
+    if table.model_id and calibration.model_id and table.model_id != calibration.model_id:
         raise TableError(
-            f"rejection_study: calibration {calibration.name} was made by another model ({calibration.source}) than "
-            f"{table.name} ({table.source}). Extract both with the same model and transform."
+            f"rejection_study: calibration {calibration.name} was made by another model ({calibration.model_id}) than "
+            f"{table.name} ({table.model_id}). Extract both with the same model and transform."
         )
     if table.shape("logit")[1] != calibration.shape("logit")[1]:
         raise TableError(

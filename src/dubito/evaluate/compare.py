@@ -66,7 +66,7 @@ def compare(
     >>> table = Table(logit=[[3.0, 0.0], [0.2, 0.0], [0.0, 0.1], [0.0, 2.0]] * 5, label=[0, 1, 0, 1] * 5)
     >>> found = compare(table, resamples=50)
     >>> found["error_auroc"].leading
-    ['max_probability', 'entropy', 'cool', 'margin', 'max_logit', 'energy']
+    ['max_probability', 'entropy', 'scaled_entropy', 'margin', 'max_logit', 'energy']
     """
     some_rows("compare", table)
     check_settings(confidence, resamples, seed)

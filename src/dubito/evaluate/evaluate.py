@@ -221,7 +221,7 @@ def _chosen(names: Sequence[str] | None) -> frozenset[str]:
     if unknown:
         near = get_close_matches(unknown[0], TITLES, n=3, cutoff=0.4)
         raise ValueRangeError(
-            f"evaluate: metrics must be a list of names; {unknown[0]!r} came. "
+            f"evaluate: metrics must be a list of names; got {unknown[0]!r}. "
             + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(TITLES)}.")
         )
     return frozenset(names)

@@ -98,7 +98,7 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     ]
     return RejectionStudy(
         name=table.name,
-        model=str((table.maker or {}).get("model") or table.name),
+        model=str((table.provenance or {}).get("model") or table.name),
         images=len(table),
         calibrated_on=None if calibration is None else calibration.name,
         predictions=predictions,

@@ -69,4 +69,4 @@ def both(flags: Bool[Tensor, "n"]) -> bool:
 def some_scores(by: str, scores: Mapping[str, Any]) -> None:
     """Raise TableError for no scores."""
     if not scores:
-        raise TableError(f"{by} needs at least one score; none came. Give some by name: {{'entropy': Entropy()}}.")
+        raise TableError(f"{by} needs at least one score; got none. Give some by name: {{'entropy': Entropy()}}.")

@@ -53,7 +53,7 @@ def given(
     """Everything checked; the known rows split in two halves where there is nothing else to fit a density on."""
     if density is not None and covariance is not None:
         raise ValueRangeError(
-            f"{_BY}: covariance is that of the default density; '{covariance}' came together with a density. Set it "
+            f"{_BY}: covariance is that of the default density; got '{covariance}' together with a density. Set it "
             f"there: Density(covariance='{covariance}')."
         )
     check_table(known, by=_BY, what="known")
@@ -61,7 +61,7 @@ def given(
         check_table(ood, by=_BY, what="ood")
     foreign = {called(ood, "ood"): ood} if isinstance(ood, Table) else dict(ood)
     if not foreign:
-        raise TableError(f"{_BY} needs at least one OOD table; none came. Give a table, or some by name.")
+        raise TableError(f"{_BY} needs at least one OOD table; got none. Give a table, or some by name.")
     if MEAN in foreign:
         raise TableError(
             f"{_BY}: no OOD set may be called '{MEAN}', which is the line of the mean over sets. Give it another name: "
@@ -98,7 +98,7 @@ def check_numbers(**counts: Any) -> None:
     """Raise ValueRangeError for a confidence outside (0, 1), a negative seed or a count below one."""
     confidence, seed = counts.pop("confidence"), counts.pop("seed")
     if seed < 0:
-        raise ValueRangeError(f"{_BY}: seed must not be negative; {seed} came. Any number from 0 on will do.")
+        raise ValueRangeError(f"{_BY}: seed must not be negative; got {seed}. Any number from 0 on will do.")
     if not 0 < confidence < 1 or not all(math.isfinite(count) and count >= 1 for count in counts.values()):
         came = ", ".join(f"{name}={count}" for name, count in {"confidence": confidence, **counts}.items())
         raise ValueRangeError(
@@ -120,7 +120,7 @@ def _check_train(train: Table, known: Table) -> None:
     otherwise = "Give training images, or leave train out: then known is split."
     if train is known:
         raise TableError(
-            f"{_BY}: train must be other rows than known; the same table came twice. A density knows the rows it was "
+            f"{_BY}: train must be other rows than known; got the same table twice. A density knows the rows it was "
             f"fitted on too well. {otherwise}"
         )
     if len(train) == 0:
@@ -132,8 +132,10 @@ def _check_train(train: Table, known: Table) -> None:
 
 def _check_alike(known: Table, other: Table) -> None:
     """Raise TableError for tables of different models."""
-    if known.source and other.source and known.source != other.source:
-        names = [" ".join(filter(None, [(table.maker or {}).get("model"), table.source])) for table in (known, other)]
+    if known.model_id and other.model_id and known.model_id != other.model_id:
+        names = [
+            " ".join(filter(None, [(table.provenance or {}).get("model"), table.model_id])) for table in (known, other)
+        ]
         raise TableError(
             f"{_BY}: {other.name} and {known.name} must come from one model with one transform; they come from "
             f"different ones ({names[1]} and {names[0]}). Extract both with the same model."

@@ -35,7 +35,7 @@ class Said:
         total: H of the mean.
         aleatoric: The mean of members' H.
         between: I[Y; K] by cut: one or several partitions (n, r) each.
-        source: Which models made the table, in which order; None where that is not known.
+        model_id: Which models made the table, in which order; None where that is not known.
         classes: c, where logits tell it.
     """
 
@@ -46,7 +46,7 @@ class Said:
     total: Float64[Tensor, "n"]
     aleatoric: Float64[Tensor, "n"]
     between: tuple[Float64[Tensor, "n _"], ...]
-    source: str | None = None
+    model_id: str | None = None
     classes: int | None = None
 
     @property
@@ -82,13 +82,13 @@ def check_alike(known: Said, foreign: Said) -> None:
         )
     if None not in (known.classes, foreign.classes) and known.classes != foreign.classes:
         raise TableError(
-            f"{BY}: {foreign.name} must have the classes of {known.name}, {known.classes}; {foreign.classes} came. "
+            f"{BY}: {foreign.name} must have the classes of {known.name}, {known.classes}; got {foreign.classes}. "
             f"Members of one ensemble share their classes, in one order."
         )
-    if None not in (known.source, foreign.source) and known.source != foreign.source:
+    if None not in (known.model_id, foreign.model_id) and known.model_id != foreign.model_id:
         raise TableError(
             f"{BY}: {foreign.name} was made by other models than {known.name}, or by the same in another order "
-            f"({foreign.source} and {known.source}). Extract both with the same members, and join them in one order."
+            f"({foreign.model_id} and {known.model_id}). Extract both with the same members, and join them in one order."
         )
 
 
@@ -122,7 +122,7 @@ def _from_logits(table: Table, of: str, name: str, partitions: int, seed: int) -
         parts.append(_decomposed(logits.movedim(1, 0).softmax(-1), cuts, orders))
     total, aleatoric, *between = (torch.cat(values) for values in zip(*parts, strict=True))
     order = f"{partitions} random partitions of each size, averaged" if partitions else "neighbours, as they came"
-    return Said(name, members, cuts, order, total, aleatoric, tuple(between), table.source, classes)
+    return Said(name, members, cuts, order, total, aleatoric, tuple(between), table.model_id, classes)
 
 
 def _decomposed(p: Float64[Tensor, "m n c"], cuts: tuple[tuple[int, int], ...], orders: list[Tensor]) -> list[Tensor]:
@@ -145,7 +145,7 @@ def _from_summary(table: Table, of: str, name: str) -> Said:
     if table.shape(of)[1:] != (len(SUMMARY),):
         raise TableError(
             f"{BY}: column '{of}' of {name} must be a summary (n, {len(SUMMARY)}) of an ensemble: "
-            f"{', '.join(SUMMARY)}; shape {table.shape(of)} came. Extract it with a probe of members."
+            f"{', '.join(SUMMARY)}; got shape {table.shape(of)}. Extract it with a probe of members."
         )
     summary = finite(table.whole(of).double(), f"column '{of}' of {name}")
     field = {key: summary[:, place] for place, key in enumerate(SUMMARY)}
@@ -158,7 +158,7 @@ def _from_summary(table: Table, of: str, name: str) -> Said:
     else:
         cuts = cuts[:1]
     order = "neighbours, as they came"
-    return Said(name, members, cuts, order, field["total"], field["aleatoric"], between, table.source)
+    return Said(name, members, cuts, order, field["total"], field["aleatoric"], between, table.model_id)
 
 
 def _cuts(members: int, name: str) -> tuple[tuple[int, int], ...]:

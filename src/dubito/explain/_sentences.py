@@ -69,7 +69,7 @@ def _saturation(causes: "Causes", known: str, classes: int, known_saturated: flo
         return f"Saturation costs nothing that could be told from zero, {part} points. {shares}"
     return (
         f"Saturation costs {part} points: so many probabilities lie so close to 1 that their order is lost or turned "
-        f"around. The score `cool`, the entropy of 0.1 x logits, gets these points back, with the same model. {shares}"
+        f"around. The score `scaled_entropy`, the entropy of 0.1 x logits, gets these points back, with the same model. {shares}"
     )
 
 

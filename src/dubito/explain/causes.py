@@ -34,7 +34,7 @@ from dubito.explain._sentences import ALL, CAUSES, REST, TOGETHER
 from dubito.explain._spread import cosines, directions
 from dubito.explain.causes_result import SCORES, Causes, Diagnosis
 from dubito.explain.last_layer import last_layer
-from dubito.scores import Cool, Entropy, MaxProbability
+from dubito.scores import Entropy, MaxProbability, ScaledEntropy
 from dubito.scores.default_density import told
 from dubito.table import Table
 from dubito.table.overlap import shared_rows
@@ -109,7 +109,7 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
 
 def _scored(table: Table, density: Score, weight: Float[Tensor, "c d"] | None) -> dict[str, Tensor]:
     """The four scores of every row, and where a weight is given the length and the angle of its feature."""
-    by_name = dict(zip(SCORES, (MaxProbability(), Entropy(), Cool(), density), strict=True))
+    by_name = dict(zip(SCORES, (MaxProbability(), Entropy(), ScaledEntropy(), density), strict=True))
     found = {name: score.score(table) for name, score in by_name.items()}
     return found if weight is None else found | _geometry(table, weight)
 

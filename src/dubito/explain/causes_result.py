@@ -11,7 +11,7 @@ from dubito.explain._given import MEAN
 from dubito.explain._sentences import findings, verdict
 from dubito.types import Json
 
-SCORES = ("max_probability", "entropy", "cool", "density")
+SCORES = ("max_probability", "entropy", "scaled_entropy", "density")
 _HEADER = ("A max p", "B entropy", "C cool", "D density", "1 saturation", "2 extrapolation", "3 overlap")
 
 

@@ -218,7 +218,7 @@ def _paired(
     if isinstance(table, Table):
         if isinstance(foreign, Mapping):
             raise TableError(
-                f"{BY}: foreign must be one table where the known one is; a mapping came. Give one, or call it once "
+                f"{BY}: foreign must be one table where the known one is; got a mapping. Give one, or call it once "
                 f"for each."
             )
         return {None: table}, {} if foreign is None else {None: foreign}

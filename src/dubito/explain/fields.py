@@ -42,7 +42,7 @@ class Gaussians:
     def __post_init__(self) -> None:
         if bool((self.share <= 0).any()) or abs(float(self.share.double().sum()) - 1) > 1e-6:
             raise ValueRangeError(
-                f"Gaussians: share must be positive and sum to one; {self.share.tolist()} came. Divide it by its sum."
+                f"Gaussians: share must be positive and sum to one; got {self.share.tolist()}. Divide it by its sum."
             )
         if len(self.covariance) not in (1, len(self.mean)):
             raise ValueRangeError(

@@ -23,7 +23,7 @@ class Layer(NamedTuple):
         """W z + b, in float64: regions and fields need the order of nearly equal confidences."""
         if z.shape[1] != self.weight.shape[1]:
             raise ValueRangeError(
-                f"Layer.logits: features must be {self.weight.shape[1]} wide; {z.shape[1]} came. "
+                f"Layer.logits: features must be {self.weight.shape[1]} wide; got {z.shape[1]}. "
                 f"Give features of the same model, one row each."
             )
         return z.double() @ self.weight.double().T + self.bias.double()

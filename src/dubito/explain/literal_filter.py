@@ -46,8 +46,8 @@ class LiteralFilter:
         draws: How many inputs it saw.
         seed: Of the draws.
         histogram: By predicted class and confidence, how many inputs: bin j holds max p in [j, j + 1) / BINS.
-        log_odds: Of the most confident inputs of each class, falling; -inf where fewer came.
-        draw: The number of each; -1 where fewer came.
+        log_odds: Of the most confident inputs of each class, falling; -inf where there were fewer.
+        draw: The number of each; -1 where there were fewer.
         patterns: The inputs themselves, 0 and 1.
     """
 
@@ -242,7 +242,7 @@ def _check(shape: tuple[int, ...], seed: int, **counts: int) -> None:
     if bad:
         raise ValueRangeError(
             f"literal_filter needs draws, top, batch and every side of shape to be at least 1, and a seed that is not "
-            f"negative; {', '.join(bad)} came. The paper has 2**27 draws of shape (9, 9)."
+            f"negative; got {', '.join(bad)}. The paper has 2**27 draws of shape (9, 9)."
         )
 
 
@@ -250,7 +250,7 @@ def _check_drawable(patterns: UInt8[Tensor, "c k ..."]) -> None:
     shape = tuple(patterns.shape[2:])
     if len(shape) < 2 or math.prod(shape[:-2]) != 1:
         raise ValueRangeError(
-            f"a figure of the filter needs inputs of one picture each; shape {shape} came. Draw `patterns` yourself."
+            f"a figure of the filter needs inputs of one picture each; got shape {shape}. Draw `patterns` yourself."
         )
 
 

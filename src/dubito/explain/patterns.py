@@ -176,9 +176,7 @@ def _means(table: Table) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k d"], Floa
     """The labels that occur, the mean feature of each, and how many rows it has."""
     classes = torch.tensor(sorted(set(table.label.tolist())))
     if int(classes[0]) < 0:
-        raise TableError(
-            f"patterns: labels of {table.name} must not be negative; {int(classes[0])} came. Leave it out."
-        )
+        raise TableError(f"patterns: labels of {table.name} must not be negative; got {int(classes[0])}. Leave it out.")
     sums = torch.zeros(len(classes), table.shape("feature")[1], dtype=torch.float64)
     count = torch.zeros(len(classes), dtype=torch.float64)
     for batch in table.batches("feature", "label"):
@@ -243,7 +241,7 @@ def _positions(classes: Int64[Tensor, "k"], asked: Sequence[int]) -> list[int]:
     missing = [y for y in asked if y not in known]
     if missing or not asked:
         raise ValueRangeError(
-            f"figure of patterns: classes must be labels that occur; {list(missing) or 'none'} came. "
+            f"figure of patterns: classes must be labels that occur; got {list(missing) or 'none'}. "
             f"There are {', '.join(map(str, list(known)[:10]))}{' and more' if len(known) > 10 else ''}."
         )
     return [known[y] for y in asked]
@@ -261,7 +259,7 @@ def _check(known: Table, ood: Table, examples: int) -> None:
             f"patterns: features must be of one model; {known.name} has {width}, {ood.name} {other}. Extract both anew."
         )
     if examples < 1:
-        raise ValueRangeError(f"patterns: examples must be at least 1; {examples} came. 8 are usual.")
+        raise ValueRangeError(f"patterns: examples must be at least 1; got {examples}. 8 are usual.")
 
 
 def _finite(batch: Table, table: Table) -> Float[Tensor, "n d"]:

@@ -116,10 +116,10 @@ class LinearRegion:
 
     def __post_init__(self) -> None:
         if len(self.layer.weight) < 2:
-            raise ValueRangeError("LinearRegion: the layer must have 2 classes or more; 1 came. It has no boundary.")
+            raise ValueRangeError("LinearRegion: the layer must have 2 classes or more; got 1. It has no boundary.")
         if not 0 < self.confidence < 1:
             raise ValueRangeError(
-                f"LinearRegion: confidence must lie between 0 and 1; {self.confidence} came. "
+                f"LinearRegion: confidence must lie between 0 and 1; got {self.confidence}. "
                 f"It is minus the threshold of max_probability; at 1 the softmax is saturated: scale the layer down."
             )
 
@@ -184,7 +184,7 @@ def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) 
     """The valid region of U_max and U_entropy for two classes and Gaussian training data, any number of components."""
     if len(layer.weight) != 2:
         raise ValueRangeError(
-            f"two_class_region: the layer must have 2 classes; {len(layer.weight)} came. Use exact_region."
+            f"two_class_region: the layer must have 2 classes; got {len(layer.weight)}. Use exact_region."
         )
     _checked(epsilon)
     normal = (layer.weight[0] - layer.weight[1]).double()
@@ -248,6 +248,6 @@ def _solved(falling: Callable[[float], float], value: float, low: float, high: f
 def _checked(epsilon: float) -> None:
     if not 0 < epsilon < 1:
         raise ValueRangeError(
-            f"epsilon must lie between 0 and 1; {epsilon} came. It is the share of training data that may be more "
+            f"epsilon must lie between 0 and 1; got {epsilon}. It is the share of training data that may be more "
             f"uncertain than a foreign image: the paper takes 0.05."
         )

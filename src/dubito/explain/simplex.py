@@ -53,7 +53,7 @@ def layer(structure: str, classes: int = 3, width: int = 16, *, scale: float = 1
     """
     if structure not in STRUCTURES:
         raise ValueRangeError(
-            f"layer: structure must be one of {', '.join(STRUCTURES)}; '{structure}' came. Choose one of those."
+            f"layer: structure must be one of {', '.join(STRUCTURES)}; got '{structure}'. Choose one of those."
         )
     weight, bias = STRUCTURES[structure](_several(classes, 3, "layer"))
     return Layer(scale * _placed(weight, width, seed, f"layer '{structure}'"), scale * bias)
@@ -163,7 +163,7 @@ def _no_bias(classes: int) -> Float[Tensor, "c"]:
 def _several(classes: int, least: int, by: str) -> int:
     if classes < least:
         raise ValueRangeError(
-            f"{by}: classes must be at least {least}; {classes} came. "
+            f"{by}: classes must be at least {least}; got {classes}. "
             + ("For two, the optimal structure is simplex(2, width)." if least > 2 else "One class has no boundary.")
         )
     return classes

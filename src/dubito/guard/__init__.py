@@ -2,15 +2,15 @@
 
 from dubito.guard.conformal import PredictionSets
 from dubito.guard.guard import Guard
-from dubito.guard.promise import Promise
+from dubito.guard.promise import Guarantee
 from dubito.guard.thresholds import Threshold, needed, risk_bound, risk_threshold, share_threshold
 from dubito.guard.verdict import Decisions, Verdict
 
 __all__ = [
     "Decisions",
+    "Guarantee",
     "Guard",
     "PredictionSets",
-    "Promise",
     "Threshold",
     "Verdict",
     "needed",

@@ -9,7 +9,7 @@ import torch
 
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import DubitoWarning, GuardError, ModelError, ValueRangeError
-from dubito.guard.promise import Promise
+from dubito.guard.promise import Guarantee
 from dubito.heads.config import same_backbone
 from dubito.scores._answers import errors_of
 from dubito.table import Table
@@ -40,9 +40,9 @@ class Split(NamedTuple):
 def check_settings(novel: Any, seed: Any) -> None:
     """Raise ValueRangeError for what is no share, or no seed."""
     if not (isinstance(novel, (int, float, np.floating)) and 0 <= novel < 1):
-        raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; {novel!r} came.")
+        raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; got {novel!r}.")
     if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueRangeError(f"guard.fit: seed must be a whole number, from 0 on; {seed!r} came.")
+        raise ValueRangeError(f"guard.fit: seed must be a whole number, from 0 on; got {seed!r}.")
 
 
 def split_rows(table: Table, *, learn: bool, seed: int) -> Split:
@@ -95,7 +95,7 @@ def check_apart(table: Table, learn: Table) -> None:
         )
 
 
-def checked_labels(table: Table, promise: Promise) -> bool:
+def checked_labels(table: Table, promise: Guarantee) -> bool:
     """Whether labels tell which answers are wrong; a promise of coverage does without."""
     table.require("logit", by="guard.fit")
     if promise.kind == "coverage" and ("label" not in table or table.label_space != "model"):
@@ -108,26 +108,26 @@ def check_model(model: object, *, by: str) -> None:
     """Raise ModelError for what is no wrapped model."""
     if not isinstance(model, Classifier):
         raise ModelError(
-            f"{by}: model must come from dubito.load or dubito.wrap; {type(model).__name__} came. "
+            f"{by}: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
             f"Wrap it: dubito.wrap(module, transform=...)."
         )
 
 
-def checked_maker(model: Classifier | None, table: Table) -> Json | None:
+def checked_provenance(model: Classifier | None, table: Table) -> Json | None:
     """Which model the guard belongs to; ModelError where the table is another one's."""
     if model is None:
-        return None if table.maker is None else dict(table.maker)
+        return None if table.provenance is None else dict(table.provenance)
     check_model(model, by="guard.fit")
     own = model_identity(model)
-    if table.maker is None:
+    if table.provenance is None:
         return {"model": model.name, **own}
-    reason = not_the_same(table.maker, own)
+    reason = not_the_same(table.provenance, own)
     if reason:
         raise ModelError(
             f"guard.fit: {table.name} was made by another model than {model.name}: {reason}. "
             f"Extract images with this model first."
         )
-    return {**table.maker, **own}
+    return {**table.provenance, **own}
 
 
 def not_the_same(there: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str | None:

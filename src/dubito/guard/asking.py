@@ -17,7 +17,7 @@ from dubito.data import open_images
 from dubito.data.files import FileImages
 from dubito.data.tree import is_image
 from dubito.errors import BrokenImageError, GuardError, ImagesError, SkippedImagesWarning
-from dubito.probes import Before, Forward, Gradient, Tiles
+from dubito.probes import Forward, Gradient, PreActivation, Tiles
 from dubito.table import Table, writer_of
 from dubito.types import Classifier, Images, Json, NotingProbe, Probe
 
@@ -54,10 +54,10 @@ def _is_single(array: Shaped[np.ndarray, "..."] | Tensor) -> bool:
     return array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
 
 
-def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, maker: Json | None = None) -> Table:
+def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, provenance: Json | None = None) -> Table:
     """One table of what the model says of images; those that cannot be decoded are left out and listed.
 
-    `maker` is what the table says of its model: one that is known to be the guard's own.
+    `provenance` is what the table says of its model: one that is known to be the guard's own.
     """
     groups = [list(range(start, min(start + _BATCH, len(images)))) for start in range(0, len(images), _BATCH)]
     parts: dict[str, list[Tensor]] = {}
@@ -89,7 +89,7 @@ def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, maker: Js
         name=images.name,
         classes=model.classes,
         skipped=broken,
-        maker=maker if maker is None or not notes else {**maker, "gradients": notes},
+        provenance=provenance if provenance is None or not notes else {**provenance, "gradients": notes},
         id=[images.ids[index] for index in kept],
         **columns,
     )
@@ -100,13 +100,13 @@ def as_kept(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return torch.where(z.abs() <= _HALF, z.half().float(), z)
 
 
-def probes_for(columns: Iterable[str], given: Sequence[Probe], maker: Json | None) -> list[Probe]:
+def probes_for(columns: Iterable[str], given: Sequence[Probe], provenance: Json | None) -> list[Probe]:
     """The probes that write these columns: those that were given, or made anew as the table tells they were asked."""
     missing = set(columns) - _FORWARD
     made: dict[str, Probe] = {}
     for column in sorted(missing):
         probe = next((one for one in given if column == one.name or column.startswith(f"{one.name}_")), None)
-        probe = probe or _made(column, maker or {}, missing)
+        probe = probe or _made(column, provenance or {}, missing)
         made.setdefault(probe.name, probe)
     return list(made.values())
 
@@ -119,16 +119,16 @@ def _columns(model: Classifier, x: Tensor, probes: Sequence[Probe]) -> dict[str,
     return found
 
 
-def _made(column: str, maker: Json, wanted: set[str]) -> Probe:
+def _made(column: str, provenance: Json, wanted: set[str]) -> Probe:
     tiles = _TILES.fullmatch(column)
     if tiles:
         grids = sorted({int(found[1]) for one in wanted if (found := _TILES.fullmatch(one))})
         kept = any(one.endswith("_logit") for one in wanted if _TILES.fullmatch(one))
-        asked = (maker.get("ensembles") or {}).get("tiles") or {}
+        asked = (provenance.get("ensembles") or {}).get("tiles") or {}
         return Tiles(grids, keep="logits" if kept else "summary", temperature=asked.get("temperature", 1.0))
-    if column == "before":
-        return Before()
-    for name, told in (maker.get("gradients") or {}).items():
+    if column == "pre_activation":
+        return PreActivation()
+    for name, told in (provenance.get("gradients") or {}).items():
         if column == name or column.startswith(f"{name}_"):
             return Gradient(name=name, **told["settings"])
     raise GuardError(

@@ -87,7 +87,7 @@ class PredictionSets:
     def __post_init__(self) -> None:
         check_levels(coverage=self.coverage)
         if self.method not in get_args(SetMethod):
-            raise ValueRangeError(f"sets: method must be one of {', '.join(get_args(SetMethod))}; {self.method} came.")
+            raise ValueRangeError(f"sets: method must be one of {', '.join(get_args(SetMethod))}; got {self.method}.")
 
     def fit(self, table: Table) -> "PredictionSets":
         """Take the quantiles from labelled images that nothing else was learned from.
@@ -181,7 +181,7 @@ def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets
         return PredictionSets(sets.coverage, sets.method, sets.class_wise).fit(table)
     if not isinstance(sets, bool):
         raise ValueRangeError(
-            f"guard.fit: sets must be PredictionSets(...), True or False; {sets!r} came. "
+            f"guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}. "
             f"Say sets=PredictionSets(coverage=...)."
         )
     default = PredictionSets()

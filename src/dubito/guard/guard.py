@@ -25,7 +25,7 @@ from dubito.guard._given import (
     check_model,
     check_settings,
     checked_labels,
-    checked_maker,
+    checked_provenance,
     not_the_same,
     split_rows,
     warn_of_twins,
@@ -45,7 +45,7 @@ from dubito.guard.candidates import (
 from dubito.guard.combine import Combination, rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
 from dubito.guard.judge import Judge, novel_rows
-from dubito.guard.promise import Promise
+from dubito.guard.promise import Guarantee
 from dubito.guard.thresholds import Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.table import Table, check_table
@@ -70,13 +70,13 @@ class Guard:
         gate: Images with a density score above it are refused; None for no such rule.
         sets: Prediction sets, if there are any.
         classes: Names of the classes, if known.
-        maker: Which model it belongs to, part by part.
+        provenance: Which model it belongs to, part by part.
         rows: How many images each part of the table had.
         model: The model itself; without it, only tables can be judged.
         probes: Of columns that cannot be made anew from their names.
     """
 
-    promise: Promise
+    promise: Guarantee
     threshold: Threshold
     combination: Combination
     scores: dict[str, Score]
@@ -86,7 +86,7 @@ class Guard:
     gate: float | None
     sets: PredictionSets | None
     classes: Sequence[str] | None
-    maker: Json | None
+    provenance: Json | None
     rows: dict[str, int]
     model: Classifier | None = None
     probes: Sequence[Probe] = ()
@@ -116,8 +116,8 @@ class Guard:
                 may be missing.
             risk: At most this share of the accepted images is wrong; 0.05 unless another promise is asked for.
             confidence: With this probability, over tables like this one.
-            coverage: Promise instead that at least this share of all images is accepted.
-            false_alarms: Promise instead that at most this share of the right answers is refused.
+            coverage: Guarantee instead that at least this share of all images is accepted.
+            false_alarms: Guarantee instead that at most this share of the right answers is refused.
             scores: To choose among, by name or as a list; the first stays unless another is clearly better. By default
                 all that the columns allow, max-probability first, but no uncertainty head. Those that are fitted
                 already, and heads, must have learned from other images than the table's.
@@ -133,12 +133,12 @@ class Guard:
         Raises:
             GuardError: The promise cannot be kept with these images; the message says how many it takes.
         """
-        promise = Promise.of(risk, confidence, coverage, false_alarms)
+        promise = Guarantee.of(risk, confidence, coverage, false_alarms)
         check_table(table, by="guard.fit")
         if train is not None:
             check_table(train, by="guard.fit", what="train")
         check_settings(novel, seed)
-        maker, labelled = checked_maker(model, table), checked_labels(table, promise)
+        provenance, labelled = checked_provenance(model, table), checked_labels(table, promise)
         given = None if scores is None else given_scores(scores)
         more = lacks_density(given, table, novel)
         split = split_rows(table, learn=train is None and (more or learns(given)), seed=seed)
@@ -162,7 +162,7 @@ class Guard:
             gate=judge.gate,
             sets=fitted_sets(sets, split.calibrate, labelled=labelled),
             classes=table.classes if model is None else model.classes or table.classes,
-            maker=maker,
+            provenance=provenance,
             rows={
                 "learn": 0 if learn is None else len(learn),
                 "choose": len(split.choose),
@@ -190,8 +190,8 @@ class Guard:
         """What the model says of images, with every column that the guard reads."""
         if self.model is None:
             raise GuardError("guard: images need the model. Load it with the guard: Guard.load(path, model).")
-        probes = probes_for(self.needs, self.probes, self.maker)
-        return ask(self.model, as_images(images)[0], probes, maker=self.maker)
+        probes = probes_for(self.needs, self.probes, self.provenance)
+        return ask(self.model, as_images(images)[0], probes, provenance=self.provenance)
 
     def decide(self, table: Table) -> Decisions:
         """A verdict of every row of a table of the same model."""
@@ -202,7 +202,7 @@ class Guard:
                 f"guard: logits must be of the {len(self.classes)} classes that the guard was fitted for; "
                 f"{table.name} has {table.shape('logit')[1]}. Give a table of the same model."
             )
-        reason = not_the_same(self.maker, table.maker)
+        reason = not_the_same(self.provenance, table.provenance)
         if reason:
             raise TableError(
                 f"guard: {table.name} was made by another model than the guard was fitted for: {reason}. "
@@ -259,7 +259,7 @@ class Guard:
         guard = read_guard(path)
         if model is not None:
             check_model(model, by="guard.load")
-            reason = not_the_same(guard.maker, model_identity(model))
+            reason = not_the_same(guard.provenance, model_identity(model))
             if reason:
                 raise ModelError(
                     f"guard in '{path}' was fitted for another model than {model.name}: {reason}. Its promise says "

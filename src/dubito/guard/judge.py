@@ -13,7 +13,7 @@ from dubito.errors import GuardError
 from dubito.guard._given import Split
 from dubito.guard.candidates import Roles, roles_of
 from dubito.guard.combine import Combination, choose, quantiles
-from dubito.guard.promise import Judged, Promise
+from dubito.guard.promise import Guarantee, Judged
 from dubito.guard.thresholds import Threshold
 from dubito.scores._answers import errors_of
 from dubito.table import Table
@@ -57,7 +57,7 @@ class Judge:
         selection = (torch.where(far, torch.inf, u).numpy(), wrong)
         return cls(combination, {name: scores[name] for name in kept}, grids, known, roles, gate, selection)
 
-    def threshold(self, promise: Promise, split: Split, rows: int) -> Threshold:
+    def threshold(self, promise: Guarantee, split: Split, rows: int) -> Threshold:
         """From the calibration images, which are seen here for the first time."""
         names = dict.fromkeys([*self.combination.weights, *([self.roles.density] if self.roles.density else [])])
         scored = {name: self.scores[name].score(split.calibrate) for name in names}

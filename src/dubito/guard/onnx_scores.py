@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from dubito.errors import GuardError
 from dubito.scores import (
-    Cool,
     Density,
     Energy,
     Entropy,
@@ -21,6 +20,7 @@ from dubito.scores import (
     MaxProbability,
     MentalModel,
     Neighbours,
+    ScaledEntropy,
     Temperature,
     UncertaintyHead,
 )
@@ -63,7 +63,7 @@ _OF_LOGITS: dict[type[Score], Callable[[Any], Written]] = {
     Margin: lambda _: lambda _z, logits: margin(logits),
     MaxLogit: lambda _: lambda _z, logits: max_logit(logits),
     Energy: lambda score: lambda _z, logits: energy(logits, score.temperature),
-    Cool: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
+    ScaledEntropy: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
 }
 _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     GradNorm: lambda score: lambda z, logits: -grad_norm(_there(z), logits, bias=score.bias),

@@ -24,10 +24,10 @@ Judged = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | None]
 
 @final
 @dataclass(frozen=True)
-class Promise:
+class Guarantee:
     """One of the three, with its level and its confidence.
 
-    >>> print(Promise("risk", 0.05, 0.95))
+    >>> print(Guarantee("risk", 0.05, 0.95))
     at most 5 % of the accepted images are wrong, with confidence 95 %
     """
 
@@ -39,7 +39,9 @@ class Promise:
         check_levels(**{self.kind: self.level}, confidence=self.confidence)
 
     @classmethod
-    def of(cls, risk: float | None, confidence: float, coverage: float | None, false_alarms: float | None) -> "Promise":
+    def of(
+        cls, risk: float | None, confidence: float, coverage: float | None, false_alarms: float | None
+    ) -> "Guarantee":
         """The one that is asked for; a risk of 0.05 where none is."""
         asked: dict[PromiseKind, float | None] = {"risk": risk, "coverage": coverage, "false_alarms": false_alarms}
         given = [(kind, level) for kind, level in asked.items() if level is not None]

@@ -27,7 +27,7 @@ from dubito.errors import ArtefactError, DubitoError
 from dubito.guard.candidates import Roles
 from dubito.guard.combine import Combination
 from dubito.guard.conformal import PredictionSets
-from dubito.guard.promise import Promise
+from dubito.guard.promise import Guarantee
 from dubito.guard.thresholds import Threshold
 from dubito.scores import load_score
 from dubito.types import Json
@@ -47,7 +47,7 @@ def read_guard(path: str | Path) -> "Guard":
     folder = Path(path)
     described, state, parts = _read(folder)
     try:
-        promise, found = Promise(**described["promise"]), Threshold(**described["threshold"])
+        promise, found = Guarantee(**described["promise"]), Threshold(**described["threshold"])
         if not math.isfinite(found.value):
             raise ValueError(f"a threshold of {found.value}")
         guard = Guard(
@@ -61,7 +61,7 @@ def read_guard(path: str | Path) -> "Guard":
             gate=described["gate"],
             sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
             classes=described["classes"],
-            maker=described["maker"],
+            provenance=described["provenance"],
             rows=described["rows"],
         )
     except ArtefactError:

@@ -205,7 +205,7 @@ def check_levels(**levels: Any) -> None:
     """Raise ValueRangeError for a share that is not strictly between 0 and 1."""
     for name, value in levels.items():
         if not (isinstance(value, (int, float, np.floating)) and 0 < value < 1):
-            raise ValueRangeError(f"{name} must be a number between 0 and 1, without the ends; {value!r} came.")
+            raise ValueRangeError(f"{name} must be a number between 0 and 1, without the ends; got {value!r}.")
 
 
 def _candidates(u: Float64[np.ndarray, "s"], most: int) -> Float64[np.ndarray, "t"]:

@@ -32,7 +32,7 @@ _PARTS = {
     "depth": "the head's depth",
     "features": "the width of the features",
     "rows": "the number of rows",
-    "source": "the model that made the table",
+    "model_id": "the model that made the table",
     "losses": "the losses",
     "sample": "the features",
     "held_out": "the held-out images",

@@ -47,14 +47,14 @@ def import_authors_head(path: str | Path) -> PretrainedHead:
     """The head of a released checkpoint.
 
     Where the file also holds a whole backbone that timm knows, its identity is recorded, and tables of any other are
-    refused. Otherwise `config.maker` is None: nothing can be checked, and a warning says so.
+    refused. Otherwise `config.provenance` is None: nothing can be checked, and a warning says so.
     """
     weights = _read(path)
     head = {key.removeprefix(_HEAD): value for key, value in weights.items() if key.startswith(_HEAD)}
     module = _module(head, path)
     model = BACKBONES.get(module.features)
-    maker = _maker(model, _backbone(weights)) if model else None
-    if maker is None:
+    provenance = _provenance(model, _backbone(weights)) if model else None
+    if provenance is None:
         warnings.warn(
             f"head: '{path}' does not hold a whole backbone that timm knows, so no table can be refused. Make sure "
             f"that features come from {model or 'the model that it was trained on'}.",
@@ -66,7 +66,7 @@ def import_authors_head(path: str | Path) -> PretrainedHead:
         width=module.width,
         depth=module.depth,
         model=model,
-        maker=maker,
+        provenance=provenance,
         trained=dict(_TRAINED),
     )
     return PretrainedHead(module, config, make_card(config, name=str(Path(path).name)))
@@ -110,7 +110,7 @@ def _module(head: dict[str, Tensor], path: str | Path) -> HeadModule:
     shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in head.items())
     if depth < 0 or sorted(head) != sorted(keys) or head["0.weight"].dim() != 2:
         raise CheckpointError(
-            f"head: '{path}' must hold an uncertainty head as {_LAYOUT}; {shapes or 'none of these keys'} came. "
+            f"head: '{path}' must hold an uncertainty head as {_LAYOUT}; got {shapes or 'none of these keys'}. "
             f"Give a vit_*_checkpoint.pth.tar as it was released."
         )
     width, features = head["0.weight"].shape if depth else (1, head["0.weight"].shape[1])
@@ -119,7 +119,7 @@ def _module(head: dict[str, Tensor], path: str | Path) -> HeadModule:
         wanted = (sizes[place + 1], sizes[place])
         if head[f"{2 * place}.weight"].shape != wanted or head[f"{2 * place}.bias"].shape != wanted[:1]:
             raise CheckpointError(
-                f"head: '{path}' must hold linear layers of sizes {' - '.join(map(str, sizes))}; {shapes} came. "
+                f"head: '{path}' must hold linear layers of sizes {' - '.join(map(str, sizes))}; got {shapes}. "
                 f"Give a vit_*_checkpoint.pth.tar as it was released."
             )
     if not all(value.isfinite().all() for value in head.values()):
@@ -129,7 +129,7 @@ def _module(head: dict[str, Tensor], path: str | Path) -> HeadModule:
     return module.eval()
 
 
-def _maker(model: str, backbone: dict[str, Tensor]) -> Json | None:
+def _provenance(model: str, backbone: dict[str, Tensor]) -> Json | None:
     """The identity that timm's model with these tensors has, or None if they are not all that it consists of.
 
     The model is built without memory for its weights: its names and shapes are enough.

@@ -84,13 +84,15 @@ def _front(config: HeadConfig) -> list[str]:
 
 
 def _backbone(config: HeadConfig) -> str:
-    if config.maker is None:
+    if config.provenance is None:
         return (
             "Its exact weights were not recorded, so dubito cannot refuse a wrong one; it warns instead. "
             "Make sure yourself that the features come from the right model."
         )
-    lines = [f"- {part}: `{config.maker[part]}`" for part in ("weights", "tensors") if config.maker.get(part)]
-    lines += [f"- {part}: {_text(config.maker[part])}" for part in ("transform", "head") if config.maker.get(part)]
+    lines = [f"- {part}: `{config.provenance[part]}`" for part in ("weights", "tensors") if config.provenance.get(part)]
+    lines += [
+        f"- {part}: {_text(config.provenance[part])}" for part in ("transform", "head") if config.provenance.get(part)
+    ]
     return "\n".join(["dubito refuses tables of any other:", "", *lines])
 
 

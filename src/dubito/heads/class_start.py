@@ -106,7 +106,7 @@ def _merged(
         return weight, bias
     if len(weight) > _MOST_MERGED:
         raise ValueRangeError(
-            f"head: init='classes' lets at most {_MOST_MERGED:,} classes share units; {len(weight):,} came for a width "
+            f"head: init='classes' lets at most {_MOST_MERGED:,} classes share units; got {len(weight):,} for a width "
             f"of {units:,}. Use width={len(weight)}, or init='default'."
         )
     from sklearn.cluster import AgglomerativeClustering  # noqa: PLC0415 (slow to import, rarely needed)

@@ -16,7 +16,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "width": (int,),
     "depth": (int,),
     "model": (str, type(None)),
-    "maker": (dict, type(None)),
+    "provenance": (dict, type(None)),
     "dtype": (str,),
     "trained": (dict,),
     "measured": (dict,),
@@ -34,7 +34,7 @@ class HeadConfig:
         width: Of every hidden layer.
         depth: Number of hidden layers.
         model: The backbone's name, such as "pypi:efficientnet_lite0", if known.
-        maker: The backbone's identity, `Table.maker` of what it was trained on; None where it is not known.
+        provenance: The backbone's identity, `Table.provenance` of what it was trained on; None where it is not known.
         dtype: Of the weights on disk. float16 halves the file; they are read as float32 in any case.
         trained: How, as JSON: settings, rows, seed, and under "corpus" on which images.
         measured: What it reached, as JSON: figures by name.
@@ -45,7 +45,7 @@ class HeadConfig:
     width: int = 512
     depth: int = 2
     model: str | None = None
-    maker: Json | None = None
+    provenance: Json | None = None
     dtype: DiskType = "float32"
     trained: Json = field(default_factory=dict)
     measured: Json = field(default_factory=dict)
@@ -59,7 +59,7 @@ class HeadConfig:
                 f"{self.depth} came."
             )
         if self.dtype not in get_args(DiskType):
-            raise ValueRangeError(f"head: dtype must be one of {', '.join(get_args(DiskType))}; '{self.dtype}' came.")
+            raise ValueRangeError(f"head: dtype must be one of {', '.join(get_args(DiskType))}; got '{self.dtype}'.")
 
     def to_json(self) -> Json:
         """The entries of config.json."""
@@ -67,7 +67,7 @@ class HeadConfig:
             plain: Json = json.loads(json.dumps(asdict(self), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ArtefactError(
-                f"head: maker, trained and measured must be JSON without NaN ({error}). Give plain numbers and texts."
+                f"head: provenance, trained and measured must be JSON without NaN ({error}). Give plain numbers and texts."
             ) from error
         return plain
 
@@ -96,7 +96,7 @@ class HeadConfig:
 
 
 def same_backbone(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Why a head's backbone and a table's maker are not the same; None if they are.
+    """Why a head's backbone and a table's provenance are not the same; None if they are.
 
     Weights agree where either their hash or that of the tensors alone does: the first changes with the versions of timm
     and torch, see `dubito.models.fingerprint`. What has no tensors, activations and pools, is compared by itself

@@ -113,7 +113,7 @@ def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
     Rows of one photograph stay together (`photographs`). Ids and row numbers are held in memory, features are not.
     """
     if not 0 < share < 1:
-        raise ValueRangeError(f"held_out: a share must lie between 0 and 1; {share} came. 0.1 holds a tenth out.")
+        raise ValueRangeError(f"held_out: a share must lie between 0 and 1; got {share}. 0.1 holds a tenth out.")
     photo = photographs(table)
     photos = torch.unique(photo)
     count = round(share * len(photos))

@@ -163,7 +163,7 @@ def _told(what: str, name: str) -> Iterator[None]:
     except EntryNotFoundError as error:
         raise ArtefactError(f"{what}: it is no head, it has no {CONFIG} and {WEIGHTS}. Choose another.") from error
     except HFValidationError as error:
-        raise ArtefactError(f"{what}: a name on the hub is 'org/name'; '{name}' came. Check the spelling.") from error
+        raise ArtefactError(f"{what}: a name on the hub is 'org/name'; got '{name}'. Check the spelling.") from error
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
         hint = "Log in with `hf auth login`, and check that you have the right to do this"
         raise ArtefactError(f"{what} ({_said(error)}). {hint}, or try again later.") from error

@@ -149,7 +149,7 @@ class WithUncertainty(nn.Module):
             width=module.width,
             depth=module.depth,
             model=classifier.name,
-            maker={"model": classifier.name} | model_identity(classifier),
+            provenance={"model": classifier.name} | model_identity(classifier),
             trained={"jointly": True, "stop_gradient": self.stop_gradient},
         )
         return PretrainedHead(module, config)
@@ -239,7 +239,7 @@ def joint_loss(
     2.5
     """
     if loss != "ranking" and loss not in DIRECT_LOSSES:
-        raise ValueRangeError(f"joint_loss: loss must be one of ranking, {', '.join(DIRECT_LOSSES)}; '{loss}' came.")
+        raise ValueRangeError(f"joint_loss: loss must be one of ranking, {', '.join(DIRECT_LOSSES)}; got '{loss}'.")
     if task_losses.dim() != 1 or task_losses.shape != u.shape:
         raise TableError(
             f"joint_loss needs one task loss and one u an image; shapes {tuple(task_losses.shape)} and "

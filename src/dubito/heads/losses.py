@@ -43,11 +43,11 @@ def ranking_loss(
     """
     if len(u) != len(losses) or len(u) < 2:
         raise TableError(
-            f"ranking_loss needs u and losses of one length, at least 2; {len(u)} and {len(losses)} came. "
+            f"ranking_loss needs u and losses of one length, at least 2; got {len(u)} and {len(losses)}. "
             f"One image alone has no order."
         )
     if leeway < 0:
-        raise ValueRangeError(f"ranking_loss: leeway must not be negative; {leeway} came. 0 orders all but ties.")
+        raise ValueRangeError(f"ranking_loss: leeway must not be negative; got {leeway}. 0 orders all but ties.")
     if len(u) % 2:
         u, losses = torch.cat([u, u[:1]]), torch.cat([losses, losses[:1]])
     difference = losses.detach()[0::2] - losses.detach()[1::2]

@@ -43,10 +43,10 @@ class HeadModule(nn.Module):
         super().__init__()
         if features < 1 or width < 1 or depth < 0:
             raise ValueRangeError(
-                f"head: features and width must be at least 1 and depth at least 0; {features}, {width}, {depth} came."
+                f"head: features and width must be at least 1 and depth at least 0; got {features}, {width}, {depth}."
             )
         if init not in get_args(Init):
-            raise ValueRangeError(f"head: init must be one of {', '.join(get_args(Init))}; '{init}' came.")
+            raise ValueRangeError(f"head: init must be one of {', '.join(get_args(Init))}; got '{init}'.")
         self.features, self.width, self.depth = features, width, depth
         sizes = [features, *[width] * depth, 1]
         layers: list[nn.Module] = []

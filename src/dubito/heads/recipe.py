@@ -82,7 +82,7 @@ class Recipe:
         for name, kinds in choices.items():
             if getattr(self, name) not in get_args(kinds):
                 raise ValueRangeError(
-                    f"recipe: {name} must be one of {', '.join(get_args(kinds))}; '{getattr(self, name)}' came."
+                    f"recipe: {name} must be one of {', '.join(get_args(kinds))}; got '{getattr(self, name)}'."
                 )
         _check_numbers(self)
 
@@ -106,7 +106,7 @@ def as_recipe(settings: object) -> Recipe:
     if isinstance(settings, Recipe):
         return settings
     if not isinstance(settings, Mapping):
-        raise ValueRangeError(f"recipe: a dubito.Recipe is expected; {type(settings).__name__} came.")
+        raise ValueRangeError(f"recipe: a dubito.Recipe is expected; got {type(settings).__name__}.")
     known = {one.name for one in fields(Recipe)}
     unknown = [key for key in settings if key not in known]
     if unknown:
@@ -160,25 +160,25 @@ def learning_rate(recipe: Recipe, episode: int) -> float:
 def _check_numbers(recipe: Recipe) -> None:
     for name in ("lr", "temperature", "margin"):
         if not (math.isfinite(getattr(recipe, name)) and getattr(recipe, name) > 0):
-            raise ValueRangeError(f"recipe: {name} must be positive; {getattr(recipe, name)} came.")
+            raise ValueRangeError(f"recipe: {name} must be positive; got {getattr(recipe, name)}.")
     for name in ("leeway", "weight_decay", "warmup_lr", "final_lr"):
         if not (math.isfinite(getattr(recipe, name)) and getattr(recipe, name) >= 0):
-            raise ValueRangeError(f"recipe: {name} must not be negative; {getattr(recipe, name)} came.")
+            raise ValueRangeError(f"recipe: {name} must not be negative; got {getattr(recipe, name)}.")
     for name, least in (("episodes", 1), ("warmup", 0), ("batch", 2), ("rows", 2)):
         value = getattr(recipe, name)
         if value is not None and value < least:
-            raise ValueRangeError(f"recipe: {name} must be at least {least}; {value} came.")
+            raise ValueRangeError(f"recipe: {name} must be at least {least}; got {value}.")
     if recipe.warmup >= recipe.episodes:
         raise ValueRangeError(
-            f"recipe: warmup must be below the {recipe.episodes} episodes; {recipe.warmup} came. Give a shorter one."
+            f"recipe: warmup must be below the {recipe.episodes} episodes; got {recipe.warmup}. Give a shorter one."
         )
     _check_shares(recipe)
 
 
 def _check_shares(recipe: Recipe) -> None:
     if not 0 <= recipe.mix <= 1:
-        raise ValueRangeError(f"recipe: mix must lie between 0 and 1; {recipe.mix} came.")
+        raise ValueRangeError(f"recipe: mix must lie between 0 and 1; got {recipe.mix}.")
     if not 0 <= recipe.dropout < 1:
-        raise ValueRangeError(f"recipe: dropout must be a share from 0 to below 1; {recipe.dropout} came.")
+        raise ValueRangeError(f"recipe: dropout must be a share from 0 to below 1; got {recipe.dropout}.")
     if len(recipe.betas) != 2 or not all(0 <= beta < 1 for beta in recipe.betas):
-        raise ValueRangeError(f"recipe: betas must be two numbers from 0 to below 1; {recipe.betas} came.")
+        raise ValueRangeError(f"recipe: betas must be two numbers from 0 to below 1; got {recipe.betas}.")

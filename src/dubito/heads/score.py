@@ -66,7 +66,7 @@ class UncertaintyHead(Score):
         """Train on features and losses; `dubito.train` does the same with a bar, several seeds and a folder."""
         self.take(train_head(table, recipe=self.recipe, width=self.width, depth=self.depth, seed=self.seed), table)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """What the network says of the features."""
         return self(batch.feature)
 
@@ -104,20 +104,20 @@ class UncertaintyHead(Score):
             "steps": trained.steps,
             "end": trained.history[-1],
         }
-        self.fitted_on_, self.maker_ = table.source, None if table.maker is None else dict(table.maker)
+        self.fitted_on_, self.provenance_ = table.model_id, None if table.provenance is None else dict(table.provenance)
 
     def check_source(self, table: Table) -> None:
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
-        if self.maker_ is None and self.fitted_on_ is None and table.maker is not None:
+        if self.provenance_ is None and self.fitted_on_ is None and table.provenance is not None:
             warnings.warn(
                 f"head.score: it is not known of which model the head is, so nobody can tell whether it fits "
-                f"{table.name}, which {table.maker.get('model') or 'a model without a name'} made.",
+                f"{table.name}, which {table.provenance.get('model') or 'a model without a name'} made.",
                 DubitoWarning,
                 stacklevel=3,
             )
-        if self.maker_ is None or table.maker is None:
+        if self.provenance_ is None or table.provenance is None:
             super().check_source(table)
-        elif reason := same_backbone(self.maker_, table.maker):
+        elif reason := same_backbone(self.provenance_, table.provenance):
             raise TableError(
                 f"head.score: {table.name} was made by another model than the head was trained on: {reason}. "
                 f"Train a head on a table of this model, or extract with the model that the head belongs to."
@@ -125,7 +125,7 @@ class UncertaintyHead(Score):
 
     def check_model(self, model: Classifier) -> None:
         """Raise ModelError if the model is not the one that the head was trained on, such as after fine-tuning."""
-        reason = same_backbone(self.maker_, model_identity(model)) if self.maker_ is not None else None
+        reason = same_backbone(self.provenance_, model_identity(model)) if self.provenance_ is not None else None
         if reason:
             raise ModelError(
                 f"head: {model.name} is not the model that the head was trained on: {reason}. "
@@ -199,7 +199,7 @@ class UncertaintyHead(Score):
             ) from error
         score = cls(width=config.width, depth=config.depth, seed=seed, recipe=recipe)
         score._put(head.module)
-        score.trained_, score.maker_ = dict(config.trained), config.maker
+        score.trained_, score.provenance_ = dict(config.trained), config.provenance
         return score
 
     def pretrained(self, *, dtype: DiskType = "float32", **about: Any) -> PretrainedHead:
@@ -209,8 +209,8 @@ class UncertaintyHead(Score):
             features=module.features,
             width=module.width,
             depth=module.depth,
-            model=(self.maker_ or {}).get("model"),
-            maker=self.maker_,
+            model=(self.provenance_ or {}).get("model"),
+            provenance=self.provenance_,
             dtype=dtype,
             trained=self.trained_ | about.pop("trained", {}),
             **about,

@@ -118,31 +118,31 @@ def _median(training: Path) -> Path:
     return training / f"seed-{seed}"
 
 
-def head_for(maker: Mapping[str, Any] | None, *, shipped_only: bool = False) -> PretrainedHead | None:
-    """The shelf's head whose backbone is a table's maker, or None; of several, see `entry_for`."""
-    entry = entry_for(maker, shipped_only=shipped_only)
+def head_for(provenance: Mapping[str, Any] | None, *, shipped_only: bool = False) -> PretrainedHead | None:
+    """The shelf's head whose backbone is a table's provenance, or None; of several, see `entry_for`."""
+    entry = entry_for(provenance, shipped_only=shipped_only)
     return None if entry is None else read_head(entry.path)
 
 
-def entry_for(maker: Mapping[str, Any] | None, *, shipped_only: bool = False) -> HeadEntry | None:
+def entry_for(provenance: Mapping[str, Any] | None, *, shipped_only: bool = False) -> HeadEntry | None:
     """Where `head_for` finds it. A head counts only if its backbone is the very same (`same_backbone`).
 
     Of several, in this order: the user's own before those that ship; the training that ended last, as its training.json
     says, and behind it by name those without one; of one training the median seed.
 
     Args:
-        maker: `Table.maker`, or `model_identity` of a model.
+        provenance: `Table.provenance`, or `model_identity` of a model.
         shipped_only: Leave the user's own aside: the same answer on every machine.
     """
-    if maker is None:
+    if provenance is None:
         return None
     entries = _entries("shipped", SHIPPED).values() if shipped_only else list_heads()
-    return min((entry for entry in entries if _fits(entry, maker)), key=_preference, default=None)
+    return min((entry for entry in entries if _fits(entry, provenance)), key=_preference, default=None)
 
 
-def _fits(entry: HeadEntry, maker: Mapping[str, Any]) -> bool:
-    known = read_config(entry.path).maker
-    return known is not None and same_backbone(known, maker) is None
+def _fits(entry: HeadEntry, provenance: Mapping[str, Any]) -> bool:
+    known = read_config(entry.path).provenance
+    return known is not None and same_backbone(known, provenance) is None
 
 
 def _preference(entry: HeadEntry) -> tuple[bool, float, str, bool, str]:

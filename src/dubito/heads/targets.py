@@ -45,16 +45,14 @@ def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Flo
 
 
 def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
-    """The table with the expected loss as its loss: unlabelled photographs beside labelled ones (`joined`)."""
+    """The table with the expected loss as its loss: unlabelled photographs beside labelled ones (`concat`)."""
     table.require("logit", by="with_expected_loss")
     _check_task_loss(table, "with_expected_loss", "Take its own losses instead")
     if not 0 < temperature < math.inf:
-        raise ValueRangeError(
-            f"with_expected_loss: temperature must be positive; {temperature} came. 1 is the model's."
-        )
+        raise ValueRangeError(f"with_expected_loss: temperature must be positive; got {temperature}. 1 is the model's.")
     found = table.extended(loss=_Expected(table.column("logit"), temperature))
-    if table.maker is not None:
-        found.maker = {**table.maker, "task_loss": _CROSS_ENTROPY}
+    if table.provenance is not None:
+        found.provenance = {**table.provenance, "task_loss": _CROSS_ENTROPY}
     return found
 
 
@@ -112,7 +110,7 @@ _TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
 
 def _check_task_loss(table: Table, by: str, repair: str) -> None:
     """Raise TableError where the table knows that something else than cross-entropy made its losses."""
-    made_by = (table.maker or {}).get("task_loss") or _CROSS_ENTROPY
+    made_by = (table.provenance or {}).get("task_loss") or _CROSS_ENTROPY
     if made_by != _CROSS_ENTROPY:
         raise TableError(
             f"{by} expects a model of the task loss '{_CROSS_ENTROPY}', whose expectation it takes; the losses of "
@@ -131,7 +129,7 @@ def _checked(column: Float[Tensor, "n"], table: Table, recipe: Recipe) -> Float[
         )
     if recipe.loss in DIRECT_LOSSES and low < 0:
         raise ValueRangeError(
-            f"head.fit: the {recipe.loss} loss predicts losses of 0 or more; {low:g} came in {table.name}. "
+            f"head.fit: the {recipe.loss} loss predicts losses of 0 or more; got {low:g} in {table.name}. "
             f"Use loss='ranking', which needs their order alone."
         )
     return column

@@ -203,16 +203,16 @@ def _watched(held_out: Table, table: Table, recipe: Recipe) -> HeldOut:
         raise TableError(
             f"held_out: {table.name} is trained on and cannot be held out. Give other images, or a share such as 0.1."
         )
-    if table.source and held_out.source and table.source != held_out.source:
+    if table.model_id and held_out.model_id and table.model_id != held_out.model_id:
         raise TableError(
-            f"held_out: {held_out.name} was made by another model ({held_out.source}) than {table.name} "
-            f"({table.source}). Extract both with the same model and transform."
+            f"held_out: {held_out.name} was made by another model ({held_out.model_id}) than {table.name} "
+            f"({table.model_id}). Extract both with the same model and transform."
         )
     held_out.require("feature", by="held_out")
     here, there = table.shape("feature")[1], held_out.shape("feature")[1]
     if here != there:
         raise TableError(
-            f"held_out: features of {held_out.name} must be {here} wide, as those of {table.name}; {there} came. "
+            f"held_out: features of {held_out.name} must be {here} wide, as those of {table.name}; got {there}. "
             f"Extract both with the same model."
         )
     return HeldOut.of(held_out, recipe)
@@ -231,7 +231,7 @@ def _identity(
         "depth": module.depth,
         "features": module.features,
         "rows": len(table),
-        "source": table.source,
+        "model_id": table.model_id,
         "sample": hashlib.blake2b(features.contiguous().numpy().tobytes(), digest_size=8).hexdigest(),
         "losses": hashlib.blake2b(losses.numpy().data, digest_size=8).hexdigest(),
         "held_out": None if held_out is None else held_out.digest(),

@@ -101,7 +101,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     """Train one head a seed on a table's features and losses; called again after a kill, it goes on.
 
     Args:
-        table: From `dubito.extract`, best of several augmented epochs, or from arrays; several by `dubito.joined`.
+        table: From `dubito.extract`, best of several augmented epochs, or from arrays; several by `dubito.concat`.
         to: A folder for the heads and their state; None keeps nothing.
         seeds: The paper has 1 to 5.
         recipe: By default the paper's, scaled to the table.
@@ -116,7 +116,7 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     """
     chosen = list(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise DubitoError(f"train: seeds must be at least one, all different; {chosen} came.")
+        raise DubitoError(f"train: seeds must be at least one, all different; got {chosen}.")
     if isinstance(held_out, int | float):
         table, held_out = split(table, float(held_out))
     settings = recipe or Recipe()

@@ -32,7 +32,7 @@ def flags(values: Array, what: str) -> Bool[np.ndarray, "n"]:
     if odd.any():
         row = int(odd.nonzero()[0, 0])
         raise ValueRangeError(
-            f"{what} must be booleans, or 0 and 1; {given[row].item()} came at row {row}. "
+            f"{what} must be booleans, or 0 and 1; got {given[row].item()} at row {row}. "
             f"Compare first, for example with `labels == 1`."
         )
     return given.bool().numpy()
@@ -42,7 +42,7 @@ def integers(values: Array, what: str) -> Int[Tensor, "n"]:
     """One integer a row."""
     given = _one_axis(values, what)
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise TableError(f"{what} must be integers; {given.dtype} came. Cast them if that is meant.")
+        raise TableError(f"{what} must be integers; got {given.dtype}. Cast them if that is meant.")
     return given.long()
 
 
@@ -50,13 +50,13 @@ def same_length(what: str, **rows: int) -> None:
     """TableError unless all columns, given as name=number of rows, are equally long."""
     if len(set(rows.values())) > 1:
         came = ", ".join(f"{name} has {n}" for name, n in rows.items())
-        raise TableError(f"{what} needs columns of one length; {came}. Give one row an image in each.")
+        raise TableError(f"{what} needs columns of one length; {came}. Give one row per image in each.")
 
 
 def _one_axis(values: Array, what: str) -> Shaped[Tensor, "n"]:
     given = to_tensor(values, what)
     if given.ndim != 1:
-        raise TableError(f"{what} must have one axis, (n,); shape {tuple(given.shape)} came. Give one value a row.")
+        raise TableError(f"{what} must have one axis, (n,); got shape {tuple(given.shape)}. Give one value a row.")
     if len(given) == 0:
-        raise TableError(f"{what} must have at least one row; none came. Look at how the rows were selected.")
+        raise TableError(f"{what} must have at least one row; got none. Look at how the rows were selected.")
     return given

@@ -59,7 +59,7 @@ def behind_the_best(
     [False, False, True]
     """
     if not 0 < confidence < 1:
-        raise ValueRangeError(f"behind_the_best: confidence must be in (0, 1); {confidence} came. 0.95 is usual.")
+        raise ValueRangeError(f"behind_the_best: confidence must be in (0, 1); got {confidence}. 0.95 is usual.")
     best = int(values.argmax())
     centred = draws - draws.mean(axis=1, keepdims=True)
     found = []

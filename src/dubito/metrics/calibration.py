@@ -43,7 +43,7 @@ def ece(confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["
     if binning == "mass":
         return _over_quantiles(q, gap, bins)
     if binning != "width":
-        raise ValueRangeError(f"ece: binning must be 'width' or 'mass'; {binning!r} came. Choose one of the two.")
+        raise ValueRangeError(f"ece: binning must be 'width' or 'mass'; got {binning!r}. Choose one of the two.")
     inner_edges = np.arange(1, bins) / bins
     return float(np.abs(np.bincount(np.searchsorted(inner_edges, q), weights=gap)).sum() / len(gap))
 
@@ -72,7 +72,7 @@ def _gap(confidence: Array, correct: Array, by: str) -> Float64[np.ndarray, "n"]
     same_length(by, confidence=len(q), correct=len(right))
     if q.min() < 0 or q.max() > 1:
         raise ValueRangeError(
-            f"{by}: confidence must lie in [0, 1]; {q.min():g} to {q.max():g} came. "
+            f"{by}: confidence must lie in [0, 1]; got {q.min():g} to {q.max():g}. "
             f"Give probabilities, for example `confidence(logits)`."
         )
     gap: np.ndarray = q - right
@@ -86,4 +86,4 @@ def _over_quantiles(scores: Float64[np.ndarray, "n"], gap: np.ndarray, buckets: 
 
 def _at_least_one(count: int, what: str) -> None:
     if count < 1:
-        raise ValueRangeError(f"{what} must be at least 1; {count} came. Ten to fifteen are usual.")
+        raise ValueRangeError(f"{what} must be at least 1; got {count}. Ten to fifteen are usual.")

@@ -92,7 +92,7 @@ def _each_row(
     low, high, c = int(y.min()), int(y.max()), z.shape[1]
     if low < 0 or high >= c:
         raise ValueRangeError(
-            f"{by}: labels must be classes of the logits, 0 to {c - 1}; {low} to {high} came. "
+            f"{by}: labels must be classes of the logits, 0 to {c - 1}; got {low} to {high}. "
             f"Give labels in the order of the logits' columns."
         )
     parts = [per_row(block, y[start : start + _ROWS]) for start, block in _blocks(z, by)]
@@ -103,8 +103,8 @@ def _logits(logits: Array, by: str) -> Shaped[Tensor, "n c"]:
     z = to_tensor(logits, f"{by}: logits")
     if z.ndim != 2 or 0 in z.shape:
         raise TableError(
-            f"{by}: logits must have the axes (n, c), neither of them empty; shape {tuple(z.shape)} came. "
-            f"Give one row an image, one column a class."
+            f"{by}: logits must have the axes (n, c), neither of them empty; got shape {tuple(z.shape)}. "
+            f"Give one row per image, one column a class."
         )
     return z
 

@@ -42,7 +42,7 @@ class Groups:
 
     def __init__(self, sizes: Sequence[int], *, temperature: float = 1.0) -> None:
         if not sizes or min(sizes) < 1:
-            raise ValueRangeError(f"sizes must be one or more members each; {list(sizes)} came. Give one size a group.")
+            raise ValueRangeError(f"sizes must be one or more members each; got {list(sizes)}. Give one size a group.")
         self.sizes, self._temperature = tuple(sizes), check_temperature(temperature)
         self._group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.sizes))
         self._mine = self._group == torch.arange(len(sizes))[:, None]

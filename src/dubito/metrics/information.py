@@ -102,7 +102,7 @@ def partitioned(probs: Array, size: int) -> Float64[Tensor, "k m n c"]:
     if size < 1 or len(p) % size:
         fitting = ", ".join(str(size) for _, size in sub_ensembles(len(p)))
         raise ValueRangeError(
-            f"partitioned: size must divide the {len(p)} members; {size} came. Choose among {fitting or '1'}."
+            f"partitioned: size must divide the {len(p)} members; got {size}. Choose among {fitting or '1'}."
         )
     return p.reshape(-1, size, *p.shape[1:])
 
@@ -121,7 +121,7 @@ def member_weights(
     z = finite(_tensor(logits, "member_weights: logits", "m n c"), "member_weights: logits")
     size = log_size(z, by)
     if over not in get_args(WeighedOver):
-        raise ValueRangeError(f"over must be 'input' or 'pooled'; '{over}' came. Choose one of the two.")
+        raise ValueRangeError(f"over must be 'input' or 'pooled'; got '{over}'. Choose one of the two.")
     if over == "input":
         return size.softmax(0)
     return size.logsumexp(1).softmax(0)[:, None].expand_as(size)
@@ -130,7 +130,7 @@ def member_weights(
 def log_size(logits: Float[Tensor, "*m c"], by: WeighedBy) -> Float[Tensor, "*m"]:
     """L of `member_weights`: the logarithm of a member's weight, before it is made relative."""
     if by not in get_args(WeighedBy):
-        raise ValueRangeError(f"by must be 'logsumexp' or 'sum'; '{by}' came. Choose one of the two.")
+        raise ValueRangeError(f"by must be 'logsumexp' or 'sum'; got '{by}'. Choose one of the two.")
     return logits.logsumexp(-1) if by == "logsumexp" else logits.sum(-1)
 
 
@@ -161,7 +161,7 @@ def decompose_variance(means: Array, variances: Array | None = None) -> Decompos
         noise = finite(_tensor(variances, "decompose_variance: variances", "m n"), "decompose_variance: variances")
     if noise.shape != mean.shape or bool((noise < 0).any()):
         raise ValueRangeError(
-            f"decompose_variance: variances must be {tuple(mean.shape)} and not negative; {tuple(noise.shape)} came, "
+            f"decompose_variance: variances must be {tuple(mean.shape)} and not negative; got {tuple(noise.shape)}, "
             f"the lowest {float(noise.min()):g}. Give one variance for each mean."
         )
     aleatoric, epistemic = noise.mean(0), mean.var(0, correction=0)
@@ -203,7 +203,7 @@ def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tens
     w = w[:, None] if w.dim() == 1 else w
     if w.dim() != 2 or len(w) != len(p) or w.shape[1] not in (1, p.shape[1]):
         raise TableError(
-            f"decompose: weights must be ({len(p)},) or {tuple(p.shape[:2])}; {tuple(w.shape)} came. "
+            f"decompose: weights must be ({len(p)},) or {tuple(p.shape[:2])}; got {tuple(w.shape)}. "
             f"Give one weight a member, or one for each member and input."
         )
     sums = w.sum(0)

@@ -61,7 +61,7 @@ def interval(
     Args:
         metric: A metric of this package, or any function of tensors that returns a float; with options, as a
             functools.partial. It says "undefined" with a TableError or NaN.
-        arrays: What the metric takes, one row an image in each; features may be a column that stays on disk.
+        arrays: What the metric takes, one row per image in each; features may be a column that stays on disk.
         confidence: The share of repetitions whose interval should hold the true value, in (0, 1).
         resamples: How many.
         seed: A number, or a generator of which one number is drawn.
@@ -110,7 +110,7 @@ def paired_errors(
     [0.0]
     """
     if resamples < 2:
-        raise ValueRangeError(f"paired_errors needs at least 2 resamples; {resamples} came. 1000 are usual.")
+        raise ValueRangeError(f"paired_errors needs at least 2 resamples; got {resamples}. 1000 are usual.")
     draws = paired_draws(metric, [reference, *scores], *arrays, resamples=resamples, seed=seed, by="paired_errors")
     return [float((one - draws[0]).std(ddof=1)) for one in draws[1:]]
 

@@ -60,7 +60,7 @@ def fpr_at_tpr(scores: Array, positives: Array, *, tpr: float = 0.95) -> float:
     0.5
     """
     if not 0 < tpr <= 1:
-        raise ValueRangeError(f"fpr_at_tpr: tpr must lie in (0, 1]; {tpr} came. Give a share such as 0.95.")
+        raise ValueRangeError(f"fpr_at_tpr: tpr must lie in (0, 1]; got {tpr}. Give a share such as 0.95.")
     hits, alarms = _counts(scores, positives, "fpr_at_tpr")
     first = int(np.argmax(hits / hits[-1] >= tpr))
     return float(alarms[first] / alarms[-1])
@@ -74,7 +74,7 @@ def _counts(
     same_length(by, scores=len(s), positives=len(y))
     if y.all() or not y.any():
         raise TableError(
-            f"{by} needs positives and negatives; all {len(y)} rows came with positives = {int(y[0])}. "
+            f"{by} needs positives and negatives; got all {len(y)} rows with positives = {int(y[0])}. "
             f"Add rows of the other class: with one class there is nothing to rank."
         )
     order, ends = tie_groups(-s)

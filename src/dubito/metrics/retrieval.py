@@ -86,7 +86,7 @@ class _Directions:
         if len(shape) != 2 or shape[0] < 2:
             raise TableError(
                 f"nearest: features must have the axes (n, d) and at least two rows; shape {shape} "
-                f"came. Give one row an image: a row alone has no neighbour."
+                f"came. Give one row per image: a row alone has no neighbour."
             )
         self.n, self.d = shape
         self.size = max(_BLOCK, math.ceil(self.n / _MOST_BLOCKS))

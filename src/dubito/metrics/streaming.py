@@ -118,7 +118,7 @@ class MemberStream:
         counts = torch.tensor([self._members // size for size in self._sizes], dtype=torch.float64)
         if any(self._members % size for size in self._sizes):
             raise ValueRangeError(
-                f"sizes of sub-ensembles must divide the {self._members} members; {list(self._sizes)} came. "
+                f"sizes of sub-ensembles must divide the {self._members} members; got {list(self._sizes)}. "
                 f"`sub_ensembles` lists those that do."
             )
         inner = self._filled / counts.to(self._filled.device)
@@ -171,6 +171,6 @@ def check_temperature(temperature: float) -> float:
     """Raise ValueRangeError for what logits cannot be divided by."""
     if not 0 < temperature < float("inf"):
         raise ValueRangeError(
-            f"temperature must be positive and finite; {temperature} came. 1 leaves logits as they are."
+            f"temperature must be positive and finite; got {temperature}. 1 leaves logits as they are."
         )
     return temperature

@@ -28,7 +28,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             found = found[key]
     if not isinstance(found, dict) or not found or not all(isinstance(v, Tensor) for v in found.values()):
         raise CheckpointError(
-            f"weights: '{path}' must hold tensors by name; {_contents(found)} came. "
+            f"weights: '{path}' must hold tensors by name; got {_contents(found)}. "
             f"Save model.state_dict() and give that file."
         )
     weights = {str(key): value for key, value in found.items()}

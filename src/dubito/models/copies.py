@@ -17,7 +17,7 @@ def with_weights(model: WrappedClassifier, path: str | Path) -> WrappedClassifie
     """
     if not isinstance(model, WrappedClassifier):
         raise ModelError(
-            f"with_weights: model must come from dubito.load or dubito.wrap; {type(model).__name__} came. "
+            f"with_weights: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
             f"Wrap it: dubito.wrap(module, transform=...)."
         )
     weights = read_weights(path)

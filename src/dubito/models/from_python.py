@@ -119,7 +119,7 @@ def _made(found: Any, options: dict[str, Any], entry: str, place: str) -> nn.Mod
     if isinstance(found, _MODELS):
         if options:
             raise ModelError(
-                f"load: '{entry}' of '{place}' is a module that is made already; {', '.join(options)} came as well. "
+                f"load: '{entry}' of '{place}' is a module that is made already; got {', '.join(options)} as well. "
                 f"Leave options out, or give a function that takes them."
             )
         return found

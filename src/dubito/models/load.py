@@ -51,8 +51,7 @@ def load(
     source, colon, inner = name.partition(":")
     if not colon or source not in SOURCES or not inner:
         raise ModelError(
-            f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; '{name}' came."
-            f"{_guess(name)}"
+            f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; got '{name}'.{_guess(name)}"
         )
     adapter: Loader = import_module(SOURCES[source]).load
     return adapter(inner, weights=weights, device=device, **options)

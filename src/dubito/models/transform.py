@@ -91,7 +91,7 @@ class Preprocess:
         n, h, w, _ = batch.shape
         if (h, w) != self.size:
             raise ModelError(
-                f"pixels must come as {self.size[0]}x{self.size[1]}, the model's input size; {h}x{w} came. "
+                f"pixels must come as {self.size[0]}x{self.size[1]}, the model's input size; got {h}x{w}. "
                 f"Give them as images, which are resized, and not as ready inputs."
             )
         # Whole rows of pixels at once: three channels alone are too few for the processor's vector units.
@@ -116,7 +116,7 @@ class FunctionTransform:
         out = self.function(image)
         if not isinstance(out, Tensor):
             raise ModelError(
-                f"transform must turn an image into a tensor; {type(out).__name__} came. "
+                f"transform must turn an image into a tensor; got {type(out).__name__}. "
                 f"End it with torchvision.transforms.ToTensor()."
             )
         return out
@@ -165,7 +165,7 @@ def _pixels(value: object, expected: str) -> int | tuple[int, int]:
     sides: Sequence[Any] = value if isinstance(value, tuple | list) and len(value) == 2 else [value]
     if not all(type(side) is not bool and isinstance(side, Integral) and int(side) > 0 for side in sides):
         raise ValueRangeError(
-            f"Preprocess: {expected}, in whole pixels from 1 on; {value!r} came. "
+            f"Preprocess: {expected}, in whole pixels from 1 on; got {value!r}. "
             f"Say Preprocess(size=(224, 224), resize=256)."
         )
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
@@ -177,7 +177,7 @@ def _one_a_channel(value: object, name: str) -> tuple[float, ...]:
     if not all(isinstance(one, Real) and math.isfinite(one) and (one != 0 or name == "mean") for one in three):
         kind = "numbers" if name == "mean" else "numbers other than zero"
         raise ValueRangeError(
-            f"Preprocess: {name} must be three {kind}, one a channel; {value!r} came. Say {name}=(0.5, 0.5, 0.5)."
+            f"Preprocess: {name} must be three {kind}, one a channel; got {value!r}. Say {name}=(0.5, 0.5, 0.5)."
         )
     return tuple(three)
 
@@ -185,7 +185,7 @@ def _one_a_channel(value: object, name: str) -> tuple[float, ...]:
 def _one_of(value: str, name: str, known: list[str]) -> str:
     if value not in known:
         raise ValueRangeError(
-            f"Preprocess: {name} must be one of {', '.join(known)}; {value!r} came. Choose one of them."
+            f"Preprocess: {name} must be one of {', '.join(known)}; got {value!r}. Choose one of them."
         )
     return value
 
@@ -193,7 +193,7 @@ def _one_of(value: str, name: str, known: list[str]) -> str:
 def _ready(batch: Tensor, transform: str) -> Float[Tensor, "n ..."]:
     if not batch.is_floating_point():
         raise ModelError(
-            f"inputs must be floats for a model with {transform}; {batch.dtype} of shape {tuple(batch.shape)} came. "
+            f"inputs must be floats for a model with {transform}; got {batch.dtype} of shape {tuple(batch.shape)}. "
             f"Only dubito.Preprocess knows how to scale and normalise pixels: use it, or give finished inputs."
         )
     return batch

@@ -60,11 +60,11 @@ def wrap(
     """
     if not isinstance(module, nn.Module):
         raise ModelError(
-            f"wrap: module must be a torch.nn.Module; {type(module).__name__} came. For a name, use dubito.load."
+            f"wrap: module must be a torch.nn.Module; got {type(module).__name__}. For a name, use dubito.load."
         )
     if output not in get_args(Output):
         raise ModelError(
-            f"output: one of {', '.join(get_args(Output))} is expected; '{output}' came. Choose one of them."
+            f"output: one of {', '.join(get_args(Output))} is expected; got '{output}'. Choose one of them."
         )
     if transform is None:
         transform = NoTransform()
@@ -136,7 +136,7 @@ class WrappedClassifier:
         weight, bias = self._joined_heads()
         if z.shape[-1] != weight.shape[1]:
             raise ModelError(
-                f"{self.name}.logits: features must be {weight.shape[1]} wide; {z.shape[-1]} came. "
+                f"{self.name}.logits: features must be {weight.shape[1]} wide; got {z.shape[-1]}. "
                 f"Features of another model, or of another layer, do not fit this head."
             )
         with torch.no_grad():
@@ -318,11 +318,11 @@ def answer_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
     answer = out if isinstance(out, Tensor) else getattr(out, "logits", None)
     if not isinstance(answer, Tensor):
         raise ModelError(
-            f"{name} must return one tensor (or an output with .logits); {type(out).__name__} came. "
+            f"{name} must return one tensor (or an output with .logits); got {type(out).__name__}. "
             f"Wrap a module that returns the logits alone."
         )
     if answer.dim() != 2 or answer.shape[0] != n:
-        raise ModelError(f"{name} must return (n, classes); {tuple(answer.shape)} came for {n} images.")
+        raise ModelError(f"{name} must return (n, classes); got {tuple(answer.shape)} for {n} images.")
     return answer
 
 

@@ -15,7 +15,7 @@ def as_classes(label: Shaped[Tensor, "n ..."] | None, count: int) -> Int64[Tenso
         return None
     if bool(((label < 0) | (label >= count)).any()):
         raise ValueRangeError(
-            f"labels must be classes of the members, 0 to {count - 1}; {int(label.min())} to {int(label.max())} came. "
+            f"labels must be classes of the members, 0 to {count - 1}; got {int(label.min())} to {int(label.max())}. "
             f"Give targets of another kind as floats."
         )
     return label.long()

@@ -50,13 +50,13 @@ class Several:
         for place, model in enumerate(models):
             if not isinstance(model, Classifier):
                 raise ModelError(
-                    f"{name}: models must come from dubito.load or dubito.wrap; {type(model).__name__} came at place "
+                    f"{name}: models must come from dubito.load or dubito.wrap; got {type(model).__name__} at place "
                     f"{place}. Wrap it: dubito.wrap(module, transform=...)."
                 )
             self._models.append(model)
         if len(self._models) < 2:
             raise ModelError(
-                f"{name}: an ensemble has at least two members; {len(self._models) or 'none'} came. With one model, "
+                f"{name}: an ensemble has at least two members; got {len(self._models) or 'none'}. With one model, "
                 f"ask its tiles (dubito.Tiles()), dropout (Members.dropout()) or views of the image (Members.views())."
             )
 
@@ -64,7 +64,7 @@ class Several:
     def of_checkpoints(cls, model: WrappedClassifier, paths: Sequence[str | Path]) -> "Several":
         """Copies of one model with the weights of files."""
         if isinstance(paths, str | Path):
-            raise ModelError(f"checkpoints: paths must be a list of files; '{paths}' came. Give at least two.")
+            raise ModelError(f"checkpoints: paths must be a list of files; got '{paths}'. Give at least two.")
         return cls([with_weights(model, path) for path in paths], name="checkpoints")
 
     def __len__(self) -> int:

@@ -58,11 +58,11 @@ class Dropout:
     def __init__(self, passes: int = 10, rate: float | None = None, seed: int = 0) -> None:
         if passes < 2:
             raise ValueRangeError(
-                f"dropout: passes must be at least 2; {passes} came. One pass has none to differ from."
+                f"dropout: passes must be at least 2; got {passes}. One pass has none to differ from."
             )
         if rate is not None and not 0 < rate < 1:
             raise ValueRangeError(
-                f"dropout: rate must be between 0 and 1; {rate} came. Leave it out to take the model's own."
+                f"dropout: rate must be between 0 and 1; got {rate}. Leave it out to take the model's own."
             )
         self._passes, self._rate, self._seed = passes, rate, seed
 

@@ -36,7 +36,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         if self.feature_dtype not in ("float16", "float32"):
-            raise ValueRangeError(f"feature_dtype must be float16 or float32; '{self.feature_dtype}' came.")
+            raise ValueRangeError(f"feature_dtype must be float16 or float32; got '{self.feature_dtype}'.")
         check_task_loss(self.task_loss)
 
     name = "forward"

@@ -65,7 +65,7 @@ class Members:
         variance: bool = False,
     ) -> None:
         if keep not in get_args(Keep):
-            raise ValueRangeError(f"keep must be 'summary' or 'logits'; '{keep}' came. Choose one of the two.")
+            raise ValueRangeError(f"keep must be 'summary' or 'logits'; got '{keep}'. Choose one of the two.")
         listed = [models] if isinstance(models, Classifier) else models  # one that is no list is told as one too few
         self._source: Source = listed if isinstance(listed, Source) else Several(listed)
         self._keep, self._temperature, self._variance = keep, check_temperature(temperature), variance

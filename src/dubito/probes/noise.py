@@ -42,9 +42,9 @@ class Noise:
 
     def __init__(self, copies: int = 8, sigma: float = 0.05, seed: int = 0) -> None:
         if copies < 2:
-            raise ValueRangeError(f"noise: copies must be at least 2; {copies} came. One copy has none to differ from.")
+            raise ValueRangeError(f"noise: copies must be at least 2; got {copies}. One copy has none to differ from.")
         if not 0 < sigma < math.inf:
-            raise ValueRangeError(f"noise: sigma must be a positive number; {sigma} came. 0.05 is usual.")
+            raise ValueRangeError(f"noise: sigma must be a positive number; got {sigma}. 0.05 is usual.")
         self._copies, self._sigma, self._seed = copies, sigma, seed
 
     def __len__(self) -> int:

@@ -56,7 +56,7 @@ def check_task_loss(loss: object) -> None:
     if loss not in get_args(KnownLoss) if isinstance(loss, str) else not callable(loss):
         raise ValueRangeError(
             f"task_loss must be {' or '.join(map(repr, get_args(KnownLoss)))}, or a callable of logits (n, c) and "
-            f"targets (n, ...); {loss!r} came. Choose one."
+            f"targets (n, ...); got {loss!r}. Choose one."
         )
 
 
@@ -75,7 +75,7 @@ def check_target(loss: KnownLoss | TaskLoss, target: Shaped[Tensor, "n ..."], cl
         needs = f"classes 0..{classes - 1} of shape (n,), or {needs} as floats"
     raise ValueRangeError(
         f"task_loss '{loss}' needs targets that are {needs}; {_came(target)} came. "
-        f"Pass them to extract as targets=, one row an image, or choose another task_loss."
+        f"Pass them to extract as targets=, one row per image, or choose another task_loss."
     )
 
 

@@ -60,15 +60,15 @@ class Tiles:
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         if self.keep not in get_args(Keep):
-            raise ValueRangeError(f"keep must be 'summary' or 'logits'; '{self.keep}' came. Choose one of the two.")
+            raise ValueRangeError(f"keep must be 'summary' or 'logits'; got '{self.keep}'. Choose one of the two.")
         if self.dtype not in ("float16", "float32"):
-            raise ValueRangeError(f"dtype must be float16 or float32; '{self.dtype}' came.")
+            raise ValueRangeError(f"dtype must be float16 or float32; got '{self.dtype}'.")
         if self.grids is None:
             return
         grids = tuple(sorted(self.grids))
         if not grids or grids[0] < 2 or len(set(grids)) < len(grids):
             raise ValueRangeError(
-                f"grids must be different numbers of at least 2; {list(self.grids)} came. [2, 7] gives 2 x 2 and 7 x 7 "
+                f"grids must be different numbers of at least 2; got {list(self.grids)}. [2, 7] gives 2 x 2 and 7 x 7 "
                 f"tiles an image; None all from 2 to 7."
             )
         object.__setattr__(self, "grids", grids)

@@ -61,12 +61,12 @@ class Views:
     def __init__(self, views: Sequence[str] = DEFAULT, amount: float = 0.125) -> None:
         if isinstance(views, str):
             raise ValueRangeError(
-                f"views must be a list of names; '{views}' came. Give at least two: ['identity', 'flip']."
+                f"views must be a list of names; got '{views}'. Give at least two: ['identity', 'flip']."
             )
         self._views, self._amount = tuple(views), amount
         if len(self._views) < 2:
             raise ValueRangeError(
-                f"views: an ensemble has at least two members; {len(self._views) or 'none'} came. "
+                f"views: an ensemble has at least two members; got {len(self._views) or 'none'}. "
                 f"Add some of {', '.join(VIEWS)}."
             )
         for part in (part for name in self._views for part in name.split("+")):
@@ -77,7 +77,7 @@ class Views:
                     + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(VIEWS)}.")
                 )
         if not 0 < amount < 0.5:
-            raise ValueRangeError(f"views: amount must be above 0 and below 0.5; {amount} came. 0.125 is an eighth.")
+            raise ValueRangeError(f"views: amount must be above 0 and below 0.5; got {amount}. 0.125 is an eighth.")
 
     def __len__(self) -> int:
         return len(self._views)
@@ -86,7 +86,7 @@ class Views:
         """Inputs must be images."""
         if x.dim() != 4:
             raise ModelError(
-                f"views: inputs of {model.name} must be images, (n, channels, height, width); {tuple(x.shape)} came. "
+                f"views: inputs of {model.name} must be images, (n, channels, height, width); got {tuple(x.shape)}. "
                 f"Use Members.dropout() or several models."
             )
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import final
 
-from dubito.protocols import _layouts as layouts
 from dubito.data.files import open_folder
 from dubito.data.image_set import some
 from dubito.data.views import Subset
 from dubito.errors import ImagesError
+from dubito.protocols import _layouts as layouts
 from dubito.types import Images
 
 Opener = Callable[[Path, str], Images]
@@ -70,7 +70,7 @@ def open_benchmark(name: str, root: str | Path, *, split: str | None = None) -> 
     chosen = benchmark.splits[0] if split is None else split
     if chosen not in benchmark.splits:
         raise ImagesError(
-            f"split of {name} must be {' or '.join(benchmark.splits)}; '{chosen}' came. Choose one of those."
+            f"split of {name} must be {' or '.join(benchmark.splits)}; got '{chosen}'. Choose one of those."
         )
     if not folder.is_dir():
         raise ImagesError(f"{name}: '{folder}' must be a folder that is there. Expected in it: {benchmark.layout}.")
@@ -85,7 +85,7 @@ def class_split(images: Images, *, half: str = "second") -> Subset:
     never seen a class of the other.
     """
     if half not in ("first", "second"):
-        raise ImagesError(f"half must be 'first' or 'second'; '{half}' came. Choose one of the two.")
+        raise ImagesError(f"half must be 'first' or 'second'; got '{half}'. Choose one of the two.")
     labels = images.labels
     if labels is None:
         raise ImagesError(
@@ -134,7 +134,7 @@ def _benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         near = get_close_matches(name.lower(), BENCHMARKS, n=3, cutoff=0.4)
         raise ImagesError(
-            f"name must be one of the benchmarks; '{name}' came. "
+            f"name must be one of the benchmarks; got '{name}'. "
             + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(BENCHMARKS)}.")
         )
     return BENCHMARKS[name]

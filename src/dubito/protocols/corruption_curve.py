@@ -40,7 +40,7 @@ CLEAN = "clean"
 
 @final
 @dataclass(frozen=True)
-class Rung:
+class CorruptionLevel:
     """The quartiles of one score over all images, at one severity."""
 
     severity: int
@@ -51,7 +51,7 @@ class Rung:
 
 @final
 @dataclass(frozen=True)
-class Climb:
+class CorruptionCurve:
     """One score as one deterioration grows.
 
     Attributes:
@@ -63,7 +63,7 @@ class Climb:
 
     kind: str
     score: str
-    rungs: tuple[Rung, ...]
+    rungs: tuple[CorruptionLevel, ...]
     spearman: Interval
 
     @property
@@ -92,9 +92,9 @@ class Ladder:
     name: str
     rows: int
     severities: tuple[int, ...]
-    climbs: tuple[Climb, ...]
+    climbs: tuple[CorruptionCurve, ...]
 
-    def climb(self, kind: str, score: str) -> Climb:
+    def climb(self, kind: str, score: str) -> CorruptionCurve:
         """One of them."""
         return next(one for one in self.climbs if (one.kind, one.score) == (kind, score))
 
@@ -129,7 +129,7 @@ class Ladder:
         return "\n".join([f"{self.name}: {self.rows} images", *aligned(self.lines())])
 
 
-def ladder(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
+def corruption_curve(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
     model: Classifier,
     images: Any,
     scores: Mapping[str, Score],
@@ -158,18 +158,18 @@ def ladder(  # noqa: PLR0913 (one call that users type; everything after `to` is
         progress: Show one bar when a terminal is watching.
         extraction: Further settings for dubito.extract, such as batch_size or workers.
     """
-    fitted("ladder", scores)
+    fitted("corruption_curve", scores)
     _check_steps(kinds, severities)
     opened = open_images(images)
     steps = _steps(opened, kinds, severities, seed)
     bootstrap = partial(interval, _mean, confidence=confidence, resamples=resamples, seed=seed)
     found: dict[str, dict[str, Float[Tensor, "n"]]] = {}
     ids: list[str] = []
-    with bar(f"ladder {opened.name}", len(opened) * len(steps), show=progress) as advance:
+    with bar(f"corruption_curve {opened.name}", len(opened) * len(steps), show=progress) as advance:
         for name, step in steps.items():
             table = extract(model, step, Path(to) / name, label_space="own", progress=False, **extraction)
             ids = _same_images(ids, table)
-            found[name] = scored(f"ladder ({name})", scores, table)
+            found[name] = scored(f"corruption_curve ({name})", scores, table)
             advance(len(opened))
     climbs = [
         _climb(kind, score, severities, [found[_step(kind, severity)][score] for severity in severities], bootstrap)
@@ -192,11 +192,13 @@ def _step(kind: str, severity: int) -> str:
     return f"{kind}-{severity}" if severity else CLEAN
 
 
-def _climb(kind: str, score: str, severities: Sequence[int], steps: Sequence[Tensor], bootstrap: Any) -> Climb:
+def _climb(
+    kind: str, score: str, severities: Sequence[int], steps: Sequence[Tensor], bootstrap: Any
+) -> CorruptionCurve:
     u = torch.stack(list(steps), dim=1)
     quartiles = np.quantile(u.numpy(), (0.25, 0.5, 0.75), axis=0).T.tolist()
-    rungs = tuple(Rung(severity, *row) for severity, row in zip(severities, quartiles, strict=True))
-    return Climb(kind, score, rungs, bootstrap(rank_correlations(u)))
+    rungs = tuple(CorruptionLevel(severity, *row) for severity, row in zip(severities, quartiles, strict=True))
+    return CorruptionCurve(kind, score, rungs, bootstrap(rank_correlations(u)))
 
 
 def rank_correlations(u: Float[Tensor, "n s"]) -> Float[Tensor, "n"]:
@@ -214,7 +216,7 @@ def _same_images(before: list[str], table: Table) -> list[str]:
     ids = [str(name) for name in table.id]
     if before and ids != before:
         raise TableError(
-            f"ladder: every step must have the same images; {table.name} has {len(ids)}, the first step "
+            f"corruption_curve: every step must have the same images; {table.name} has {len(ids)}, the first step "
             f"{len(before)}. Look at the images that were skipped there."
         )
     return ids
@@ -224,12 +226,12 @@ def _check_steps(kinds: Sequence[str], severities: Sequence[int]) -> None:
     unknown = [kind for kind in kinds if kind not in DETERIORATIONS]
     if unknown or not kinds or isinstance(kinds, str):
         raise ValueRangeError(
-            f"ladder: kinds must be a list of {', '.join(DETERIORATIONS)}; {kinds!r} came. Choose among those."
+            f"corruption_curve: kinds must be a list of {', '.join(DETERIORATIONS)}; got {kinds!r}. Choose among those."
         )
     allowed = [severity for severity in severities if severity in SEVERITIES]
     if len(severities) < 2 or allowed != sorted(set(severities)):
         raise ValueRangeError(
-            f"ladder: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; {tuple(severities)} came. "
+            f"corruption_curve: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; got {tuple(severities)}. "
             f"Leave them out for all."
         )
 

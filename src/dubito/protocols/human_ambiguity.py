@@ -44,7 +44,7 @@ def ambiguous_sets(
     [[False, True, True], [True, True, False]]
     """
     if none not in ("ambiguous", "drop"):
-        raise ValueRangeError(f"none must be 'ambiguous' or 'drop'; '{none}' came. Choose one of the two.")
+        raise ValueRangeError(f"none must be 'ambiguous' or 'drop'; got '{none}'. Choose one of the two.")
     sizes = torch.tensor([len(set(labels)) for labels in sets], dtype=torch.long)
     return sizes != 1, (sizes > 0) | (none == "ambiguous")
 
@@ -103,7 +103,7 @@ def ambiguity(
         seed: Of the bootstrap.
     """
     if ambiguous is None and degree is None:
-        raise TableError("ambiguity needs ambiguous= or degree=; neither came. Give what people said, by image or row.")
+        raise TableError("ambiguity needs ambiguous= or degree=; got neither. Give what people said, by image or row.")
     uncertainties = scored("ambiguity", scores, table, beside=(Entropy.name, MaxProbability.name))
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
     found = Ambiguity(table.name, 0, 0, 0, {}, {})

@@ -28,7 +28,7 @@ PUBLISHED_POOLED = 0.503
 """The pooled value of the paper's Figure 8, ViT-Base."""
 
 
-def shift(
+def ood_auroc_by_dataset(
     scores: Mapping[str, Score],
     known: Table,
     foreign: Mapping[str, Table],
@@ -47,12 +47,14 @@ def shift(
         resamples: Of the bootstrap.
         seed: Of the bootstrap.
     """
-    fitted("shift", scores)
+    fitted("ood_auroc_by_dataset", scores)
     if not foreign:
-        raise TableError("shift needs at least one foreign table; none came. Give some by name: {'cub200': table}.")
+        raise TableError(
+            "ood_auroc_by_dataset needs at least one foreign table; got none. Give some by name: {'cub200': table}."
+        )
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
-    at_home = scored(f"shift ({known.name})", scores, known)
-    away = {name: scored(f"shift ({name})", scores, table) for name, table in foreign.items()}
+    at_home = scored(f"ood_auroc_by_dataset ({known.name})", scores, known)
+    away = {name: scored(f"ood_auroc_by_dataset ({name})", scores, table) for name, table in foreign.items()}
     by_set: dict[str, dict[str, Interval]] = {}
     pooled: dict[str, Interval] = {}
     for score, u in at_home.items():

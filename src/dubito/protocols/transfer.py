@@ -88,7 +88,7 @@ def transfer(
     """
     fitted("transfer", scores)
     if not tables:
-        raise TableError("transfer needs at least one table; none came. Give some by name: {'cub200': table}.")
+        raise TableError("transfer needs at least one table; got none. Give some by name: {'cub200': table}.")
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
     found = Transfer({name: len(table) for name, table in tables.items()}, {}, {})
     for name, table in tables.items():
@@ -173,7 +173,7 @@ def median_and_spread(values: Iterable[float]) -> Spread:
     """
     listed = sorted(values)
     if not listed:
-        raise ValueRangeError("median_and_spread needs at least one value; none came. Give one a seed.")
+        raise ValueRangeError("median_and_spread needs at least one value; got none. Give one a seed.")
     median = statistics.median(listed)
     return Spread(median, max(median - listed[0], listed[-1] - median))
 

@@ -34,7 +34,7 @@ def check_colour(colour: str | None, there: Iterable[str]) -> None:
     known = (*there, "uncertainty")
     if colour is not None and colour not in known:
         raise ValueRangeError(
-            f"map: colour must be one of {', '.join(known)}; '{colour}' came. "
+            f"map: colour must be one of {', '.join(known)}; got '{colour}'. "
             f"Labels and predictions are there where the table has them."
         )
 

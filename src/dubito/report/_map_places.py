@@ -20,12 +20,12 @@ def check_places(to: str | Path | None, png: str | Path | None) -> None:
             why = "is no folder" if not there.is_dir() else "may not be written"
             raise ArtefactError(f"draw_map: '{path}' cannot be written ('{there}' {why}). Give another place.")
     if len({*places.values()}) < len(places):
-        raise ValueRangeError(f"draw_map: to and png must be two files; '{to}' came for both. Name them apart.")
+        raise ValueRangeError(f"draw_map: to and png must be two files; got '{to}' for both. Name them apart.")
     if png is not None:
         known = new_figure(1, 1)[0].canvas.get_supported_filetypes()
         if ending(png) not in known:
             raise ValueRangeError(
-                f"draw_map: png must end in one of {', '.join(sorted(known))}; '{png}' came. Name it map.png."
+                f"draw_map: png must end in one of {', '.join(sorted(known))}; got '{png}'. Name it map.png."
             )
 
 

@@ -17,7 +17,7 @@ from dubito.report._drawings import bars, histogram
 _HEAD = {
     "A": "max probability",
     "B": "entropy",
-    "C": "cool",
+    "C": "scaled_entropy",
     "D": "density",
     "cause 1": "saturation, C \N{MINUS SIGN} B",
     "cause 2": "extrapolation, D \N{MINUS SIGN} C",
@@ -26,7 +26,7 @@ _HEAD = {
 _PICTURES = {
     "max_probability": ("A", "1 \N{MINUS SIGN} max p", True),
     "entropy": ("B", "entropy", True),
-    "cool": ("C", "cool", False),
+    "scaled_entropy": ("C", "scaled_entropy", False),
     "density": ("D", "density, \N{MINUS SIGN}log q(z)", False),
     "norm": ("", "length of the feature, \N{DOUBLE VERTICAL LINE}z\N{DOUBLE VERTICAL LINE}", False),
     "cosine": ("", "largest cosine with a class weight", False),

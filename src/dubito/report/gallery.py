@@ -51,7 +51,7 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     opened = open_images(images)
     if count < 1 or not 0 <= tail <= 0.5:
         raise ValueRangeError(
-            f"write_gallery: count must be at least 1 and tail a share from 0 to 0.5; count={count}, tail={tail} came. "
+            f"write_gallery: count must be at least 1 and tail a share from 0 to 0.5; got count={count}, tail={tail}. "
             f"12 and 0 are usual."
         )
     values = finite(to_tensor(u, "write_gallery: u").double(), "write_gallery: u").numpy()
@@ -103,7 +103,7 @@ def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, s
     names = list(images.ids) if ids is None else [str(name) for name in ids]
     if shape != (len(names),) or not names:
         raise TableError(
-            f"write_gallery: u must have one value an image, ({len(names)},); shape {shape} came. "
+            f"write_gallery: u must have one value an image, ({len(names)},); got shape {shape}. "
             f"Give the ids of the scored rows too: ids=table.id."
         )
     row_of = {name: row for row, name in enumerate(images.ids)}

@@ -103,7 +103,7 @@ def write_page(
 def _names(cards: Sequence[Card]) -> list[str]:
     """The scores that all cards have, each of them finite."""
     if not cards:
-        raise ValueRangeError("write_page needs at least one card; none came. Give it some pictures.")
+        raise ValueRangeError("write_page needs at least one card; got none. Give it some pictures.")
     names = list(cards[0].scores)
     for card in cards:
         if not names or list(card.scores) != names or not all(map(math.isfinite, card.scores.values())):

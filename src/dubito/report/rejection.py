@@ -87,7 +87,7 @@ def _uncertainties(study: RejectionStudy) -> list[str]:
 def _known(kind: str) -> str:
     if kind not in _KINDS:
         raise ValueRangeError(
-            f"rejection_figure: kind must be 'acceptance' or 'bucket'; '{kind}' came. Choose one of the two."
+            f"rejection_figure: kind must be 'acceptance' or 'bucket'; got '{kind}'. Choose one of the two."
         )
     return kind
 

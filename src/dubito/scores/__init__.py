@@ -17,13 +17,12 @@ from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.perturbation import PerturbationVariance
 from dubito.scores.registry import SCORES, make_score
-from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
+from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.scores.tune_regrad import tune_regrad
 
 __all__ = [
     "SCORES",
-    "Cool",
     "Density",
     "Energy",
     "Entropy",
@@ -41,6 +40,7 @@ __all__ = [
     "PredictedGradient",
     "PredictiveEntropy",
     "REGrad",
+    "ScaledEntropy",
     "Temperature",
     "UncertaintyHead",
     "VariationRatio",

@@ -38,7 +38,7 @@ def answers(
         lowest, highest, c = int(batch.label.min()), int(batch.label.max()), batch.logit.shape[1]
         if lowest < 0 or highest >= c:
             raise ValueRangeError(
-                f"{by}: labels must be classes of the logits, 0 to {c - 1}; {lowest} to {highest} came in "
+                f"{by}: labels must be classes of the logits, 0 to {c - 1}; got {lowest} to {highest} in "
                 f"{table.name}. Give labels in the order of the logits' columns."
             )
         yield batch.logit, batch.label

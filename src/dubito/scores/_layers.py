@@ -82,7 +82,7 @@ class ScoreOfLayers(Score, ABC):
         kept = layers_kept(table, self.of, table.shape(self.column)[-1], where)
         layer_weights(self.layers, self.beta, kept, where)
 
-    def rows(self, batch: Table) -> Float64[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """The weighted sum."""
         return sum_over_layers(batch, self.column, of=self.of, layers=self.layers, beta=self.beta, by=self.name)
 
@@ -105,13 +105,13 @@ def sum_over_layers(
 
 def layers_kept(table: Table, of: str, width: int, where: str) -> LayersKept:
     """What a table knows of its layers; one in memory has all of them."""
-    told = ((table.maker or {}).get("gradients") or {}).get(of)
+    told = ((table.provenance or {}).get("gradients") or {}).get(of)
     if told is None:
         return LayersKept(range(width), width, {})
     if len(told["depth"]) != width:
         raise TableError(
             f"{where} has {width} layers, but its probe '{of}' has written {len(told['depth'])}. "
-            f"Extract it again, or give the column in a table without a maker."
+            f"Extract it again, or give the column in a table without a provenance."
         )
     return LayersKept(tuple(told["depth"]), int(told["of"]), told.get("settings") or {})
 
@@ -125,7 +125,7 @@ def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> 
     if not isinstance(layers, str):
         if len(layers) != len(kept.depth):
             raise TableError(
-                f"{where} has {kept}; {len(layers)} weights came. Give one weight for each layer of the column."
+                f"{where} has {kept}; got {len(layers)} weights. Give one weight for each layer of the column."
             )
         return torch.tensor([*layers], dtype=torch.float64)
     if layers != "kept" and kept.missing:
@@ -140,13 +140,13 @@ def check_layers(layers: str | Sequence[float], by: str, names: Sequence[str] = 
     if isinstance(layers, str):
         if layers not in names:
             raise ValueRangeError(
-                f"{by}: layers must be one of {', '.join(names)}, or a weight for each layer; '{layers}' came."
+                f"{by}: layers must be one of {', '.join(names)}, or a weight for each layer; got '{layers}'."
             )
         return cast("Layers", layers)
     weights = tuple(float(weight) for weight in layers)
     if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
         raise ValueRangeError(
-            f"{by}: weights of layers must be finite, none negative and not all zero; {list(weights)} came. "
+            f"{by}: weights of layers must be finite, none negative and not all zero; got {list(weights)}. "
             f"Give one for each layer, in order of depth."
         )
     return weights
@@ -156,7 +156,7 @@ def check_beta(beta: float, by: str) -> float:
     """The setting; ValueRangeError for what weighs deep layers less."""
     if not 0 <= beta < math.inf:
         raise ValueRangeError(
-            f"{by}: beta must be finite and not negative; {beta} came. 0 weighs all layers alike; the larger, the more "
+            f"{by}: beta must be finite and not negative; got {beta}. 0 weighs all layers alike; the larger, the more "
             f"the last layers count."
         )
     return beta

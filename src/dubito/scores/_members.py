@@ -45,9 +45,9 @@ class ScoreOfMembers(Score, ABC):
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The uncertainty of every row; see `Score.score`. The summary is read where it is there, else the logits."""
         check_table(table, by=f"{self.name}.score")
-        return score_blocks(self, table, self.column_in(table), self.rows)
+        return score_blocks(self, table, self.column_in(table), self.score_batch)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """Of one in-memory batch."""
         if self.column_in(batch) == self.logits:
             return self.of_logits(batch)
@@ -114,7 +114,7 @@ def members_of(score: ScoreOfMembers, batch: Table, by: str = "score") -> Iterat
         )
     if logits.shape[2] < 2:
         raise ValueRangeError(
-            f"{score.name}.{by} needs at least two classes; logits of shape {tuple(logits.shape)} came. "
+            f"{score.name}.{by} needs at least two classes; got logits of shape {tuple(logits.shape)}. "
             f"Give a yes-or-no model a second logit of zero."
         )
     score.check_members(logits.shape[1], batch)

@@ -74,11 +74,11 @@ def tune(
     """See `Density.tune`."""
     reads: Nonlinearity = settings.pop("nonlinearity", "after")
     for table in (train, validation):
-        table.require("feature" if reads == "after" else "before", by="density.tune")
+        table.require("feature" if reads == "after" else "pre_activation", by="density.tune")
         if len(table) == 0:
             raise TableError(f"density.tune needs rows to fit on and rows to compare by; {table.name} has none.")
     if budget < 1:
-        raise ValueRangeError(f"density.tune: budget must be at least 1 fit; {budget} came.")
+        raise ValueRangeError(f"density.tune: budget must be at least 1 fit; got {budget}.")
     train, validation = seen(train, reads), seen(validation, reads)
     varying = _varying(train)
     narrow = _narrowed(train, varying), _narrowed(validation, varying)
@@ -148,7 +148,7 @@ def _candidates(
     unknown = [name for name in grid if name not in GRID or name in settings]
     if unknown:
         raise TableError(
-            f"density.tune: grid may have {', '.join(GRID)}, unless they are given otherwise; '{unknown[0]}' came. "
+            f"density.tune: grid may have {', '.join(GRID)}, unless they are given otherwise; got '{unknown[0]}'. "
             f"Give one value as a setting, several in the grid."
         )
     if settings.get("start") == "class":
@@ -207,7 +207,7 @@ def _varying(table: Table) -> Bool[Tensor, "d"]:
 def _narrowed(table: Table, kept: Bool[Tensor, "d"]) -> Table:
     if table.shape("feature")[1] != len(kept):
         raise TableError(
-            f"density.tune: features must have one width; {len(kept)} and {table.shape('feature')[1]} came, the latter "
+            f"density.tune: features must have one width; got {len(kept)} and {table.shape('feature')[1]}, the latter "
             f"in {table.name}. Give tables of the same model."
         )
     return table if bool(kept.all()) else table.extended(feature=_Narrow(table.column("feature"), kept))

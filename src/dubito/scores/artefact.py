@@ -38,7 +38,7 @@ def save_score(score: Score, to: str | Path) -> Path:
         **_described(score),
         "learned": plain,
         "fitted_on": score.fitted_on_,
-        "maker": score.maker_,
+        "provenance": score.provenance_,
     }
     write_file(folder / _DESCRIPTION, (json.dumps(described, sort_keys=True, indent=1) + "\n").encode())
     return folder
@@ -69,7 +69,7 @@ def load_score(path: str | Path) -> Score:
         if name not in score.learned:
             raise ArtefactError(f"saved score in '{folder}' holds '{name}', which {score.name} does not learn.")
         setattr(score, name, value)
-    score.fitted_on_, score.maker_ = described.get("fitted_on"), described.get("maker")
+    score.fitted_on_, score.provenance_ = described.get("fitted_on"), described.get("provenance")
     return score
 
 

@@ -45,7 +45,7 @@ def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: 
     if not bool((z > -offset).all()):
         value, column = float(z.min()), int(z.min(0).values.argmin())
         raise ValueRangeError(
-            f"{where}: with space='log', features must be larger than -offset = {-offset:g}; {value:g} came in "
+            f"{where}: with space='log', features must be larger than -offset = {-offset:g}; got {value:g} in "
             f"feature {column}. Choose space='z' (features before a non-linearity may be "
             f"negative), or a larger offset."
         )
@@ -54,7 +54,7 @@ def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: 
 
 def seen(table: Table, nonlinearity: Nonlinearity) -> Table:
     """The same rows; what the density reads is their feature."""
-    return table if nonlinearity == "after" else table.extended(feature=table.column("before"))
+    return table if nonlinearity == "after" else table.extended(feature=table.column("pre_activation"))
 
 
 def class_count(table: Table) -> int | None:
@@ -86,7 +86,7 @@ class Density(Score):
         memory: Gigabytes that the fit may take, for the mixture or for k-means, whose sample shrinks to fit; more is
             refused before it is taken.
         nonlinearity: "after" reads the column `feature`; "before" what lies before the last non-linearity, the column
-            `before` of the probe `dubito.Before`. The paper's best was after.
+            `pre_activation` of the probe `dubito.PreActivation`. The paper's best was after.
         weights_: (k), once fitted.
         means_: (k, d).
         factors_: Cholesky factors of the precisions: full (k, d, d), tied (d, d), diagonal (k, d), spherical (k).
@@ -119,10 +119,10 @@ class Density(Score):
         for name, kinds in choices.items():
             if getattr(self, name) not in get_args(kinds):
                 raise ValueRangeError(
-                    f"density: {name} must be one of {', '.join(get_args(kinds))}; '{getattr(self, name)}' came."
+                    f"density: {name} must be one of {', '.join(get_args(kinds))}; got '{getattr(self, name)}'."
                 )
         _check_numbers(self)
-        self.needs = ("feature",) if self.nonlinearity == "after" else ("before",)
+        self.needs = ("feature",) if self.nonlinearity == "after" else ("pre_activation",)
         self.learns_from = (*self.needs, "label") if self.start == "class" else self.needs
 
     def learn(self, table: Table) -> None:
@@ -152,12 +152,12 @@ class Density(Score):
         )
         self.weights_, self.means_, self.factors_ = mixture.weights, mixture.means, mixture.factors
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """-log q of every row, in the space of the fit."""
         batch = seen(batch, self.nonlinearity)
         if batch.shape("feature")[1] != self.width_:
             raise TableError(
-                f"density.score: features must be {self.width_} wide, as in fit; {batch.shape('feature')[1]} came in "
+                f"density.score: features must be {self.width_} wide, as in fit; got {batch.shape('feature')[1]} in "
                 f"{batch.name}. Score a table of the same model."
             )
         return -self.mixture.log_density(self._prepared(batch.feature, "score"))
@@ -208,7 +208,7 @@ class Density(Score):
             if k not in (None, len(classes)):
                 raise TableError(
                     f"density.fit: with start='class' there is one component for each of the {len(classes)} labels of "
-                    f"{table.name}; components={k} came. Leave components out, or choose start='free'."
+                    f"{table.name}; got components={k}. Leave components out, or choose start='free'."
                 )
             k = len(classes)
         elif k is None:
@@ -277,7 +277,7 @@ def _drawn(width: int, neurons: int | None, seed: int) -> Int64[Tensor, "d"]:
         return torch.arange(width)
     if neurons > width:
         raise TableError(
-            f"density.fit: neurons must be at most the {width} features; {neurons} came. Leave it out to use all."
+            f"density.fit: neurons must be at most the {width} features; got {neurons}. Leave it out to use all."
         )
     return torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:neurons].sort().values
 
@@ -301,6 +301,6 @@ def _check_numbers(score: Density) -> None:
     for name, least in at_least.items():
         value = getattr(score, name)
         if value is not None and not (math.isfinite(value) and value >= least):
-            raise ValueRangeError(f"density: {name} must be at least {least}; {value} came.")
+            raise ValueRangeError(f"density: {name} must be at least {least}; got {value}.")
     if not score.memory > 0:
-        raise ValueRangeError(f"density: memory must be more than 0 gigabytes; {score.memory} came.")
+        raise ValueRangeError(f"density: memory must be more than 0 gigabytes; got {score.memory}.")

@@ -84,4 +84,4 @@ class PredictedGradient(ScoreOfLayers):
 def check_weighting(weighting: str, by: str) -> None:
     """Raise ValueRangeError for a class weighting that there is not."""
     if weighting not in get_args(ClassWeighting):
-        raise ValueRangeError(f"{by}: weighting must be one of {', '.join(SUFFIXES)}; '{weighting}' came.")
+        raise ValueRangeError(f"{by}: weighting must be one of {', '.join(SUFFIXES)}; got '{weighting}'.")

@@ -89,7 +89,7 @@ class LastLayerGradient(Score):
     def __post_init__(self) -> None:
         check_weighting(self.weighting, self.name)
 
-    def rows(self, batch: Table) -> Float64[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """In closed form."""
         feature, logit = _finite_columns(self, batch)
         return last_layer_gradient(feature, logit, self.weighting, bias=self.bias)
@@ -123,7 +123,7 @@ class GradNorm(Score):
         if self.of is not None:
             self.needs = (self._column,)
 
-    def rows(self, batch: Table) -> Float64[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """Minus the norm."""
         if self.of is not None:
             return -sum_over_layers(batch, self._column, of=self.of, layers=self.layers, beta=0.0, by=self.name)
@@ -139,7 +139,7 @@ def _probabilities(logits: Float[Tensor, "n c"], by: str) -> tuple[Float64[Tenso
     """p, and 1 - p as the sum of the others, which a subtraction from almost one would lose."""
     if logits.shape[-1] < 2:
         raise ValueRangeError(
-            f"{by} needs at least two classes; logits of shape {tuple(logits.shape)} came. "
+            f"{by} needs at least two classes; got logits of shape {tuple(logits.shape)}. "
             f"Give a yes-or-no model a second logit of zero."
         )
     p = logits.double().softmax(-1)

@@ -61,7 +61,7 @@ class Mahalanobis(Score):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.regularisation) and self.regularisation >= 0):
-            raise ValueRangeError(f"mahalanobis: regularisation must be at least 0; {self.regularisation} came.")
+            raise ValueRangeError(f"mahalanobis: regularisation must be at least 0; got {self.regularisation}.")
 
     def learn(self, table: Table) -> None:
         """Class means in a first pass, the scatter around them in a second."""
@@ -87,7 +87,7 @@ class Mahalanobis(Score):
         self.factor_ = self._factor(within / len(table), "within classes")
         self.background_factor_ = self._factor((within + between) / len(table), "of all rows")
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""
         if batch.shape("feature")[1] != self.means_.shape[1]:
             raise TableError(

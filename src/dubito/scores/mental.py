@@ -69,7 +69,7 @@ class MentalModel(Score):
         score = cls()
         score.weights_ = _usable(weight.detach().cpu().double(), f"mental: the head of {classifier.name}")
         identity = model_identity(classifier)
-        score.fitted_on_, score.maker_ = model_digest(identity), identity
+        score.fitted_on_, score.provenance_ = model_digest(identity), identity
         return score
 
     def learn(self, table: Table) -> None:
@@ -82,7 +82,7 @@ class MentalModel(Score):
         with rows_named(table):
             return super().score(table)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The log-odds of every row."""
         if batch.shape("feature")[1] != self.weights_.shape[1]:
             raise TableError(
@@ -114,7 +114,7 @@ def _found_again(table: Table) -> Float64[Tensor, "c d"]:
 
 def _usable(weights: Float64[Tensor, "c d"], what: str) -> Float64[Tensor, "c d"]:
     if len(weights) < 2:
-        raise ModelError(f"{what} must be of two classes or more; {len(weights)} came. Use a model with more classes.")
+        raise ModelError(f"{what} must be of two classes or more; got {len(weights)}. Use a model with more classes.")
     empty = (weights.norm(dim=1) == 0).nonzero()[:, 0]
     if len(empty):
         raise ModelError(f"{what} must have a direction for every class; those of class {int(empty[0])} are all zero.")

@@ -61,7 +61,7 @@ class Neighbours(Score):
         size = len(table) if self.bank_size is None else min(self.bank_size, len(table))
         if not 1 <= self.k <= size:
             raise TableError(
-                f"neighbours.fit: k must be between 1 and the bank's {size} rows; {self.k} came. "
+                f"neighbours.fit: k must be between 1 and the bank's {size} rows; got {self.k}. "
                 f"Fit on more images or choose a smaller k."
             )
         keep = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))[:size].sort().values
@@ -71,7 +71,7 @@ class Neighbours(Score):
             bank[start : start + len(rows)] = _normalised(table.select("feature").rows(rows).feature, "fit")
         self.bank_ = bank
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row."""
         feature = batch.feature
         if feature.shape[1] != self.bank_.shape[1]:

@@ -44,7 +44,7 @@ class PerturbationVariance(ScoreOfMembers):
         (variance,) = self.needs
         return self.logits if variance not in table and self.logits in table else variance
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """Of one in-memory batch."""
         column = self.column_in(batch)
         if column == self.logits:

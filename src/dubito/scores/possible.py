@@ -117,7 +117,7 @@ def _check(score: Score, table: Table) -> None:
 
 def _add_head(found: Possible, table: Table) -> None:
     name = UncertaintyHead.name
-    entry = entry_for(table.maker)
+    entry = entry_for(table.provenance)
     if entry is None:
         found.left_out[name] = "no head here was trained for the model that made the table (dubito.train trains one)"
     elif "feature" in table:

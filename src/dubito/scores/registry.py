@@ -20,7 +20,7 @@ from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
 from dubito.scores.perturbation import PerturbationVariance
-from dubito.scores.softmax import Cool, Energy, Entropy, Margin, MaxLogit, MaxProbability
+from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.types import Score
 
@@ -29,7 +29,7 @@ SCORES: dict[str, type[Score]] = {
     for score in (
         MaxProbability,
         Entropy,
-        Cool,
+        ScaledEntropy,
         Margin,
         MaxLogit,
         Energy,
@@ -57,8 +57,8 @@ SCORES: dict[str, type[Score]] = {
 def make_score(name: str, **settings: Any) -> Score:
     """A score by its name.
 
-    >>> make_score("cool", scale=0.2)
-    Cool(scale=0.2)
+    >>> make_score("scaled_entropy", scale=0.2)
+    ScaledEntropy(scale=0.2)
     """
     if name not in SCORES:
         near = get_close_matches(name, SCORES, n=3, cutoff=0.4)
@@ -80,8 +80,8 @@ def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
         by: Who asks, for errors.
         arrays: Whether a mapping may hold the uncertainties themselves, too.
 
-    >>> by_name(["entropy", Cool(scale=0.2)], by="evaluate")
-    {'entropy': Entropy(), 'cool': Cool(scale=0.2)}
+    >>> by_name(["entropy", ScaledEntropy(scale=0.2)], by="evaluate")
+    {'entropy': Entropy(), 'scaled_entropy': ScaledEntropy(scale=0.2)}
     """
     if isinstance(scores, Mapping):
         return {name: _made(score, by=by, arrays=arrays, named=True) for name, score in scores.items()}
@@ -101,13 +101,13 @@ def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:
     """A score, made where its name came; where there is a name for it, an array may do."""
     if isinstance(score, type):
         raise TableError(
-            f"{by}: scores must be scores, or names of them; the class {score.__name__} came. Say {score.__name__}()."
+            f"{by}: scores must be scores, or names of them; got the class {score.__name__}. Say {score.__name__}()."
         )
     if isinstance(score, str):
         return make_score(score)
     if not isinstance(score, Score) and not (arrays and named):
         raise TableError(
-            f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; {type(score).__name__} came."
+            f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; got {type(score).__name__}."
             + (" Give arrays by name: {'mine': array}." if arrays else " Leave them out for all that there are.")
         )
     return score

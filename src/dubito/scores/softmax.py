@@ -56,7 +56,7 @@ class MaxProbability(Score):
     kind = "total"
     needs = ("logit",)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """-max p."""
         return max_probability(batch.logit)
 
@@ -70,14 +70,14 @@ class Entropy(Score):
     kind = "total"
     needs = ("logit",)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """H(p)."""
         return entropy(batch.logit)
 
 
 @final
 @dataclass
-class Cool(Score):
+class ScaledEntropy(Score):
     """The entropy after cooling the logits, which undoes saturation.
 
     Attributes:
@@ -86,15 +86,15 @@ class Cool(Score):
 
     scale: float = 0.1
 
-    name = "cool"
+    name = "scaled_entropy"
     kind = "total"
     needs = ("logit",)
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
-            raise ValueRangeError(f"cool: scale must be a positive number; {self.scale} came. The paper takes 0.1.")
+            raise ValueRangeError(f"cool: scale must be a positive number; got {self.scale}. The paper takes 0.1.")
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """H(softmax(scale * logits))."""
         return entropy(self.scale * batch.logit.double())
 
@@ -108,7 +108,7 @@ class Margin(Score):
     kind = "total"
     needs = ("logit",)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """Second largest minus largest probability."""
         return margin(batch.logit)
 
@@ -122,7 +122,7 @@ class MaxLogit(Score):
     kind = "epistemic"
     needs = ("logit",)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """-max logit."""
         return max_logit(batch.logit)
 
@@ -145,10 +145,10 @@ class Energy(Score):
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
             raise ValueRangeError(
-                f"energy: temperature must be a positive number; {self.temperature} came. The paper takes 1."
+                f"energy: temperature must be a positive number; got {self.temperature}. The paper takes 1."
             )
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """-T logsumexp(logits / T)."""
         return energy(batch.logit, self.temperature)
 
@@ -157,7 +157,7 @@ def _several(logits: Float[Tensor, "n c"], by: str) -> Float[Tensor, "n c"]:
     """The logits in float64; the softmax of a single one is always 1 and says nothing."""
     if logits.shape[-1] < 2:
         raise ValueRangeError(
-            f"{by} needs at least two classes; logits of shape {tuple(logits.shape)} came. "
+            f"{by} needs at least two classes; got logits of shape {tuple(logits.shape)}. "
             f"Give a yes-or-no model a second logit of zero."
         )
     return logits.double()

@@ -88,14 +88,14 @@ class Temperature(Score):
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The uncertainty of every row; see `Score.score`."""
         if isinstance(self.score_of, ScoreOfMembers):
-            return score_blocks(self, table, self.score_of.logits, self.rows)
+            return score_blocks(self, table, self.score_of.logits, self.score_batch)
         return super().score(table)
 
-    def rows(self, batch: Table) -> Float[Tensor, "n"]:
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The inner score at logits / T."""
         if isinstance(self.score_of, ScoreOfMembers):
             return self.score_of.of_logits(batch, self.temperature_)
-        return self.score_of.rows(batch.extended(logit=batch.logit.double() / self.temperature_))
+        return self.score_of.score_batch(batch.extended(logit=batch.logit.double() / self.temperature_))
 
     def _check_members(self, score_of: ScoreOfMembers) -> None:
         if score_of.learned:

@@ -146,7 +146,7 @@ def _errors(table: Table) -> Bool[Tensor, "n"]:
 
 def _perturbation(table: Table, column: str, *, alone: bool) -> dict[str, Any]:
     """The number of noisy copies and their sigma, from what the table knows of the probe."""
-    told = ((table.maker or {}).get("gradients") or {}).get(column)
+    told = ((table.provenance or {}).get("gradients") or {}).get(column)
     if told is None:
         if alone:
             return {"copies": None, "sigma": None}

@@ -29,16 +29,16 @@ def how_many(k: int, at_most: int | None, state: State, exclude: Sequence[str] |
         own = " less the excluded one" if exclude is not None else ""
         raise ValueRangeError(
             f"SafeIndex.search: k must be between 1 and {there}, the items that are searched{own} ({state.rows} in "
-            f"all, {state.rows - state.kept} left out as too uncertain); {k} came. Choose a smaller k or add items."
+            f"all, {state.rows - state.kept} left out as too uncertain); got {k}. Choose a smaller k or add items."
         )
     if exclude is not None and len(exclude) != queries:
         raise TableError(
-            f"SafeIndex.search: exclude must have one id a query, {queries}; {len(exclude)} came. Name all queries."
+            f"SafeIndex.search: exclude must have one id a query, {queries}; got {len(exclude)}. Name all queries."
         )
     if at_most is None:
         return k
     if at_most < 1:
-        raise ValueRangeError(f"SafeIndex.search: at_most must be at least 1; {at_most} came. 100 is usual.")
+        raise ValueRangeError(f"SafeIndex.search: at_most must be at least 1; got {at_most}. 100 is usual.")
     # One more than a set may have tells whether it is cut off.
     return min(max(k, at_most + 1), there)
 

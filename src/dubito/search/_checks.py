@@ -25,7 +25,7 @@ def width_of(items: Table | Array) -> int:
         return items.shape("feature")[1]
     shape = items.shape if isinstance(items, np.ndarray) else to_tensor(items, "SafeIndex.build: items").shape
     if len(shape) != 2:
-        raise TableError(f"SafeIndex.build: features must have the axes (n, d); {tuple(shape)} came. One row an image.")
+        raise TableError(f"SafeIndex.build: features must have the axes (n, d); got {tuple(shape)}. One row an image.")
     return int(shape[1])
 
 
@@ -55,12 +55,12 @@ def fitting(
     return given(by, features, uncertainty, width=width, ids=ids, labels=labels)
 
 
-def check_source(by: str, features: Table | Array, source: str | None, maker: Json | None) -> None:
+def check_source(by: str, features: Table | Array, model_id: str | None, provenance: Json | None) -> None:
     """Raise for a table of another model than that of the items, where both are known."""
-    if isinstance(features, Table) and features.source and source and features.source != source:
+    if isinstance(features, Table) and features.model_id and model_id and features.model_id != model_id:
         raise TableError(
-            f"{by}: {features.name} was made by another model ({_called(features.maker, features.source)}) than the "
-            f"items of the index ({_called(maker, source)}), so that cosines mean nothing. Extract it with the same "
+            f"{by}: {features.name} was made by another model ({_called(features.provenance, features.model_id)}) than the "
+            f"items of the index ({_called(provenance, model_id)}), so that cosines mean nothing. Extract it with the same "
             f"model and transform."
         )
 
@@ -69,7 +69,7 @@ def check_judged(found: Given, score: Score | None, what: str) -> None:
     """Raise for items or queries without uncertainties, where these are needed."""
     if found.u is None:
         raise TableError(
-            f"{found.by} needs the uncertainty of every {what}; none came"
+            f"{found.by} needs the uncertainty of every {what}; got none"
             + (", and the index has no score of its own" if score is None else " with an array of features")
             + f". Give a fitted score (with a table) or one number for every {what}"
             + (", or build the index with clean='items'." if what == "query" else ".")
@@ -89,7 +89,7 @@ def in_memory(backend: Backend) -> InMemory:
 def check_new(backend: Backend, names: Sequence[str], *, named: bool) -> None:
     """Raise for names that come twice, or that are there already."""
     if again := twice(names):
-        raise TableError(f"SafeIndex.add: every id once; '{again}' came twice. Nothing was added: name them apart.")
+        raise TableError(f"SafeIndex.add: every id once; got '{again}' twice. Nothing was added: name them apart.")
     if there := sorted(backend.known(names)):
         raise TableError(
             f"SafeIndex.add: ids must be new; {len(there)} of {len(names)} are in the index, such as '{there[0]}'. "
@@ -100,7 +100,7 @@ def check_new(backend: Backend, names: Sequence[str], *, named: bool) -> None:
 def check_there(backend: Backend, names: Sequence[str]) -> None:
     """Raise for names that come twice, or that are not there."""
     if again := twice(names):
-        raise TableError(f"SafeIndex.remove: every id once; '{again}' came twice. Drop one of them.")
+        raise TableError(f"SafeIndex.remove: every id once; got '{again}' twice. Drop one of them.")
     if unknown := sorted({*names} - backend.known(names)):
         raise TableError(
             f"SafeIndex.remove: ids must be those of items; {len(unknown)} of {len(names)} are not, such as "
@@ -136,7 +136,7 @@ def limits_of(
         return np.full(found.rows, np.inf), "no threshold"
     if rule.per_class and found.labels is None:
         raise TableError(
-            "SafeIndex.search: per_class=True needs the class of every query, true or predicted; no labels came. "
+            "SafeIndex.search: per_class=True needs the class of every query, true or predicted; got no labels. "
             "Give labels=..., refuse_above=index.thresholds.everywhere, or build the index with clean='items'."
         )
     if rule.per_class and _called_otherwise(found, state):
@@ -150,10 +150,10 @@ def limits_of(
     return limits, f"the {rule.quantile:.4g} quantile of {which}"
 
 
-def _called(maker: Mapping[str, Any] | None, source: str) -> str:
+def _called(provenance: Mapping[str, Any] | None, model_id: str) -> str:
     """A model by its name, if it has one, and by its hash: one name may have several weights and transforms."""
-    name = (maker or {}).get("model")
-    return f"{name}, {source}" if name else source
+    name = (provenance or {}).get("model")
+    return f"{name}, {model_id}" if name else model_id
 
 
 def _called_otherwise(found: Given, state: State) -> bool:
@@ -181,11 +181,11 @@ def _given_limits(refuse_above: float | Array, rows: int) -> Float64[np.ndarray,
     limits: Float64[np.ndarray, "..."] = to_tensor(refuse_above, "SafeIndex.search: refuse_above").double().numpy()
     if limits.ndim and limits.shape != (rows,):
         raise TableError(
-            f"SafeIndex.search: refuse_above must be one number, or one a query, ({rows},); {limits.shape} came. Give "
+            f"SafeIndex.search: refuse_above must be one number, or one a query, ({rows},); got {limits.shape}. Give "
             f"the same queries."
         )
     if np.isnan(limits).any():
-        raise ValueRangeError("SafeIndex.search: refuse_above must be numbers; NaN came. Infinity refuses no query.")
+        raise ValueRangeError("SafeIndex.search: refuse_above must be numbers; got NaN. Infinity refuses no query.")
     return np.full(rows, limits)
 
 

@@ -35,13 +35,13 @@ class Parts:
     Attributes:
         backend: Its items.
         score: Judges queries, if there is one.
-        maker: The model that made the features, part by part, if known.
+        provenance: The model that made the features, part by part, if known.
         radii: How far uncertainties reach, if that has been measured.
     """
 
     backend: InMemory
     score: Score | None
-    maker: Json | None
+    provenance: Json | None
     radii: Radii | None
 
 

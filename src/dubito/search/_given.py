@@ -91,13 +91,13 @@ def given(
 ) -> Given:
     """A table or an array with what belongs to it; a table's own columns serve where nothing else is given."""
     table = features if isinstance(features, Table) else None
-    source = called = None
+    model_id = called = None
     if table is not None:
         table.require("feature", by=by)
         shape, name = table.shape("feature"), table.name
         column = table.column("feature")
         ids = table.id.tolist() if ids is None and "id" in table else ids
-        source = table.source
+        model_id = table.model_id
         if labels is None and "label" in table:
             labels, called = table.label, _called(table.label_names)
     else:
@@ -105,11 +105,11 @@ def given(
         shape, name = tuple(column.shape), "the array"
     if len(shape) != 2 or shape[1] != width:
         raise TableError(
-            f"{by}: features must have the axes (n, {width}), as wide as the index; {tuple(shape)} came in {name}. "
+            f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(shape)} in {name}. "
             + (
                 "Take the features of the model that the index was built with."
                 if len(shape) == 2
-                else f"Give one row an image, such as feature[None] of shape (1, {width}) for one feature."
+                else f"Give one row per image, such as feature[None] of shape (1, {width}) for one feature."
             )
         )
     n = int(shape[0])
@@ -121,13 +121,13 @@ def given(
         u=_uncertainties(by, uncertainty, table, n),
         ids=None if ids is None else _names(by, ids, n),
         labels=_classes(by, labels, n),
-        origin=Origin(source, called, uncertainty.name if isinstance(uncertainty, Score) else None),
+        origin=Origin(model_id, called, uncertainty.name if isinstance(uncertainty, Score) else None),
     )
 
 
 def _floats(block: Tensor, by: str, name: str) -> Float[Tensor, "b d"]:
     if block.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise TableError(f"{by}: features must be floating-point numbers; {block.dtype} came in {name}. Cast them.")
+        raise TableError(f"{by}: features must be floating-point numbers; got {block.dtype} in {name}. Cast them.")
     return block if block.dtype == torch.float64 else block.float()
 
 
@@ -139,7 +139,7 @@ def _uncertainties(
     if isinstance(uncertainty, Score):
         if table is None:
             raise TableError(
-                f"{by}: the score {uncertainty.name} reads columns of a table; an array of features came. Give a Table "
+                f"{by}: the score {uncertainty.name} reads columns of a table; got an array of features. Give a Table "
                 f"with {', '.join(uncertainty.needs)}, or the uncertainties as an array."
             )
         u = uncertainty.score(table) if n else torch.empty(0, dtype=torch.float64)
@@ -147,7 +147,7 @@ def _uncertainties(
         u = finite(to_tensor(uncertainty, f"{by}: uncertainty").double(), f"{by}: uncertainty")
     if tuple(u.shape) != (n,):
         raise TableError(
-            f"{by}: uncertainty must have one number a row, ({n},); {tuple(u.shape)} came. Score the same images."
+            f"{by}: uncertainty must have one number a row, ({n},); got {tuple(u.shape)}. Score the same images."
         )
     return u.numpy()
 
@@ -165,11 +165,11 @@ def is_name(text: str) -> bool:
 def _names(by: str, ids: Names, n: int) -> list[str]:
     names = texts(ids)
     if len(names) != n:
-        raise TableError(f"{by}: ids must have one name a row, {n}; {len(names)} came. Name the same images.")
+        raise TableError(f"{by}: ids must have one name a row, {n}; got {len(names)}. Name the same images.")
     wrong = next((place for place, one in enumerate(names) if not is_name(one)), None)
     if wrong is not None:
         raise TableError(
-            f"{by}: ids must be texts of at least one letter that UTF-8 can write, without NUL; {names[wrong]!r} came "
+            f"{by}: ids must be texts of at least one letter that UTF-8 can write, without NUL; got {names[wrong]!r} "
             f"for row {wrong}. Name it otherwise."
         )
     return names
@@ -186,7 +186,7 @@ def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"] | None:
     found = to_tensor(labels, f"{by}: labels")
     if found.is_floating_point() or found.dtype == torch.bool or tuple(found.shape) != (n,):
         raise TableError(
-            f"{by}: labels must be one integer a row, ({n},); {found.dtype} of shape {tuple(found.shape)} came. "
+            f"{by}: labels must be one integer a row, ({n},); got {found.dtype} of shape {tuple(found.shape)}. "
             f"Give the classes as numbers."
         )
     return found.long().numpy()

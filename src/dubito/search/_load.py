@@ -81,7 +81,7 @@ def _read(folder: Path, head: Json, *, mapped: bool, check: bool) -> Parts:
     return Parts(
         backend,
         score=None if head["score"] is None else _score(folder, str(head["score"]), check),
-        maker=head["maker"],
+        provenance=head["provenance"],
         radii=head["radii"] and Radii.from_json(head["radii"], state.revision),
     )
 

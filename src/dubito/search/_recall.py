@@ -18,7 +18,7 @@ def approximated(backend: Backend, kind: str | None, effort: int | None) -> Appr
     """Build an approximation, measure it, and have the backend remember that."""
     if effort is not None and effort < 1:
         raise ValueRangeError(
-            f"SafeIndex.approximate: effort must be at least 1; {effort} came. Leave it out for the usual."
+            f"SafeIndex.approximate: effort must be at least 1; got {effort}. Leave it out for the usual."
         )
     approximation = _measured(backend, backend.approximate(kind, effort))
     backend.remember(approximation)

@@ -49,23 +49,23 @@ class Origin:
     """Where items come from, as far as that is known: what must be the same for all of them, and for queries.
 
     Attributes:
-        source: The model that made their features, by its hash.
+        model_id: The model that made their features, by its hash.
         classes: What their classes are called, as a hash of the names: only then a number means one class.
         judged_by: The score that their uncertainties are of, by its name.
     """
 
-    source: str | None = None
+    model_id: str | None = None
     classes: str | None = None
     judged_by: str | None = None
 
     def to_json(self) -> Json:
         """As it is kept."""
-        return {"source": self.source, "classes": self.classes, "judged_by": self.judged_by}
+        return {"model_id": self.model_id, "classes": self.classes, "judged_by": self.judged_by}
 
     @classmethod
     def from_json(cls, found: Json) -> "Origin":
         """Back from `to_json`, among other things that are kept."""
-        return cls(found["source"], found.get("classes"), found.get("judged_by"))
+        return cls(found["model_id"], found.get("classes"), found.get("judged_by"))
 
 
 @final

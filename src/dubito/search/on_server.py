@@ -27,7 +27,7 @@ _OLDEST_HNSW = (0, 8)
 _MOST_EFFORT = 1000
 _IDS = 50_000
 """Ids that go to the server together."""
-_PARTS = {"source": "model", "classes": "set of classes", "judged_by": "score"}
+_PARTS = {"model_id": "model", "classes": "set of classes", "judged_by": "score"}
 
 
 @final
@@ -41,7 +41,7 @@ class OnServer:
         self.width, self.rule = int(about["width"]), Rule.from_json(about["rule"])
         if width is not None and width != self.width:
             raise TableError(
-                f"SafeIndex.on_server: the items of '{table}' are {self.width} wide; width={width} came. Leave it out, "
+                f"SafeIndex.on_server: the items of '{table}' are {self.width} wide; got width={width}. Leave it out, "
                 f"or use another table."
             )
         differing = [key for key, value in asked.items() if about["rule"][key] != value]

@@ -82,12 +82,12 @@ class Rule:
     def __post_init__(self) -> None:
         if not 0 < self.quantile <= 1:
             raise ValueRangeError(
-                f"SafeIndex: quantile must be in (0, 1], the share of items that is kept; {self.quantile} came. "
+                f"SafeIndex: quantile must be in (0, 1], the share of items that is kept; got {self.quantile}. "
                 f"0.9 is usual."
             )
         if self.clean not in get_args(Clean):
             raise ValueRangeError(
-                f"SafeIndex: clean must be one of {', '.join(get_args(Clean))}; {self.clean!r} came. Choose one."
+                f"SafeIndex: clean must be one of {', '.join(get_args(Clean))}; got {self.clean!r}. Choose one."
             )
 
     @property
@@ -110,7 +110,7 @@ class Rule:
             return Thresholds(self._quantile(u))
         if labels is None:
             raise TableError(
-                "SafeIndex: per_class=True needs the class of every item; no labels came. Give labels=..., a table "
+                "SafeIndex: per_class=True needs the class of every item; got no labels. Give labels=..., a table "
                 "with a column 'label', or per_class=False."
             )
         order = np.argsort(labels, kind="stable")

@@ -40,8 +40,8 @@ class SafeIndex:
     """Items by their features, searched by cosine.
 
     Attributes:
-        score: Judges queries that come as tables, as it judged the items; None if uncertainties came as arrays.
-        maker: The model that made the features, part by part, if known.
+        score: Judges queries that come as tables, as it judged the items; None if uncertainties were arrays.
+        provenance: The model that made the features, part by part, if known.
         backend: Where the items are.
 
     >>> index = SafeIndex(2, quantile=0.75)
@@ -61,10 +61,10 @@ class SafeIndex:
         score: Score | None = None,
     ) -> None:
         if width < 1:
-            raise ValueRangeError(f"SafeIndex: width must be at least 1, that of the features; {width} came.")
+            raise ValueRangeError(f"SafeIndex: width must be at least 1, that of the features; got {width}.")
         self.backend: Backend = InMemory(width, Rule(quantile, clean, per_class))
         self.score = score
-        self.maker: Json | None = None
+        self.provenance: Json | None = None
         self._radii: Radii | None = None
 
     @classmethod
@@ -134,7 +134,7 @@ class SafeIndex:
         """
         parts = read_index(Path(folder), mapped=mapped, check=check)
         index = cls._over(parts.backend, parts.score)
-        index.maker, index._radii = parts.maker, parts.radii
+        index.provenance, index._radii = parts.provenance, parts.radii
         return index
 
     def save(self, folder: str | Path) -> Path:
@@ -145,7 +145,7 @@ class SafeIndex:
         place = Path(folder)
         backend = _checks.in_memory(self.backend)
         fresh = self._radii if self._radii and self._radii.revision == backend.state().revision else None
-        write_index(place, Parts(backend, self.score, self.maker, fresh))
+        write_index(place, Parts(backend, self.score, self.provenance, fresh))
         return place
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class SafeIndex:
             labels: Classes, if the items before have some.
         """
         state = self.backend.state()
-        _checks.check_source("SafeIndex.add", items, state.origin.source, self.maker)
+        _checks.check_source("SafeIndex.add", items, state.origin.model_id, self.provenance)
         found = _checks.fitting(
             "SafeIndex.add", items, uncertainty, width=self.width, score=self.score, state=state, ids=ids, labels=labels
         )
@@ -220,7 +220,7 @@ class SafeIndex:
         if isinstance(uncertainty, Score):
             self.score = uncertainty
         if not state.rows:
-            self.maker = dict(items.maker) if isinstance(items, Table) and items.maker else None
+            self.provenance = dict(items.provenance) if isinstance(items, Table) and items.provenance else None
 
     def remove(self, ids: Names) -> None:
         """Remove items by id, all or none; the thresholds move with the rest."""
@@ -257,7 +257,7 @@ class SafeIndex:
         state = self.backend.state()
         _checks.some(state)
         k, own = operator.index(k), None if exclude is None else texts(exclude)
-        _checks.check_source("SafeIndex.search", queries, state.origin.source, self.maker)
+        _checks.check_source("SafeIndex.search", queries, state.origin.model_id, self.provenance)
         found = _checks.fitting(
             "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
         )

@@ -1,4 +1,4 @@
-"""A Table is named columns with one row an image: in memory, or memory-mapped from a cache.
+"""A Table is named columns with one row per image: in memory, or memory-mapped from a cache.
 
 Users with arrays build one directly; extraction returns one. Scores and metrics see nothing else.
 Columns that every extraction writes are attributes: id, label (n), feature (n,d), logit (n,c), loss (n).
@@ -24,7 +24,7 @@ WRITERS = {
     "id": "every extraction",
     "epoch": "an extraction of augmented epochs (epochs=..., augment=...)",
     "photo": "an extraction of augmented epochs (epochs=..., augment=...)",
-    "before": "the probe dubito.Before (probes=[dubito.Before()], or dubito extract --before)",
+    "pre_activation": "the probe dubito.PreActivation (probes=[dubito.PreActivation()], or dubito extract --before)",
     "gradient": "the gradient probe (extract(..., probes=[dubito.Gradient()]))",
 }
 """Who writes a column: told to a user whose table lacks it. Columns of ensembles are in `ENSEMBLES`."""
@@ -86,8 +86,8 @@ class Table:
         label_space: "model" when labels are indices into the logits, "own" when they are another set of classes.
         label_names: Names of the labels, if known: those of `classes`, or of the other set.
         skipped: Images that could not be decoded and have no row: (id, reason).
-        source: Which model, by its hash, made the columns; None for arrays from elsewhere.
-        maker: The same model part by part: its name, and weights, tensors, operations, head and transform, to say what
+        model_id: Which model, by its hash, made the columns; None for arrays from elsewhere.
+        provenance: The same model part by part: its name, and weights, tensors, operations, head and transform, to say what
             differs; the task loss of the column `loss`; and, by probe, the settings that ensembles were asked with.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
@@ -103,14 +103,14 @@ class Table:
         label_space: str = "model",
         label_names: Sequence[str] | None = None,
         skipped: Sequence[tuple[str, str]] = (),
-        source: str | None = None,
-        maker: Mapping[str, Any] | None = None,
+        model_id: str | None = None,
+        provenance: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> None:
         if label_space not in ("model", "own"):
-            raise TableError(f"label_space must be 'model' or 'own'; '{label_space}' came. Choose one of the two.")
-        self.source = source
-        self.maker = maker
+            raise TableError(f"label_space must be 'model' or 'own'; got '{label_space}'. Choose one of the two.")
+        self.model_id = model_id
+        self.provenance = provenance
         self.name = name
         self.skipped = skipped
         self.classes = classes
@@ -218,8 +218,8 @@ class Table:
             label_space=self.label_space,
             label_names=self.label_names,
             skipped=self.skipped,
-            source=self.source,
-            maker=self.maker,
+            model_id=self.model_id,
+            provenance=self.provenance,
             **columns,
         )
 
@@ -230,7 +230,7 @@ def check_table(table: object, *, by: str, what: str = "table") -> None:
         raise TableError(f'{by}: {what} must be a table; the path "{table}" came. Open it: dubito.open("{table}").')
     if not isinstance(table, Table):
         raise TableError(
-            f"{by}: {what} must be a table, from dubito.extract or dubito.open; {type(table).__name__} came. "
+            f"{by}: {what} must be a table, from dubito.extract or dubito.open; got {type(table).__name__}. "
             f"Make one of arrays by dubito.Table(logit=..., feature=..., label=...)."
         )
 
@@ -273,7 +273,7 @@ def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
 
 def gradients_in(table: "Table") -> tuple[str, ...]:
     """The gradient probes that a table knows to have been asked with, by name."""
-    return tuple(name for name in (table.maker or {}).get("gradients") or {} if name in table)
+    return tuple(name for name in (table.provenance or {}).get("gradients") or {} if name in table)
 
 
 def asked_otherwise(one: "Table", other: "Table", name: str) -> str | None:
@@ -282,7 +282,7 @@ def asked_otherwise(one: "Table", other: "Table", name: str) -> str | None:
     None for none, or where that is not known.
 
     >>> few, many = ({"ensembles": {"dropout": {"passes": n, "rate": 0.1}}} for n in (10, 20))
-    >>> asked_otherwise(Table(maker=few), Table(maker=many), "dropout")
+    >>> asked_otherwise(Table(provenance=few), Table(provenance=many), "dropout")
     'passes=10 and passes=20'
     """
     here, there = _asked(one, name), _asked(other, name)
@@ -294,10 +294,10 @@ def asked_otherwise(one: "Table", other: "Table", name: str) -> str | None:
 
 
 def _asked(table: "Table", name: str) -> Mapping[str, Any] | None:
-    maker = table.maker or {}
-    told = (maker.get("gradients") or {}).get(name)
+    provenance = table.provenance or {}
+    told = (provenance.get("gradients") or {}).get(name)
     if told is None:
-        asked: Mapping[str, Any] | None = maker.get("ensembles", {}).get(name.rstrip("_0123456789"))
+        asked: Mapping[str, Any] | None = provenance.get("ensembles", {}).get(name.rstrip("_0123456789"))
         return asked
     # A seed matters: all images share its signs and noise, and so their errors; another one shifts a whole table.
     return {key: value for key, value in told["settings"].items() if key not in _NO_MATTER}
@@ -314,7 +314,7 @@ def to_tensor(values: Any, what: str) -> Tensor:
         return torch.from_numpy(array if shared else array.astype(array.dtype.newbyteorder("="), order="C"))
     except (RuntimeError, TypeError, ValueError) as error:
         raise TableError(
-            f"{what} must be numbers in an array; {type(values).__name__} came ({error}). "
+            f"{what} must be numbers in an array; got {type(values).__name__} ({error}). "
             f"Give a tensor, a numpy array or a list of equal-length rows."
         ) from error
 
@@ -358,7 +358,7 @@ def _check_shapes(columns: dict[str, Column], name: str) -> None:
         axes = _AXES.get(key, max(1, len(column.shape)))
         if len(column.shape) != axes:
             raise TableError(
-                f"column '{key}' of {name} must have {axes} axes; one of shape {tuple(column.shape)} came. "
+                f"column '{key}' of {name} must have {axes} axes; got one of shape {tuple(column.shape)}. "
                 f"Reshape it to {'(n,)' if axes == 1 else '(n, width)'}."
             )
     lengths = {key: column.shape[0] for key, column in columns.items()}
@@ -366,8 +366,8 @@ def _check_shapes(columns: dict[str, Column], name: str) -> None:
         raise TableError(
             f"columns of {name} must have one length; "
             + ", ".join(f"{key} has {n}" for key, n in lengths.items())
-            + ". Give one row an image in every column."
+            + ". Give one row per image in every column."
         )
     label = columns.get("label")
     if isinstance(label, Tensor) and label.is_floating_point():
-        raise TableError(f"column 'label' of {name} must be integers; {label.dtype} came. Cast it if that is meant.")
+        raise TableError(f"column 'label' of {name} must be integers; got {label.dtype}. Cast it if that is meant.")

@@ -36,26 +36,26 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
     return _like(table, {name: _Chosen(table.column(name), index) for name in table.columns})
 
 
-def joined(*tables: Table) -> Table:
+def concat(*tables: Table) -> Table:
     """Several tables one after the other, with the columns that all of them have.
 
     They must come from one model. Where some have augmented epochs, a table without them counts as one epoch, and rows
     with the same `photo` stay together when photographs are held out. To train on labelled and unlabelled photographs
     together, give the unlabelled ones a loss with `with_expected_loss`.
 
-    >>> joined(Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])).loss.tolist()
+    >>> concat(Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])).loss.tolist()
     [1.0, 2.0, 3.0]
     """
     if not tables:
-        raise TableError("joined needs at least one table; none came.")
+        raise TableError("concat needs at least one table; got none.")
     first = tables[0]
     for other in tables[1:]:
-        if first.source and other.source and first.source != other.source:
+        if first.model_id and other.model_id and first.model_id != other.model_id:
             raise TableError(
-                f"joined: {first.name} and {other.name} come from different models ({first.source} and "
-                f"{other.source}). Extract both with the same model and transform."
+                f"concat: {first.name} and {other.name} come from different models ({first.model_id} and "
+                f"{other.model_id}). Extract both with the same model and transform."
             )
-    maker = _maker(tables)
+    provenance = _provenance(tables)
     tables = _with_photos(tables)
     first = tables[0]
     names = [name for name in first.columns if all(name in table for table in tables)]
@@ -66,15 +66,15 @@ def joined(*tables: Table) -> Table:
         tails = {tuple(table.shape(name)[1:]) for table in tables}
         if len(tails) > 1:
             raise TableError(
-                f"joined: column '{name}' must have one width in all tables; {sorted(tails)} came. "
+                f"concat: column '{name}' must have one width in all tables; got {sorted(tails)}. "
                 f"Join tables of one model."
             )
         columns[name] = _Stacked([table.column(name) for table in tables])
     _check_asked_alike(tables, names)
     if not names:
-        raise TableError(f"joined: {', '.join(table.name for table in tables)} have no column in common.")
+        raise TableError(f"concat: {', '.join(table.name for table in tables)} have no column in common.")
     found = _like(first, columns, name=" + ".join(table.name for table in tables))
-    found.maker = maker
+    found.provenance = provenance
     found.label_names = next((table.label_names for table in tables if table.label_names), None)
     return found
 
@@ -109,9 +109,9 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
         "logit": _LogMean([table.column("logit") for table in tables]),
         "members_logit": _Beside([table.column("logit") for table in tables]),
     }
-    sources = [table.source for table in tables]
-    makers = [dict(table.maker) for table in tables if table.maker is not None]
-    models = ", ".join(str(maker.get("model")) for maker in makers)
+    sources = [table.model_id for table in tables]
+    makers = [dict(table.provenance) for table in tables if table.provenance is not None]
+    models = ", ".join(str(provenance.get("model")) for provenance in makers)
     known = len(makers) == len(tables)
     return Table(
         name=f"ensemble of {', '.join(table.name for table in tables)}",
@@ -119,8 +119,8 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
         label_space=labelled[0].label_space if labelled else "model",
         label_names=next((table.label_names for table in labelled if table.label_names), None),
         skipped=tables[0].skipped,
-        source=None if None in sources else hashlib.blake2b(repr(sources).encode(), digest_size=8).hexdigest(),
-        maker={"model": f"ensemble of {models}", "members": makers} if known else None,
+        model_id=None if None in sources else hashlib.blake2b(repr(sources).encode(), digest_size=8).hexdigest(),
+        provenance={"model": f"ensemble of {models}", "members": makers} if known else None,
         **columns,
     )
 
@@ -186,15 +186,15 @@ def _check_column(column: str, first: Table, other: Table) -> None:
         start += len(one)
 
 
-def _maker(tables: tuple[Table, ...]) -> Mapping[str, Any] | None:
+def _provenance(tables: tuple[Table, ...]) -> Mapping[str, Any] | None:
     """The first table's, with the one task loss that is known of any: rows without losses are of the same task."""
-    losses = sorted({str(made_by) for table in tables if (made_by := (table.maker or {}).get("task_loss"))})
+    losses = sorted({str(made_by) for table in tables if (made_by := (table.provenance or {}).get("task_loss"))})
     if len(losses) > 1:
         raise TableError(
-            f"joined: losses of {', '.join(table.name for table in tables)} were made by different task losses "
+            f"concat: losses of {', '.join(table.name for table in tables)} were made by different task losses "
             f"({', '.join(losses)}), which have no common scale. Join tables of one task loss."
         )
-    first = tables[0].maker
+    first = tables[0].provenance
     return first if first is None or not losses else {**first, "task_loss": losses[0]}
 
 
@@ -217,7 +217,7 @@ def _check_asked_alike(tables: Sequence[Table], names: Sequence[str]) -> None:
         for other in tables[1:]:
             if differs := asked_otherwise(first, other, name):
                 raise TableError(
-                    f"joined: '{name}' of {first.name} and {other.name} were asked with other settings ({differs}), so "
+                    f"concat: '{name}' of {first.name} and {other.name} were asked with other settings ({differs}), so "
                     f"that their numbers cannot be compared. Extract both alike, or select other columns."
                 )
 
@@ -315,7 +315,7 @@ def _like(table: Table, columns: dict[str, Any], name: str | None = None) -> Tab
         label_space=table.label_space,
         label_names=table.label_names,
         skipped=table.skipped,
-        source=table.source,
-        maker=table.maker,
+        model_id=table.model_id,
+        provenance=table.provenance,
         **columns,
     )

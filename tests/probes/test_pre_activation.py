@@ -9,7 +9,7 @@ from torch import nn
 
 import dubito
 from dubito.errors import ModelError, ValueRangeError
-from dubito.probes import Before
+from dubito.probes import PreActivation
 
 X = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -20,7 +20,7 @@ def network(*layers: nn.Module):
 
 
 def before(model, x=X) -> torch.Tensor:
-    return Before(dtype="float32").run(model, x, None)["before"]
+    return PreActivation(dtype="float32").run(model, x, None)["pre_activation"]
 
 
 def mlp(activation: nn.Module):
@@ -83,8 +83,10 @@ def test_real_architectures(name):
 def test_it_is_a_column_of_a_cache(tmp_path):
     model = mlp(nn.ReLU())
     pixels = torch.randint(0, 256, (9, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
-    table = dubito.extract(model, pixels, tmp_path / "cache", probes=[Before()])
-    torch.testing.assert_close(table.whole("before").relu().float(), table.feature.float(), atol=2e-3, rtol=2e-3)
+    table = dubito.extract(model, pixels, tmp_path / "cache", probes=[PreActivation()])
+    torch.testing.assert_close(
+        table.whole("pre_activation").relu().float(), table.feature.float(), atol=2e-3, rtol=2e-3
+    )
 
 
 def test_a_model_that_ends_with_a_normalisation_has_nothing_before_it():
@@ -115,9 +117,9 @@ def test_what_does_not_fit_into_float16_is_an_error():
         model.module[1].bias.fill_(-1e6)
         model.module[1].bias[0] = 1.0
     with pytest.raises(
-        ValueRangeError, match=r"beyond float16's 65504\. Extract with probes=\[Before\(dtype='float32'\)\]"
+        ValueRangeError, match=r"beyond float16's 65504\. Extract with probes=\[PreActivation\(dtype='float32'\)\]"
     ):
-        Before().run(model, X, None)
+        PreActivation().run(model, X, None)
 
 
 def test_the_module_is_left_as_it_was():
@@ -129,13 +131,13 @@ def test_the_module_is_left_as_it_was():
 
 
 def test_it_can_be_sent_to_another_process():
-    probe = Before(dtype="float32")
+    probe = PreActivation(dtype="float32")
     probe.run(mlp(nn.ReLU()), X, None)
     assert pickle.loads(pickle.dumps(probe)) == probe  # noqa: S301 (made here)
 
 
 def test_another_type_is_refused():
-    probe = Before()
+    probe = PreActivation()
     object.__setattr__(probe, "dtype", "int8")  # past the type checks of the tests
-    with pytest.raises(ValueRangeError, match="dtype must be float16 or float32; 'int8' came"):
+    with pytest.raises(ValueRangeError, match="dtype must be float16 or float32; got 'int8'"):
         probe.__post_init__()

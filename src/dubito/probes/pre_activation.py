@@ -45,8 +45,8 @@ _FOUND: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()
 
 @final
 @dataclass(frozen=True)
-class Before:
-    """Features before the last non-linearity, in the column `before`.
+class PreActivation:
+    """Features before the last non-linearity, in the column `pre_activation`.
 
     Attributes:
         dtype: On disk. float16 keeps three digits and values up to 65,504.
@@ -54,12 +54,12 @@ class Before:
 
     dtype: Literal["float16", "float32"] = "float16"
 
-    name = "before"
+    name = "pre_activation"
     price = "1 forward pass"
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float16", "float32"):
-            raise ValueRangeError(f"dtype must be float16 or float32; '{self.dtype}' came.")
+            raise ValueRangeError(f"dtype must be float16 or float32; got '{self.dtype}'.")
 
     def run(
         self,
@@ -67,7 +67,7 @@ class Before:
         x: Float[Tensor, "n ..."],
         label: Shaped[Tensor, "n ..."] | None,  # noqa: ARG002 (of the protocol)
     ) -> Mapping[str, Tensor]:
-        """The column `before` (n, d), as wide as the feature."""
+        """The column `pre_activation` (n, d), as wide as the feature."""
         if model not in _FOUND:
             _FOUND[model] = _find(model, x[:_LOOKED_AT])
         number, pool = _FOUND[model]
@@ -77,15 +77,15 @@ class Before:
         if watch.before is None or watch.after is None or not _same(watch.after, z):
             raise ModelError(
                 "before: the model does not call its activations in the same order for every batch, so that the one "
-                "before its features cannot be followed. Extract without the probe `Before`."
+                "before its features cannot be followed. Extract without the probe `PreActivation`."
             )
         limit = torch.finfo(torch.float16).max
         if self.dtype == "float16" and bool((watch.before.abs() > limit).any()):
             raise ValueRangeError(
                 f"before: values reach {float(watch.before.abs().max()):.3g}, beyond float16's {limit:.0f}. "
-                f"Extract with probes=[Before(dtype='float32')]."
+                f"Extract with probes=[PreActivation(dtype='float32')]."
             )
-        return {"before": watch.before.to(getattr(torch, self.dtype))}
+        return {"pre_activation": watch.before.to(getattr(torch, self.dtype))}
 
     def settings(self) -> Json:
         """The type on disk."""
