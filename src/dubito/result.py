@@ -1,20 +1,229 @@
-"""Results as text: aligned columns, and numbers as they stand in them."""
+"""What every function that finds something returns: one contract for numbers, tables, sentences and pictures.
 
-from collections.abc import Sequence
+A result is a dataclass that says what it is about (`title`), its main table (`records`: one mapping per row, with raw
+values) and what that means (`findings`: sentences). `Result` turns these into text, JSON, CSV, pandas, a rich print and
+a notebook view. Where a picture says more, a result has `plot(ax=None)`, which returns matplotlib's axes.
+"""
 
-from dubito.metrics import Interval
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dubito.errors import MissingPackageError
+from dubito.storage import write_csv, write_file
+from dubito.types import Json
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from rich.console import RenderableType
+
+_LEGIBLE = 10
+"""Letters of a name that stay on one line, however narrow the terminal."""
+
+
+class Result:
+    """Numbers, a table and sentences: print it, or take it as a dict, JSON, CSV or pandas.
+
+    Subclasses are dataclasses. They override what they have to say; everything else follows from it.
+
+    Attributes:
+        titles: By key of `records`, the heading people see; keys without one are their own heading.
+    """
+
+    titles: ClassVar[Mapping[str, str]] = {}
+
+    def title(self) -> str:
+        """What the result is about, in one line."""
+        return type(self).__name__
+
+    def facts(self) -> dict[str, str]:
+        """A few named facts to show above the table."""
+        return {}
+
+    def records(self) -> list[dict[str, Any]]:
+        """The main table, one mapping per row. Values are raw: numbers, texts, intervals, None."""
+        return []
+
+    def findings(self) -> list[str]:
+        """What was found, in whole sentences."""
+        return []
+
+    def cell(self, key: str, value: Any) -> str:  # noqa: ARG002 (for subclasses that format by key)
+        """One value of `records` as people see it."""
+        return cell(value)
+
+    def to_dict(self) -> Json:
+        """Everything as plain values, ready for JSON."""
+        found: Json = plain(self)
+        return {**found, "findings": self.findings()} if self.findings() else found
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """`to_dict` as JSON text, also written to a file if a path is given."""
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
+        if path is not None:
+            write_file(Path(path), text.encode())
+        return text
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write `records` as CSV; an interval becomes three columns."""
+        flat = [_flat(record) for record in self.records()]
+        header = list(dict.fromkeys(key for record in flat for key in record))
+        return write_csv(path, [header, *([record.get(key) for key in header] for record in flat)])
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """`records` as a DataFrame; an interval becomes three columns."""
+        try:
+            import pandas  # noqa: PLC0415 (optional)
+        except ImportError as error:
+            raise MissingPackageError("to_pandas needs pandas: pip install pandas") from error
+        return pandas.DataFrame([_flat(record) for record in self.records()])
+
+    def lines(self) -> list[list[str]]:
+        """The table as text: a header and one line per row; empty without records."""
+        records = self.records()
+        keys = list(dict.fromkeys(key for record in records for key in record))
+        header = [self.titles.get(key, key.replace("_", " ")) for key in keys]
+        return [header, *([self.cell(key, one.get(key)) for key in keys] for one in records)] if records else []
+
+    def __str__(self) -> str:
+        facts = "  ".join([self.title(), *(f"{name} {text}" for name, text in self.facts().items())])
+        return "\n".join([facts, *aligned(self.lines()), *self.findings()])
+
+    def __rich__(self) -> "RenderableType":
+        from rich.console import Group  # noqa: PLC0415 (only to print)
+        from rich.text import Text  # noqa: PLC0415
+
+        parts: list[RenderableType] = [fact_list(self.title(), self.facts())]
+        if lines := self.lines():
+            # A value above its interval: eight metrics side by side fit a terminal.
+            body = [[text.replace(" [", "\n[") for text in line] for line in lines[1:]]
+            parts.append(grid(lines[0], body, numbers=_numeric(self.records(), len(lines[0]))))
+        return Group(*parts, *(Text(sentence) for sentence in self.findings()))
+
+    def _repr_html_(self) -> str:
+        header, *body = self.lines() or [[]]
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in line)}</tr>" for line in body)
+        heads = "".join(f"<th>{escape(text)}</th>" for text in header)
+        facts = "".join(f"<div>{escape(name)}: {escape(text)}</div>" for name, text in self.facts().items())
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>" if body else ""
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.findings())
+        return f"<div><strong>{escape(self.title())}</strong>{facts}{table}{sentences}</div>"
+
+
+def plain(value: Any) -> Any:
+    """Any value of a result as JSON knows it: dataclasses and named tuples by field, arrays as lists, paths as text.
+
+    >>> from pathlib import PurePosixPath
+    >>> plain({"a": (1, PurePosixPath("x/y"))})
+    {'a': [1, 'x/y']}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value) if not one.name.startswith("_")}
+    if hasattr(value, "_asdict"):
+        return {key: plain(one) for key, one in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if hasattr(value, "tolist"):  # tensors, arrays and their numbers
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(one) for one in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def cell(value: Any) -> str:
+    """A value as text: three decimals, with the interval if there is one; a dash for what could not be computed.
+
+    >>> cell(0.12345), cell(None), cell(True), cell(12)
+    ('0.123', '-', 'yes', '12')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if _is_interval(value):
+        return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells as lines of text, every column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def cell(value: Interval | float | None) -> str:
-    """Three decimals, with the interval if there is one; a dash for what could not be computed."""
-    if value is None:
-        return "-"
-    if isinstance(value, Interval):
-        return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
-    return f"{value:.3f}"
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> "RenderableType":
+    """A rich table; the last `numbers` columns stand to the right."""
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 (only to print)
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, name in enumerate(header):
+        right = place >= len(header) - numbers
+        longest = max((len(row[place]) for row in rows), default=0)
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right,
+            min_width=None if right else min(_LEGIBLE, longest),
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def fact_list(title: str, pairs: Mapping[str, str]) -> "RenderableType":
+    """A bold title and a few named facts below it, for rich."""
+    from rich.console import Group  # noqa: PLC0415 (only to print)
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        table.add_row(Text(name), Text(value))
+    return Group(Text(title, style="bold"), table) if pairs else Text(title, style="bold")
+
+
+def axes(ax: "Axes | None" = None, *, size: tuple[float, float] = (5, 4)) -> "Axes":
+    """The axes to draw on: those given, or a new figure's."""
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt  # noqa: PLC0415 (optional)
+    except ImportError as error:
+        raise MissingPackageError("plot needs matplotlib: pip install 'dubito[figures]'") from error
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def _is_interval(value: Any) -> bool:
+    return all(hasattr(value, part) for part in ("value", "low", "high"))
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Intervals as three columns, everything else as it is."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if _is_interval(value):
+            flat |= {key: value.value, f"{key}_low": value.low, f"{key}_high": value.high}
+        else:
+            flat[key] = plain(value)
+    return flat
+
+
+def _numeric(records: Sequence[Mapping[str, Any]], width: int) -> int:
+    """How many of the last columns hold numbers."""
+    keys = list(dict.fromkeys(key for record in records for key in record))
+    count = 0
+    for key in reversed(keys):
+        values = [record.get(key) for record in records if record.get(key) is not None]
+        if any(isinstance(value, str | bool | list | tuple) and not _is_interval(value) for value in values):
+            break
+        count += 1
+    return min(count, width)

@@ -1,22 +1,44 @@
-"""Every promise about files, once: a file is replaced in one step, and a kill leaves it whole or absent."""
+"""Every promise about files, once: written in one step, locked while written, and proof against damage.
 
+A kill or a full disk at any instant leaves a file, or a saved folder, as it was before or as it should be after.
+
+    FOLDER/
+      DESCRIPTION.json          what is saved and which parts are its own, sealed by its own hash; replaced last
+      NAME-HASH.EXT, NAME-HASH/   the parts, named by their content, so that new ones never overwrite old ones
+      .lock                     held while somebody writes
+
+Hashes reveal damage, not malice: whoever can change a file can compute them too. Nothing is ever pickled.
+"""
+
+import contextlib
 import csv
 import errno
+import hashlib
 import io
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, final
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
-from dubito.errors import ArtefactError, DiskFullError
+from dubito.errors import ArtefactError, DiskFullError, DubitoError
 
 UNFINISHED = ".part"
+LOCK = ".lock"
+_BYTES = 1 << 22
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file as one step: write beside it, flush to the disk, rename."""
+    """Replace a file in one step: write beside it, flush to the disk, rename."""
     part = path.with_name(path.name + UNFINISHED)
     try:
         with part.open("wb") as file:
@@ -26,7 +48,7 @@ def write_file(path: Path, data: bytes) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise DiskFullError(
                 f"no space left for {path.name} ({len(data) / 1e6:.1f} MB) in '{path.parent}'. What was finished is "
                 f"safe: free some space and run the same call again, it goes on from there."
@@ -35,22 +57,213 @@ def write_file(path: Path, data: bytes) -> None:
     _flush_folder(path.parent)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step, its keys sorted so that equal values give equal bytes."""
+    write_file(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
 def write_csv(path: str | Path, lines: Iterable[Sequence[object]]) -> Path:
-    """Replace a CSV in one step; its folder is made."""
+    """Replace a CSV in one step; its folder is made. Names that are not UTF-8 keep their bytes."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     place = Path(path)
-    try:
+    with writing(f"'{place.name}'", place.parent):
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, text.getvalue().encode())
-    except OSError as error:
-        raise ArtefactError(f"'{place}' cannot be written ({error.strerror}). Give another place.") from error
+        write_file(place, encode(text.getvalue()))
     return place
 
 
-def pack_strings(strings: list[str]) -> dict[str, Tensor]:
+@contextlib.contextmanager
+def locked(folder: Path, *, busy: type[DubitoError] = ArtefactError) -> Iterator[None]:
+    """Hold a folder's lock, making the folder; the system lets go of it however a process dies.
+
+    Raises:
+        busy: Somebody else is writing there.
+        ArtefactError: The folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK, timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise busy(
+            f"another process is writing into '{folder}'. Wait until it has ended, or choose another folder."
+        ) from error
+    except OSError as error:
+        raise ArtefactError(
+            f"the folder '{folder}' cannot be written ({error.strerror}). Choose another one."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """Turn what the disk refuses into an error that says what is safe: DiskFullError or ArtefactError."""
+    try:
+        yield
+    except (OSError, DiskFullError) as error:
+        if isinstance(error, DiskFullError) or error.errno in _FULL:
+            raise DiskFullError(
+                f"no space left for {what} in '{folder}'. What is in memory is safe, and so is what was saved there "
+                f"before: free some space and save again."
+            ) from error
+        raise ArtefactError(
+            f"{what} cannot be saved in '{folder}' ({error.strerror or error}). Choose another place."
+        ) from error
+
+
+@final
+@dataclass(frozen=True)
+class SavedFolder:
+    """How one kind of thing is kept as a folder: a sealed description that names its parts by their content.
+
+    Attributes:
+        kind: What is saved there, for people: "guard".
+        description: Its file: "guard.json".
+        format: What this version writes and reads.
+        parts: Stems of the parts, such as ("vectors", "score").
+        how: What writes it: "Guard.save".
+    """
+
+    kind: str
+    description: str
+    format: int
+    parts: tuple[str, ...]
+    how: str
+
+    def save(self, folder: Path, write: Callable[[Path], Mapping[str, Any]]) -> None:
+        """Replace what a folder holds: `write` puts the parts there and returns the description's entries.
+
+        One writer at a time. What a failed writer has written is removed at once, and so are parts that the
+        description no longer names.
+        """
+        with writing(f"the {self.kind}", folder):
+            self.check_place(folder)
+            with locked(folder):
+                try:
+                    described = json.loads(json.dumps({"format": self.format, **write(folder)}, allow_nan=False))
+                    write_json(folder / self.description, _sealed(described))
+                finally:
+                    with contextlib.suppress(OSError):
+                        self._sweep(folder)
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """The description, its format and seal checked."""
+        path = folder / self.description
+        if not path.is_file():
+            raise ArtefactError(
+                f"no {self.kind} in '{folder}': {self.description} is not there. Save one with {self.how}."
+            )
+        try:
+            found: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as error:
+            raise ArtefactError(f"{self.kind} in '{folder}' cannot be read ({error}). Copy it again.") from error
+        written = found.get("format") if isinstance(found, dict) else type(found).__name__
+        if written != self.format:
+            raise ArtefactError(
+                f"{self.kind} in '{folder}' must be of format {self.format}; got {written}. Update dubito, or make the "
+                f"{self.kind} again."
+            )
+        if found.get("digest") != _sealed(found)["digest"]:
+            raise ArtefactError(
+                f"{self.kind} in '{folder}': {self.description} was changed after it was written. Copy the whole "
+                f"folder again, or make the {self.kind} again."
+            )
+        return dict(found)
+
+    def put_file(self, folder: Path, stem: str, ending: str, fill: Callable[[Callable[[bytes], Any]], Any]) -> str:
+        """Write one part, named by its content; `fill` is called with a function that takes the bytes in turn."""
+        part, crc = folder / f"{stem}{UNFINISHED}", 0
+        with part.open("wb") as file:
+
+            def put(piece: bytes) -> None:
+                nonlocal crc
+                file.write(piece)
+                crc = zlib.crc32(piece, crc)
+
+            fill(put)
+            file.flush()
+            os.fsync(file.fileno())
+        name = f"{stem}-{part.stat().st_size:x}-{crc:08x}{ending}"
+        part.replace(folder / name)
+        return name
+
+    def put_folder(self, folder: Path, stem: str, fill: Callable[[Path], Any]) -> str:
+        """Write a part that is a folder of its own, named by its content; `fill` is called with an empty folder."""
+        part = folder / f"{stem}{UNFINISHED}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        fill(part)
+        name = f"{stem}-{_size(part):x}-{_crc(part)}"
+        place = folder / name
+        if place.is_dir() and self.is_whole(place):
+            shutil.rmtree(part)
+        else:
+            shutil.rmtree(place, ignore_errors=True)  # damaged: it was of no use to anybody
+            part.replace(place)
+        return name
+
+    def part(self, folder: Path, name: Any, *, check: bool = True) -> Path:
+        """The path of a part that the description names; its size is checked, and with `check` every byte."""
+        if not isinstance(name, str) or not self._is_part(name):
+            raise ArtefactError(f"{self.kind} in '{folder}' names a part {name!r}, which is none. Save it again.")
+        path = folder / name
+        if not path.exists() or not self.is_whole(path, check=check):
+            raise ArtefactError(
+                f"{self.kind} in '{folder}': {name} is not the part that {self.description} was written with; it is "
+                f"missing, damaged or replaced. Copy the whole folder again, or save the {self.kind} again."
+            )
+        return path
+
+    @staticmethod
+    def is_whole(path: Path, *, check: bool = True) -> bool:
+        """Whether a part has the size, and with `check` the content, that its name says."""
+        _, size, crc = path.name.partition(".")[0].rsplit("-", 2)
+        return f"{_size(path):x}" == size and (not check or _crc(path) == crc)
+
+    def check_place(self, folder: Path) -> None:
+        """Raise ArtefactError for a folder of other things, such as photographs."""
+        names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
+        ours = {name for name in names if self._is_ours(name)}
+        others = sorted(names - ours - {self.description})
+        if others and not ours:
+            raise ArtefactError(
+                f"the {self.kind} cannot be saved in '{folder}': it holds other things ({', '.join(others[:3])}) and no "
+                f"{self.kind}. Choose a new or empty folder, or that of a {self.kind} to replace."
+            )
+
+    def _sweep(self, folder: Path) -> None:
+        """Remove our own parts that the description does not name."""
+        try:
+            named = (folder / self.description).read_text(encoding="utf-8")
+        except OSError:
+            named = ""
+        for path in folder.iterdir():
+            if self._is_ours(path.name) and f'"{path.name}"' not in named:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def _is_part(self, name: str) -> bool:
+        return re.fullmatch(rf"({'|'.join(self.parts)})-[0-9a-f]+-[0-9a-f]{{8}}(\.[a-z]+)?", name) is not None
+
+    def _is_ours(self, name: str) -> bool:
+        unfinished = name.removesuffix(UNFINISHED)
+        return self._is_part(name) or (name != unfinished and unfinished in (*self.parts, self.description))
+
+
+def encode(text: str) -> bytes:
+    """Text as UTF-8; names of files that are not UTF-8 keep the bytes that the system gave."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
     """Strings as two tensors: all bytes, and where each string ends."""
-    encoded = [string.encode() for string in strings]
+    encoded = [encode(string) for string in strings]
     ends = torch.tensor([len(e) for e in encoded], dtype=torch.int64).cumsum(0)
     blob = b"".join(encoded)
     data = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
@@ -60,7 +273,34 @@ def pack_strings(strings: list[str]) -> dict[str, Tensor]:
 def unpack_strings(columns: Mapping[str, Tensor]) -> list[str]:
     """The strings that `pack_strings` packed."""
     blob, ends = columns["id.bytes"].numpy().tobytes(), columns["id.ends"].tolist()
-    return [blob[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
+    return [blob[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _sealed(described: Mapping[str, Any]) -> dict[str, Any]:
+    """With the hash of everything that it says."""
+    entries = {key: value for key, value in described.items() if key != "digest"}
+    digest = hashlib.blake2b(json.dumps(entries, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return {**entries, "digest": digest}
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+
+
+def _size(path: Path) -> int:
+    return sum(one.stat().st_size for one in _files(path))
+
+
+def _crc(path: Path) -> str:
+    """CRC-32 of a file, or of a folder's file names and contents in turn."""
+    crc = 0
+    for one in _files(path):
+        if path.is_dir():
+            crc = zlib.crc32(one.relative_to(path).as_posix().encode(), crc)
+        with one.open("rb") as file:
+            while piece := file.read(_BYTES):
+                crc = zlib.crc32(piece, crc)
+    return f"{crc:08x}"
 
 
 def _flush_folder(folder: Path) -> None:

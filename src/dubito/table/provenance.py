@@ -1,0 +1,133 @@
+"""Who made a table: the model part by part, the task loss of its losses, and how each probe was configured.
+
+    model_id = hash of weights, head and transform: scores fitted on one table may score another of the same model_id
+
+`weights` changes with the class names and settings of timm and torch; `tensors`, a hash of parameters and buffers,
+does not. So two provenances agree where either hash does (`difference`), and a head that travels to a machine
+with other versions still recognises its backbone.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, final
+
+from dubito.errors import ArtefactError
+
+MODEL_PARTS = ("weights", "head", "transform")
+"""What a cache's identity compares of a model."""
+CARRIED = (*MODEL_PARTS, "tensors", "operations")
+"""What is recorded of it: tensors and operations survive other versions of the packages behind `weights`."""
+
+
+@final
+@dataclass(frozen=True)
+class Provenance:
+    """Where columns come from. Unknown parts are None; a table made from arrays has no provenance at all.
+
+    Attributes:
+        model: The model's name, for people.
+        weights: Hash of the module's structure and every tensor.
+        tensors: Hash of parameters and buffers alone.
+        operations: Kinds of activations and pools, by name.
+        head: The layer taken as classifying, if it was named.
+        transform: Settings of the transform.
+        task_loss: Of the column `loss`.
+        probes: By probe: its `settings` and, where it has any, its `notes`.
+        members: Of an ensemble of tables: who made each of them.
+    """
+
+    model: str | None = None
+    weights: str | None = None
+    tensors: str | None = None
+    operations: Any = None
+    head: Any = None
+    transform: Any = None
+    task_loss: str | None = None
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    members: tuple["Provenance", ...] = ()
+
+    @property
+    def model_id(self) -> str | None:
+        """The model's part as one short hash, None where nothing is known of it."""
+        if self.members:
+            ids = [member.model_id for member in self.members]
+            return None if None in ids else _digest(repr(ids))
+        parts = {part: getattr(self, part) for part in MODEL_PARTS}
+        return None if parts["weights"] is None else _digest(json.dumps(parts, sort_keys=True))
+
+    def difference(self, other: "Provenance") -> str | None:
+        """In what the two models differ, in words; None if in nothing.
+
+        >>> Provenance(weights="ab12").difference(Provenance(weights="cd34"))
+        'its weights differ (ab12 there, cd34 here): the backbone was fine-tuned or is another one'
+        """
+        reasons = []
+        if not any(_both(self, other, part) for part in ("weights", "tensors")):
+            part = "tensors" if self.tensors and other.tensors else "weights"
+            what = _differing(getattr(self, part), getattr(other, part))
+            reasons.append(f"its weights differ ({what}): the backbone was fine-tuned or is another one")
+        if None not in (self.operations, other.operations) and set(self.operations) != set(other.operations):
+            gone, new = (
+                sorted({*self.operations} - {*other.operations}),
+                sorted({*other.operations} - {*self.operations}),
+            )
+            what = f"{', '.join(gone) or 'none'} there, {', '.join(new) or 'none'} here"
+            reasons.append(f"its operations differ ({what}): activations or pools were replaced")
+        for part, name, meaning in (
+            ("transform", "transform", "images were prepared in another way"),
+            ("head", "classifying layer", "features are read elsewhere in the model"),
+        ):
+            if _plain(getattr(self, part)) != _plain(getattr(other, part)):
+                what = _differing(getattr(self, part), getattr(other, part))
+                reasons.append(f"its {name} differs ({what}): {meaning}")
+        return "; ".join(reasons) or None
+
+    def to_json(self) -> dict[str, Any]:
+        """The parts that are known, as plain values."""
+        known = {key: value for key, value in asdict(self).items() if value not in (None, {}, ())}
+        plain: dict[str, Any] = json.loads(json.dumps(known))
+        return plain
+
+    @classmethod
+    def from_json(cls, found: Any, where: str) -> "Provenance | None":
+        """What `to_json` wrote; None stays None. `where` is named in errors."""
+        if found is None:
+            return None
+        odd = sorted(set(found) - {one.name for one in fields(cls)}) if isinstance(found, dict) else [repr(found)[:40]]
+        if odd:
+            raise ArtefactError(
+                f"{where}: provenance has no part {odd[0]}. It was written by another version: save again."
+            )
+        members = tuple(one for each in found.get("members", ()) if (one := cls.from_json(each, where)))
+        return cls(**{**found, "members": members})
+
+
+def _both(one: Provenance, other: Provenance, part: str) -> bool:
+    return getattr(one, part) is not None and getattr(one, part) == getattr(other, part)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(part: Any) -> str:
+    """As JSON: tuples and lists are the same once they have been on disk."""
+    return json.dumps(part, sort_keys=True)
+
+
+def _differing(there: Any, here: Any) -> str:
+    """Of two settings only what differs."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return f"{_short(there)} there, {_short(here)} here"
+    keys = [key for key in {**there, **here} if _plain(there.get(key)) != _plain(here.get(key))]
+    return ", ".join(f"{key}={_short(there.get(key))} there, {_short(here.get(key))} here" for key in keys)
+
+
+def _short(value: Any) -> str:
+    """A hash by its beginning, anything else as it is."""
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{text[:8]}…" if isinstance(value, str) and len(text) > 16 else text

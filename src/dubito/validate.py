@@ -1,0 +1,129 @@
+"""Checks that several rooms need, each written once.
+
+Every message says what was expected, what was given and how to repair it. `by` is the function that the user called.
+"""
+
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
+from dubito.table import Table, check_table
+from dubito.table.overlap import example, shared_rows
+
+_SHARED = 0.01
+"""A few images may be the same by chance, in any large collection."""
+
+
+def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4) -> list[str]:
+    """The known names most like one that is not known; the first few where none is.
+
+    >>> nearest("entropi", ["margin", "entropy", "energy"])
+    ['entropy']
+    """
+    names = list(known)
+    return get_close_matches(name, names, n=most, cutoff=cutoff) or names[:most]
+
+
+def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> None:
+    """Raise ValueRangeError unless a value is one of the known names.
+
+    >>> check_choice("entropi", ["entropy", "margin"], by="evaluate", what="score")
+    Traceback (most recent call last):
+    dubito.errors.ValueRangeError: evaluate: score must be one of entropy, margin; got 'entropi'. Did you mean entropy?
+    """
+    if value in known:
+        return
+    near = get_close_matches(str(value), list(known), n=1, cutoff=0.4)
+    raise ValueRangeError(
+        f"{by}: {what} must be one of {', '.join(known)}; got {value!r}."
+        + (f" Did you mean {near[0]}?" if near else "")
+    )
+
+
+def check_bootstrap(*, by: str, confidence: Any, resamples: Any, seed: Any, least: int = 1) -> None:
+    """Raise ValueRangeError for arguments that no bootstrap can have; a generator counts as a seed."""
+    whole = isinstance(resamples, int) and not isinstance(resamples, bool) and resamples >= least
+    seeded = isinstance(seed, torch.Generator) or (not isinstance(seed, bool) and int(seed) == seed and seed >= 0)
+    if not (0 < confidence < 1 and whole and seeded):
+        raise ValueRangeError(
+            f"{by} needs a confidence in (0, 1), at least {least} resample{'s' if least > 1 else ''} and a seed from 0 "
+            f"on; got confidence={confidence}, resamples={resamples}, seed={seed}. 0.95, 1000 and 0 are usual."
+        )
+
+
+def check_rows(table: Table, *, by: str, least: int = 1, what: str = "table") -> None:
+    """Raise TableError for what is not a table, or for one with too few rows."""
+    check_table(table, by=by, what=what)
+    if len(table) < least:
+        raise TableError(
+            f"{by}: {what} needs at least {least} row{'s' if least > 1 else ''}; {table.name} has {len(table)}. "
+            f"Look at how its rows were chosen."
+        )
+
+
+def check_same_model(
+    table: Table, others: Mapping[str, Table | None], *, by: str, error: type[DubitoError] = TableError
+) -> None:
+    """Raise unless all tables come from one model with one transform, as far as that is known.
+
+    Args:
+        table: To compare with.
+        others: By argument name; None is skipped.
+        by: The function that the user called.
+        error: What to raise.
+    """
+    for name, other in others.items():
+        if other is None:
+            continue
+        if table.model_id and other.model_id and table.model_id != other.model_id:
+            raise error(
+                f"{by}: {name} ({other.name}) and {table.name} must come from one model with one transform; they come "
+                f"from {_model(other)} and {_model(table)}. Extract both with the same model."
+            )
+        for column in ("logit", "feature"):
+            if column in table and column in other and table.shape(column)[1:] != other.shape(column)[1:]:
+                raise error(
+                    f"{by}: column '{column}' of {name} ({other.name}) must be {table.shape(column)[1]} wide, as in "
+                    f"{table.name}; got {other.shape(column)[1]}. Extract both with the same model."
+                )
+
+
+def check_disjoint(table: Table, other: Table, *, by: str, what: str, harm: str) -> None:
+    """Raise TableError where more than one percent of a table's images are in another table too, by content."""
+    if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=_SHARED):
+        raise TableError(text)
+
+
+def warn_shared(table: Table, other: Table, *, by: str, what: str, harm: str) -> None:
+    """Warn of images that two tables share, by content: their names may differ."""
+    if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=0.0):
+        warnings.warn(text, DubitoWarning, stacklevel=3)
+
+
+def check_model_labels(table: Table, *, by: str) -> None:
+    """Raise TableError where labels are not the model's own classes: no answer is right or wrong then."""
+    table.require("logit", "label", by=by)
+    if table.label_space != "model":
+        raise TableError(
+            f"{by} needs labels of the model's own classes; those of {table.name} are another set's. "
+            f"Give images of the classes that the model was trained for."
+        )
+
+
+def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allowed: float) -> str | None:
+    shared = shared_rows(table, other)
+    if len(shared.here) <= allowed * len(table):
+        return None
+    return (
+        f"{by}: at least {len(shared.here)} of the {len(table)} images of {table.name} are also in {what} ({other.name})"
+        f"{example(table, other, shared)}. {harm}"
+    )
+
+
+def _model(table: Table) -> str:
+    name = table.provenance.model if table.provenance else None
+    return f"{name} ({table.model_id})" if name else str(table.model_id)
