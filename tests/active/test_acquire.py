@@ -110,7 +110,7 @@ def test_more_picks_than_the_pool_takes_all_and_says_so():
 
 def test_what_cannot_be_asked_is_refused():
     table = images(10)
-    with pytest.raises(TableError, match="acquire needs at least one row"):
+    with pytest.raises(TableError, match="acquire: table needs at least 1 row"):
         Acquire().pick(table.rows([]), 1)
     with pytest.raises(ValueRangeError, match="count must be at least 1; got 0"):
         Acquire().pick(table, 0)

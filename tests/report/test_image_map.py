@@ -183,7 +183,7 @@ def test_a_map_has_no_scale():
 
 def test_what_cannot_be_drawn_is_refused():
     table = images(12)
-    with pytest.raises(TableError, match="map needs at least one row"):
+    with pytest.raises(TableError, match="map: table needs at least 1 row"):
         Map.of(table.rows([]), Entropy())
     with pytest.raises(MissingColumnError, match="map needs column 'feature'"):
         Map.of(table.select("logit"), Entropy())

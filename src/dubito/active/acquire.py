@@ -40,12 +40,13 @@ from dubito.active.spread_out import Distances, spread_out
 from dubito.active.state import answered, kept, read_rounds, telling_where, to_begin, write_loop
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.evaluate.scored import some_rows, uncertainty
+from dubito.evaluate.uncertainties import uncertainty
 from dubito.heads._state import alone
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
 from dubito.table import Rows, Table
 from dubito.types import Json, Score
+from dubito.validate import check_rows
 
 _DISAGREEMENT = ("bald", "batch_bald")
 _APART = ("core_set", "weighted", "seeding")
@@ -119,7 +120,7 @@ class Acquire:
             u: (n) uncertainties in place of the score's; not for batch_bald.
             round: Which one it is; another one draws other numbers.
         """
-        some_rows("acquire", table)
+        check_rows(table, by="acquire")
         if count < 1:
             raise ValueRangeError(f"acquire: count must be at least 1; got {count}.")
         if u is not None and self.strategy == "batch_bald":
@@ -169,7 +170,7 @@ class Acquire:
                 wrote into picks.csv.
             classes: Names of labels in picks.csv, in order, where they are classes of your own and not the model's.
         """
-        some_rows("acquire", pool)
+        check_rows(pool, by="acquire")
         if rounds < 0 or count < 1:
             raise ValueRangeError(
                 f"acquire: rounds must not be negative and count at least 1; got rounds={rounds}, count={count}."
@@ -241,7 +242,7 @@ class Acquire:
 
     def _values(self, table: Table, known: Int64[np.ndarray, "k"], u: Array | None) -> Float64[np.ndarray, "n"] | None:
         if u is not None:
-            return uncertainty("acquire", "u", u, table).double().numpy()
+            return uncertainty(u, table, by="acquire", name="u").double().numpy()
         score = MutualInformation(of=self.of) if self.strategy in _DISAGREEMENT else self.score
         if score is None and self.strategy in _WITHOUT_U:
             return None

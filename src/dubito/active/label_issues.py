@@ -21,13 +21,14 @@ from jaxtyping import Float32, Float64, Int64
 
 from dubito.active._given import ids_of
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.scored import some_rows, uncertainty
+from dubito.evaluate.uncertainties import uncertainty
 from dubito.metrics import Array
 from dubito.result import aligned
 from dubito.scores import Entropy
 from dubito.storage import write_csv
 from dubito.table import Table
 from dubito.types import Json, Score
+from dubito.validate import check_rows
 
 _AT_ONCE = 4096
 _SHOWN = 20
@@ -57,7 +58,7 @@ def find_label_issues(
     >>> find_label_issues(table, [0.0] * 6, k=2, share=1.0).rows.tolist()
     [1]
     """
-    some_rows("find_label_issues", table)
+    check_rows(table, by="find_label_issues")
     table.require("feature", "label", by="find_label_issues")
     if not 0 < share <= 1 or not 0 < least <= 1:
         raise ValueRangeError(
@@ -73,7 +74,7 @@ def find_label_issues(
             f"find_label_issues: all labels must be from 0 on; {(label < 0).sum()} of {len(label)} of {table.name} are "
             f"below, as of images that have none yet. Leave them out: table.rows(table.label >= 0)."
         )
-    u = uncertainty("find_label_issues", "score", Entropy() if score is None else score, table).double().numpy()
+    u = uncertainty(Entropy() if score is None else score, table, by="find_label_issues", name="score").double().numpy()
     judged = np.sort(np.argsort(u, kind="stable")[: max(1, round(share * len(table)))])
     own, other, suggested = _votes(label, judged, _neighbours(table, judged, k))
     sure = (other - own) / k  # of counts: 0.7 - 0.2 is a little below 0.5

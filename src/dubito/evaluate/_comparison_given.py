@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.evaluate.scored import fitted
+from dubito.evaluate.uncertainties import check_fitted_scores
 from dubito.scores.possible import Possible
 from dubito.scores.registry import by_name
 from dubito.table import Table, check_table
@@ -89,5 +89,5 @@ def warn_of_shared(table: Table, train: Table | None, strangers: dict[str, Table
 def given_scores(scores: object) -> Possible:
     """Scores that were given, by name, each ready."""
     named = by_name(scores, by="compare", arrays=False)
-    fitted("compare", named)
+    check_fitted_scores(named, by="compare")
     return Possible(named)

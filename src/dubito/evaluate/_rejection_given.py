@@ -8,9 +8,9 @@ import torch
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate._member_predictions import FIELDS, POOLED
-from dubito.evaluate.scored import some_rows
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
+from dubito.validate import check_rows
 
 Against = Literal["level", "uncertainty"]
 """What covariances are with: the level of a quantile, or the uncertainty in its bucket."""
@@ -36,7 +36,7 @@ def check(
     choices: dict[str, str],
 ) -> None:
     """Raise for a table, names or choices that a study cannot be made of."""
-    some_rows("rejection_study", table)
+    check_rows(table, by="rejection_study")
     for column in ("logit", "label"):
         table.require(column, by="rejection_study")
     if table.label_space != "model":

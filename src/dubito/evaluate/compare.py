@@ -27,12 +27,13 @@ from dubito.evaluate._comparison_given import (
 )
 from dubito.evaluate._comparison_words import head_words
 from dubito.evaluate.comparison import ERRORS, Compared, Comparison, Cost, Question
-from dubito.evaluate.scored import both, some_rows
+from dubito.evaluate.uncertainties import has_both
 from dubito.metrics import Interval, aurc, auroc, behind_the_best, correct, paired_draws
 from dubito.scores import UncertaintyHead
 from dubito.scores.possible import Possible, possible_scores, reads, why_not_foreign
 from dubito.table import Table, check_table
 from dubito.types import Score
+from dubito.validate import check_rows
 
 Uncertainties = dict[str, dict[str | None, Float[Tensor, "_"]]]
 """By score and foreign table; None stands for the table of known images."""
@@ -68,7 +69,7 @@ def compare(
     >>> found["error_auroc"].leading
     ['max_probability', 'entropy', 'scaled_entropy', 'margin', 'max_logit', 'energy']
     """
-    some_rows("compare", table)
+    check_rows(table, by="compare")
     check_settings(confidence, resamples, seed)
     strangers = named_tables(ood)
     if train is not None:
@@ -107,7 +108,7 @@ def _questions(
             f"{table.name} has no labels of the model's classes beside its logits, so nothing is known of errors."
             + ("" if strangers else " Extract it with labels, or give foreign images.")
         )
-    elif not both(wrong):
+    elif not has_both(wrong):
         which = "wrong" if wrong.any() else "right"
         found.remarks.append(
             f"All {len(wrong)} answers are {which}, so errors cannot be ranked."

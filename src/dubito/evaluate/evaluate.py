@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dubito import metrics as measures
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.scored import both, some_rows, uncertainty
+from dubito.evaluate.uncertainties import has_both, uncertainty
 from dubito.metrics import Array, Interval
 from dubito.result import aligned, cell
 from dubito.scores._layers import ScoreOfLayers
@@ -31,6 +31,7 @@ from dubito.scores.registry import by_name
 from dubito.scores.temperature import Temperature
 from dubito.table import Table, asked_otherwise, check_table
 from dubito.types import Json, Score
+from dubito.validate import check_rows
 
 TITLES = {
     "error_auroc": "error AUROC",
@@ -81,7 +82,7 @@ def evaluate(
     >>> evaluate([MaxProbability(), "entropy"], table, resamples=50)["max_probability"]["error_auroc"].value
     1.0
     """
-    some_rows("evaluate", table)
+    check_rows(table, by="evaluate")
     named = by_name(scores, by="evaluate")
     bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)
     chosen = _chosen(metrics)
@@ -95,7 +96,7 @@ def evaluate(
     found = Evaluation(name=table.name, rows=len(table), model=measured(truth.of_model()))
     for name, score in named.items():
         start = time.perf_counter()
-        u = uncertainty("evaluate", name, score, table)
+        u = uncertainty(score, table, by="evaluate", name=name)
         seconds = time.perf_counter() - start
         found.scores[name] = measured(truth.of_score(u))
         if ood is not None and chosen & _OF_FOREIGN:
@@ -198,12 +199,12 @@ class _Truth:
     def of_score(self, u: Float[Tensor, "n"]) -> dict[str, Task]:
         tasks: dict[str, Task] = {}
         if self.wrong is not None:
-            if both(self.wrong):
+            if has_both(self.wrong):
                 tasks["error_auroc"] = (measures.auroc, u, self.wrong)
             tasks["aurc"] = (measures.aurc, u, self.wrong)
             tasks["excess_aurc"] = (measures.excess_aurc, u, self.wrong)
             tasks["augrc"] = (measures.augrc, u, self.wrong)
-        if self.strange is not None and both(self.strange):
+        if self.strange is not None and has_both(self.strange):
             tasks["r_auroc"] = (measures.auroc, u, self.strange)
         return tasks
 

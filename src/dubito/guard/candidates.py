@@ -9,7 +9,7 @@ from typing import final
 import torch
 
 from dubito.errors import DubitoError, DubitoWarning, GuardError
-from dubito.evaluate.scored import some_scores
+from dubito.evaluate.uncertainties import check_any_scores
 from dubito.scores import UncertaintyHead
 from dubito.scores.default_density import QUICK, default_density
 from dubito.scores.density import Density
@@ -59,7 +59,7 @@ class Roles:
 def given_scores(scores: Scores) -> dict[str, Score]:
     """By name, made where only a name came; at least one."""
     found: dict[str, Score] = by_name(scores, by="guard.fit", arrays=False)
-    some_scores("guard.fit", found)
+    check_any_scores(found, by="guard.fit")
     return found
 
 

@@ -28,7 +28,7 @@ from dubito.data import open_images
 from dubito.data.deteriorate import DETERIORATIONS
 from dubito.data.deteriorated import Deteriorated
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.scored import fitted, scored
+from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval
 from dubito.result import aligned, cell
 from dubito.table import Table
@@ -158,7 +158,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
         progress: Show one bar when a terminal is watching.
         extraction: Further settings for dubito.extract, such as batch_size or workers.
     """
-    fitted("corruption_curve", scores)
+    check_fitted_scores(scores, by="corruption_curve")
     _check_steps(kinds, severities)
     opened = open_images(images)
     steps = _steps(opened, kinds, severities, seed)
@@ -169,7 +169,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
         for name, step in steps.items():
             table = extract(model, step, Path(to) / name, label_space="own", progress=False, **extraction)
             ids = _same_images(ids, table)
-            found[name] = scored(f"corruption_curve ({name})", scores, table)
+            found[name] = uncertainties(scores, table, by=f"corruption_curve ({name})")
             advance(len(opened))
     climbs = [
         _climb(kind, score, severities, [found[_step(kind, severity)][score] for severity in severities], bootstrap)

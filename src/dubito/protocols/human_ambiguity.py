@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dubito.data.annotations import Votes, find_rows
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.scored import scored
+from dubito.evaluate.uncertainties import uncertainties
 from dubito.metrics import Array, Interval, auroc, interval, spearman
 from dubito.result import aligned, cell
 from dubito.scores import Entropy, MaxProbability
@@ -104,17 +104,17 @@ def ambiguity(
     """
     if ambiguous is None and degree is None:
         raise TableError("ambiguity needs ambiguous= or degree=; got neither. Give what people said, by image or row.")
-    uncertainties = scored("ambiguity", scores, table, beside=(Entropy.name, MaxProbability.name))
+    values = uncertainties(scores, table, by="ambiguity", baselines=(Entropy.name, MaxProbability.name))
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
     found = Ambiguity(table.name, 0, 0, 0, {}, {})
     if ambiguous is not None:
         rows, flags = _judged(ambiguous, table, "ambiguous")
         found.judged, found.ambiguous = len(rows), int(flags.sum())
-        found.auroc = {name: bootstrap(auroc, u[rows], flags) for name, u in uncertainties.items()}
+        found.auroc = {name: bootstrap(auroc, u[rows], flags) for name, u in values.items()}
     if degree is not None:
         rows, degrees = _judged(degree, table, "degree")
         found.graded = len(rows)
-        found.spearman = {name: bootstrap(spearman, u[rows], degrees) for name, u in uncertainties.items()}
+        found.spearman = {name: bootstrap(spearman, u[rows], degrees) for name, u in values.items()}
     return found
 
 

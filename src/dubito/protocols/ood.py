@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.evaluate.scored import fitted, scored
+from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, auroc, interval
 from dubito.result import aligned, cell
 from dubito.table import Table
@@ -47,14 +47,14 @@ def ood_auroc_by_dataset(
         resamples: Of the bootstrap.
         seed: Of the bootstrap.
     """
-    fitted("ood_auroc_by_dataset", scores)
+    check_fitted_scores(scores, by="ood_auroc_by_dataset")
     if not foreign:
         raise TableError(
             "ood_auroc_by_dataset needs at least one foreign table; got none. Give some by name: {'cub200': table}."
         )
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
-    at_home = scored(f"ood_auroc_by_dataset ({known.name})", scores, known)
-    away = {name: scored(f"ood_auroc_by_dataset ({name})", scores, table) for name, table in foreign.items()}
+    at_home = uncertainties(scores, known, by=f"ood_auroc_by_dataset ({known.name})")
+    away = {name: uncertainties(scores, table, by=f"ood_auroc_by_dataset ({name})") for name, table in foreign.items()}
     by_set: dict[str, dict[str, Interval]] = {}
     pooled: dict[str, Interval] = {}
     for score, u in at_home.items():

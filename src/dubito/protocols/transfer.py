@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.scored import both, fitted, scored
+from dubito.evaluate.uncertainties import check_fitted_scores, has_both, uncertainties
 from dubito.metrics import Interval, auroc, interval, neighbour_matches
 from dubito.result import aligned, cell
 from dubito.scores import Entropy
@@ -86,7 +86,7 @@ def transfer(
     >>> transfer({"entropy": Entropy()}, {"tiny": table}, resamples=20).r_auroc["entropy"]["tiny"].value
     1.0
     """
-    fitted("transfer", scores)
+    check_fitted_scores(scores, by="transfer")
     if not tables:
         raise TableError("transfer needs at least one table; got none. Give some by name: {'cub200': table}.")
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
@@ -95,9 +95,9 @@ def transfer(
         table.require("feature", "label", by=f"transfer ({name})")
         near = neighbour_matches(table.column("feature"), table.label)
         found.recall_at_1[name] = bootstrap(_mean, near.double())
-        for score, u in scored(f"transfer ({name})", scores, table, beside=(Entropy.name,)).items():
+        for score, u in uncertainties(scores, table, by=f"transfer ({name})", baselines=(Entropy.name,)).items():
             row = found.r_auroc.setdefault(score, {})
-            if both(near):
+            if has_both(near):
                 row[name] = bootstrap(auroc, u, ~near)
     return found
 

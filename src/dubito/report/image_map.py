@@ -18,11 +18,12 @@ from jaxtyping import Float64, Int64
 from dubito.active._given import ids_of
 from dubito.choices import Layout
 from dubito.errors import ValueRangeError
-from dubito.evaluate.scored import some_rows, uncertainty
+from dubito.evaluate.uncertainties import uncertainty
 from dubito.metrics import Array
 from dubito.report.layout import laid_out
 from dubito.table import Table
 from dubito.types import Score
+from dubito.validate import check_rows
 
 _ENDS = (0.02, 0.98)
 
@@ -91,14 +92,14 @@ class Map:
             most: Of a larger table, so many images are drawn at random.
             seed: Of the draw and of the layout.
         """
-        some_rows("map", table)
+        check_rows(table, by="map")
         table.require("feature", by="map")
         if method not in get_args(Layout) or most < 1:
             raise ValueRangeError(
                 f"map: method must be one of {', '.join(get_args(Layout))} and most at least 1; method='{method}', "
                 f"most={most} came. tsne and 20000 are usual."
             )
-        values = uncertainty("map", "u", u, table).double().numpy()
+        values = uncertainty(u, table, by="map", name="u").double().numpy()
         rows = np.arange(len(table), dtype=np.int64)
         if len(rows) > most:
             rows = np.sort(np.random.default_rng(seed).permutation(len(rows))[:most])
