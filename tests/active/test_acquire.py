@@ -118,16 +118,16 @@ def test_what_cannot_be_asked_is_refused():
         Acquire().pick(table, 1, u=[float("nan"), *range(9)])
     with pytest.raises(
         TableError,
-        match=r"must be indices from 0 to 9, or a mask of 10 booleans; int64 of shape \(1,\), from 10 to 10,",
+        match=r"must be indices from 0 to 9, or a mask of 10 booleans; got int64 of shape \(1,\), from 10 to 10",
     ):
         Acquire().pick(table, 1, labelled=[10])
-    with pytest.raises(TableError, match=r"bool of shape \(3,\) came"):
+    with pytest.raises(TableError, match=r"got bool of shape \(3,\)"):
         Acquire().pick(table, 1, labelled=torch.ones(3, dtype=torch.bool))
     with pytest.raises(MissingColumnError, match=r"mutual_information\.score needs column 'members'"):
         Acquire("bald").pick(table.select("logit"), 1)
     with pytest.raises(MissingColumnError, match="strategy 'core_set' needs column 'feature'"):
         Acquire("core_set").pick(table.select("logit"), 1)
-    with pytest.raises(ValueRangeError, match=r"beta must be above 0.* beta=nan, samples=1000, seed=0 came"):
+    with pytest.raises(ValueRangeError, match=r"beta must be above 0.* got beta=nan, samples=1000, seed=0"):
         Acquire("power", beta=float("nan"))
     with pytest.raises(ValueRangeError, match=r"'bald' goes by the mutual information .* takes no score; got energy"):
         Acquire("bald", dubito.Energy())
@@ -205,9 +205,9 @@ class Forgetful:
     ("answer", "told"),
     [
         (lambda table: table.rows([0, 1, 2]), r"must give a table of the pool's 120 rows; got 3\. Add columns"),
-        (lambda table: table.rows(list(range(119, -1, -1))), "so many came with other ids, or in another order"),
+        (lambda table: table.rows(list(range(119, -1, -1))), "as many with other ids, or in another order"),
         (lambda table: None, r"must return a Score, uncertainties \(120,\), .*; got None\. Let it end with return"),
-        (lambda table: table.logit, r"Tensor of shape \(120, 3\) came\. .* return pool\.extended\(logit=\.\.\.\)"),
+        (lambda table: table.logit, r"got Tensor of shape \(120, 3\)\. .* return pool\.extended\(logit=\.\.\.\)"),
         (lambda table: {"accuracy": 0.9}, r"; got dict\. Let it end"),
         (lambda table: [0.5] * 7, r"; got list of shape \(7,\)\. Let it end"),
         (lambda table: "done", r"; got str\. Let it end"),
@@ -316,7 +316,7 @@ def test_a_loop_without_a_start_leaves_the_folder_free(tmp_path):
 
 
 def test_a_csv_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(ArtefactError, match=r"cannot be written \(Is a directory\). Give another place"):
+    with pytest.raises(ArtefactError, match=r"cannot be saved .*\(Is a directory\)\. Choose another place"):
         Acquire().pick(images(10), 1).to_csv(tmp_path)
 
 

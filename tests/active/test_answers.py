@@ -74,7 +74,7 @@ def test_classes_of_ones_own_are_named(tmp_path):
         Acquire("power").run(table, **options)
     fill(tmp_path / "picks.csv", lambda name: "cat" if int(name[5:-4]) % 3 else "dog")
     with pytest.raises(
-        TableError, match=r"must be one of the 3 classes, 'class 0', .*'(cat|dog)' came\. Correct it, or"
+        TableError, match=r"must be one of the 3 classes, 'class 0', .*got '(cat|dog)'\. Correct it, or"
     ):
         Acquire("power").run(table, **{**options, "classes": None})
     seen = []

@@ -135,7 +135,7 @@ def test_what_cannot_be_judged_is_refused():
     table, _ = planted(20, 0)
     with pytest.raises(ValueRangeError, match="k must be from 1 to 19, the other images of table in memory; got 20"):
         find_label_issues(table, k=20)
-    with pytest.raises(ValueRangeError, match=r"share=0.0, least=0.5 came"):
+    with pytest.raises(ValueRangeError, match=r"got share=0.0, least=0.5"):
         find_label_issues(table, share=0.0)
     with pytest.raises(MissingColumnError, match="find_label_issues needs column 'label'"):
         find_label_issues(table.select("feature", "logit"))

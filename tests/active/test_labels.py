@@ -26,7 +26,7 @@ def test_class_names_that_are_numbers_or_shared(tmp_path):
     path.write_text("id;label\na;crane\n")
     assert add_labels(table, path).label.tolist() == [1, -1, -1]
     table.label_names = ["crane, machine", "crane, bird"]
-    with pytest.raises(TableError, match=r"'crane' came, which stands for 2 of them, 0, 1\. Correct it"):
+    with pytest.raises(TableError, match=r"got 'crane', which stands for 2 of them, 0, 1\. Correct it"):
         add_labels(table, path)
 
 
@@ -38,12 +38,12 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
         return add_labels(table, path, **options)
 
     with pytest.raises(
-        TableError, match=r"the label of 'a' must be a number from 0 on, .*'cat' came\. Give their names"
+        TableError, match=r"the label of 'a' must be a number from 0 on, .*got 'cat'\. Give their names"
     ):
         told("id,label\na,cat\n")
     with pytest.raises(TableError, match=r"must be one of the 1 classes, 'dog', or a number below 1; got '1'\."):
         told("id,label\na,1\n", classes=["dog"])
-    with pytest.raises(TableError, match=r"'1\.5' came"):
+    with pytest.raises(TableError, match=r"got '1\.5'"):
         told("id,label\na,1.5\n")
     with pytest.raises(TableError, match=r"must have a column label; it has id\. Add one"):
         told("id\na\n")

@@ -99,9 +99,7 @@ def test_what_cannot_be_trained_is_refused():
         TableError, match=r"must have a label from 0 on; 2 of 2 of table in memory have none yet \(-1\)"
     ):
         LinearTrainer()(Table(feature=torch.zeros(3, 2)), torch.arange(2))
-    with pytest.raises(
-        ValueRangeError, match=r"members must be 0 or at least 2.* members=1, strength=1.0, seed=0 came"
-    ):
+    with pytest.raises(ValueRangeError, match=r"members must be 0 or at least 2.* got members=1, strength=1.0, seed=0"):
         LinearTrainer(members=1)
     with pytest.raises(ValueRangeError, match="strength=nan"):
         LinearTrainer(strength=float("nan"))

@@ -229,7 +229,7 @@ def test_a_score_that_could_not_be_read_back_is_not_saved(tmp_path):
     class Own(Score):
         name, kind, needs = "own", "epistemic", ("feature",)
 
-        def rows(self, batch):
+        def score_batch(self, batch):
             return batch.feature[:, 0]
 
     index = SafeIndex.build(some(0), Own())

@@ -26,7 +26,7 @@ from .world import D, N, table
         (
             {"queries": np.ones((40, 9))},
             TableError,
-            r"features must have the axes \(n, 8\), as wide as the index; \(40, 9",
+            r"features must have the axes \(n, 8\), as wide as the index; got \(40, 9",
         ),
         ({"queries": np.ones(8)}, TableError, r"Give one row per image, such as feature\[None\] of shape \(1, 8\)."),
         ({"queries": np.zeros((40, 8))}, ValueRangeError, "row 0 of the array is all zeros. Look at that image"),
@@ -46,9 +46,9 @@ from .world import D, N, table
         (
             {"refuse_above": [1.0, 2.0]},
             TableError,
-            r"refuse_above must be one number, or one a query, \(40,\); \(2,\) ca",
+            r"refuse_above must be one number, or one a query, \(40,\); got \(2,\)",
         ),
-        ({"queries": np.ones((1, 40, 8))}, TableError, r"\(1, 40, 8\) came in the array. Give one row per image"),
+        ({"queries": np.ones((1, 40, 8))}, TableError, r"got \(1, 40, 8\) in the array. Give one row per image"),
         (
             {"refuse_above": np.nan},
             ValueRangeError,
@@ -78,9 +78,9 @@ def test_wrong_questions(items, queries, ask, error, text):
         (
             {"ids": ["a", ""]},
             TableError,
-            "ids must be texts of at least one letter that UTF-8 can write, without NUL; ''",
+            "ids must be texts of at least one letter that UTF-8 can write, without NUL; got ''",
         ),
-        ({"ids": ["a", "\udcff.png"]}, TableError, r"'\\udcff.png' came for row 1. Name it otherwise."),
+        ({"ids": ["a", "\udcff.png"]}, TableError, r"got '\\udcff.png' for row 1. Name it otherwise."),
         (
             {"uncertainty": None},
             TableError,
@@ -90,7 +90,7 @@ def test_wrong_questions(items, queries, ask, error, text):
         (
             {"labels": [1.0, 2.0]},
             TableError,
-            r"labels must be one integer a row, \(2,\); torch.float64 of shape \(2,\)",
+            r"labels must be one integer a row, \(2,\); got torch.float64 of shape \(2,\)",
         ),
     ],
 )
@@ -185,9 +185,7 @@ def test_another_model_and_another_score_are_refused():
         index.search(table(1, model_id="model a"), Entropy())
     learned = SafeIndex.build(table(0), Neighbours(k=2).fit(table(3)))
     for other in (Neighbours(k=3).fit(table(3)), Neighbours(k=2).fit(table(4))):
-        with pytest.raises(
-            TableError, match=r"of the score that the items have, Neighbours\(k=2.* or another fit came"
-        ):
+        with pytest.raises(TableError, match=r"of the score that the items have, Neighbours\(k=2.* or another fit"):
             learned.search(table(1), other)
     assert len(learned.search(table(1), Neighbours(k=2).fit(table(3)))) == N
     assert SafeIndex.build(table(0), MaxProbability(), clean="items").search(table(1).feature).uncertainty is None

@@ -45,7 +45,7 @@ def answer_of(trained: Any, pool: Table) -> tuple[Table, Score | None, Array | N
         came = f"{kind} of shape {tuple(u.shape)}" if u.numel() else kind
         raise TableError(
             f"acquire: the trainer must return a Score, uncertainties ({len(pool)},), a table or something with "
-            f"extend(table); {came} came. Let it end with return, such as: return pool.extended(logit=...)."
+            f"extend(table); got {came}. Let it end with return, such as: return pool.extended(logit=...)."
         )
     return pool, None, u
 
@@ -60,7 +60,7 @@ def _extended(trained: Extends, table: Table) -> Table:
     if not isinstance(found, Table):
         raise TableError(
             f"acquire: extend(table) of {type(trained).__name__}, which the trainer returned, must give a table; "
-            f"{type(found).__name__} came. Let it end with: return table.extended(logit=...)."
+            f"got {type(found).__name__}. Let it end with: return table.extended(logit=...)."
         )
     return found
 
@@ -68,13 +68,13 @@ def _extended(trained: Extends, table: Table) -> Table:
 def _of_pool(table: Table, pool: Table) -> Table:
     """A trainer's table, if it has the images of the pool."""
     if len(table) != len(pool):
-        came = f"{len(table)} came"
+        came = str(len(table))
     elif "id" in table and "id" in pool and not np.array_equal(table.id, pool.id):
-        came = "so many came with other ids, or in another order"
+        came = "as many with other ids, or in another order"
     else:
         return table
     raise TableError(
-        f"acquire: the trainer must give a table of the pool's {len(pool)} rows; {came}. "
+        f"acquire: the trainer must give a table of the pool's {len(pool)} rows; got {came}. "
         f"Add columns to the pool: pool.extended(logit=...)."
     )
 
@@ -100,10 +100,10 @@ def rows_of(table: Table, rows: Rows) -> Int64[np.ndarray, "k"]:
         index = np.flatnonzero(index)
     whole = index.ndim == 1 and np.issubdtype(index.dtype, np.integer)
     if not whole or (len(index) and (index.min() < 0 or index.max() >= len(table))):
-        reach = f", from {index.min()} to {index.max()}," if whole else ""
+        reach = f", from {index.min()} to {index.max()}" if whole else ""
         raise TableError(
             f"acquire: labelled rows must be indices from 0 to {len(table) - 1}, or a mask of {len(table)} booleans; "
-            f"{index.dtype} of shape {index.shape}{reach} came. Choose among the rows of {table.name}."
+            f"got {index.dtype} of shape {index.shape}{reach}. Choose among the rows of {table.name}."
         )
     return index[np.sort(np.unique(index, return_index=True)[1])].astype(np.int64)
 

@@ -93,8 +93,8 @@ class Acquire:
             )
         if not self.beta > 0 or self.samples < 2 or self.seed < 0:
             raise ValueRangeError(
-                f"Acquire: beta must be above 0, samples at least 2 and seed not negative; beta={self.beta}, "
-                f"samples={self.samples}, seed={self.seed} came. 1, 1000 and 0 are usual."
+                f"Acquire: beta must be above 0, samples at least 2 and seed not negative; got beta={self.beta}, "
+                f"samples={self.samples}, seed={self.seed}. 1, 1000 and 0 are usual."
             )
         if self.score is not None and self.strategy in _DISAGREEMENT:
             raise ValueRangeError(

@@ -109,7 +109,7 @@ def _class(cell: str, names: Sequence[str] | None, known: Mapping[str, set[int]]
     several = f", which stands for {len(found)} of them, {', '.join(map(str, sorted(found)))}" if found else ""
     raise TableError(
         f"{what} must be one of the {len(names)} classes, {some(list(names))}, or a number below {len(names)}; "
-        f"'{cell}' came{several}. Correct it, or name classes of your own: classes=['cat', 'dog'] (--classes cat,dog)."
+        f"got '{cell}'{several}. Correct it, or name classes of your own: classes=['cat', 'dog'] (--classes cat,dog)."
     )
 
 

@@ -89,7 +89,7 @@ class LinearTrainer:
         if self.members < 0 or self.members == 1 or not self.strength > 0 or self.seed < 0:
             raise ValueRangeError(
                 f"LinearTrainer: members must be 0 or at least 2, strength above 0 and seed not negative; "
-                f"members={self.members}, strength={self.strength}, seed={self.seed} came. 20, 1 and 0 are usual."
+                f"got members={self.members}, strength={self.strength}, seed={self.seed}. 20, 1 and 0 are usual."
             )
 
     def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
@@ -105,8 +105,8 @@ class LinearTrainer:
         mean, scale = _scale(table)
         if label.max() >= classes:
             raise TableError(
-                f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; up to "
-                f"{label.max()} came. Name other classes (classes=[...]), or leave column 'logit' out of the pool."
+                f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; got up to "
+                f"{label.max()}. Name other classes (classes=[...]), or leave column 'logit' out of the pool."
             )
         x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
         # One seed for each number of rows: members of two rounds are not drawn alike.

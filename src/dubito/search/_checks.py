@@ -166,9 +166,9 @@ def _check_score(by: str, came: Score, known: Score | None, judged_by: str | Non
     """Raise for another score than the one that judged the items, or one of other settings or another fit."""
     name = judged_by or (known or came).name
     if came.name != name:
-        differing = f"{name}; {came.name} came"
+        differing = f"{name}; got {came.name}"
     elif known is not None and came is not known and (came != known or not _alike(came, known)):
-        differing = f"{known!r} as it was fitted for them; {came!r} of other settings or another fit came"
+        differing = f"{known!r} as it was fitted for them; got {came!r} of other settings or another fit"
     else:
         return
     raise TableError(

@@ -35,7 +35,7 @@ class ItemsTable:
         if not last or len(schema) > 1 or "" in schema or len(last.encode()) > _LONGEST_NAME or "\0" in name:
             raise ValueRangeError(
                 f"SafeIndex.on_server: table must be 'name' or 'schema.name', at most {_LONGEST_NAME} bytes long; "
-                f"{name!r} came. Choose a shorter one."
+                f"got {name!r}. Choose a shorter one."
             )
         self._named = {
             "items": sql.Identifier(*schema, last),

@@ -48,8 +48,8 @@ class OnServer:
         if differing:
             key = differing[0]
             raise TableError(
-                f"SafeIndex.on_server: '{table}' was made with {key}={about['rule'][key]!r}; {key}={asked[key]!r} "
-                f"came. Leave it out, or use another table."
+                f"SafeIndex.on_server: '{table}' was made with {key}={about['rule'][key]!r}; got {key}={asked[key]!r}. "
+                f"Leave it out, or use another table."
             )
 
     def state(self) -> State:
@@ -165,7 +165,7 @@ class OnServer:
         if kind not in (None, "hnsw") or self.width > _WIDEST_HNSW:
             raise ValueRangeError(
                 f"SafeIndex.approximate: a server has 'hnsw', of vectors of up to {_WIDEST_HNSW} numbers; "
-                f"{kind or 'hnsw'!r} came for {self.width}. Leave the kind out, or search exactly."
+                f"got {kind or 'hnsw'!r} for {self.width}. Leave the kind out, or search exactly."
             )
 
         def work(cursor: Any) -> None:
@@ -209,8 +209,8 @@ class OnServer:
             )
         if not 1 <= width <= WIDEST:
             raise ValueRangeError(
-                f"SafeIndex.on_server: width must be between 1 and {WIDEST}, what a column of pgvector holds; {width} "
-                f"came. Give the width of the features; wider ones can be searched in memory."
+                f"SafeIndex.on_server: width must be between 1 and {WIDEST}, what a column of pgvector holds; got {width}. "
+                f"Give the width of the features; wider ones can be searched in memory."
             )
         rule = Rule(**asked)
         return self._connection.write("SafeIndex.on_server", lambda cursor: self._table.make(cursor, width, rule))
