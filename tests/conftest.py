@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 
 @pytest.fixture(scope="module")
@@ -11,3 +12,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def axes():
+    """Axes for `Result.plot`, of a figure without a window, which nobody has to close."""
+    return Figure().subplots()

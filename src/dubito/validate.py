@@ -55,7 +55,7 @@ def check_bootstrap(*, by: str, confidence: Any, resamples: Any, seed: Any, leas
         )
 
 
-def check_rows(table: Table, *, by: str, least: int = 1, what: str = "table") -> None:
+def check_rows(table: Any, *, by: str, least: int = 1, what: str = "table") -> None:
     """Raise TableError for what is not a table, or for one with too few rows."""
     check_table(table, by=by, what=what)
     if len(table) < least:

@@ -27,9 +27,9 @@ def test_json_is_that_of_the_library(run: Run, labelled: Path, ood: Path) -> Non
     table = dubito.open(labelled)
     expected = dubito.evaluate(
         {"entropy": dubito.Entropy()}, table, ood=dubito.open(ood), resamples=20, seed=3
-    ).to_json()
+    ).to_dict()
     for one in (found, expected):
-        del one["scores"]["entropy"]["microseconds"]  # measured, so never twice the same
+        del one["microseconds"]  # measured, so never twice the same
     assert found == {**expected, "notes": []}
     assert found["model"]["accuracy"]["value"] == pytest.approx(8 / 12)
 
@@ -121,7 +121,7 @@ def test_one_ensemble_by_choice(run: Run, labelled: Path, ensembles: Path) -> No
     found = run("evaluate", ensembles, *options, "--json").json
     table = dubito.open(ensembles)
     score = make_score("mutual_information", of="tiles_2")
-    expected = dubito.evaluate({"mutual_information": score}, table, resamples=5, seed=1).to_json()
+    expected = dubito.evaluate({"mutual_information": score}, table, resamples=5, seed=1).to_dict()
     assert found["scores"].keys() == {"mutual_information"}
     for metric in ("error_auroc", "aurc"):
         assert found["scores"]["mutual_information"][metric] == expected["scores"]["mutual_information"][metric]

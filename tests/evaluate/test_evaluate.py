@@ -1,3 +1,4 @@
+import csv
 import inspect
 import json
 
@@ -156,9 +157,9 @@ def test_only_the_chosen_metrics(table, found):
     few = evaluate({"array": torch.linspace(0, 1, N)}, table, metrics=["aurc", "r_auroc", "nll", "ood_auroc"], **QUICK)
     assert few["array"] == {key: found["array"][key] for key in ("aurc", "r_auroc")}
     assert few.model == {"nll": found.model["nll"]}
-    foreign = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), metrics=("ood_fpr95",), **QUICK)
-    assert set(foreign["u"]) == {"ood_fpr95"}
-    assert foreign.model == {}
+    ood = evaluate({"u": Entropy()}, table, ood=data(50, seed=3), metrics=("ood_fpr95",), **QUICK)
+    assert set(ood["u"]) == {"ood_fpr95"}
+    assert ood.model == {}
     assert evaluate({"u": Entropy()}, table, metrics=[], **QUICK)["u"] == {}
 
 
@@ -177,21 +178,25 @@ def test_what_is_not_chosen_costs_nothing(table, monkeypatch):
     monkeypatch.setattr(metrics, "correct", never)
     others = [key for key in TITLES if key.startswith("ood")]
     assert set(evaluate({"u": Entropy()}, table, ood=table, metrics=others, **QUICK)["u"]) == set(others)
-    # an array cannot score the foreign images, and need not
+    # an array cannot score the OOD images, and need not
     assert evaluate({"u": np.arange(N)}, table, ood=table, metrics=[], **QUICK)["u"] == {}
 
 
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["aurc", "r_aurok"], r"'r_aurok' came\. Nearest: r_auroc, "),
-        ("aurc", r"'aurc' came\. Nearest: aurc, "),
-        (["???"], r"'\?\?\?' came\. Known: error_auroc, aurc, .*, recall_at_1\."),
+        (["aurc", "r_aurok"], r"'r_aurok'\. Did you mean r_auroc\?"),
+        ("r_aurok", r"'r_aurok'\. Did you mean r_auroc\?"),
+        (["???"], r"'\?\?\?'\.$"),
     ],
 )
 def test_unknown_metrics_are_errors(table, names, text):
-    with pytest.raises(ValueRangeError, match=r"evaluate: metrics must be a list of names; " + text):
+    with pytest.raises(ValueRangeError, match=r"evaluate: metrics must be one of error_auroc, aurc, .*; got " + text):
         evaluate({"u": Entropy()}, table, metrics=names, **QUICK)
+
+
+def test_one_metric_needs_no_list(table):
+    assert set(evaluate({"u": Entropy()}, table, metrics="aurc", **QUICK)["u"]) == {"aurc"}
 
 
 def test_features_are_never_read_as_a_whole(table, found, monkeypatch):
@@ -207,39 +212,39 @@ def test_features_are_never_read_as_a_whole(table, found, monkeypatch):
     assert again.model["recall_at_1"] == found.model["recall_at_1"]
 
 
-def test_foreign_images():
-    table, foreign = data(), data(80, seed=3, shift=-2.0)
+def test_ood_images():
+    table, ood = data(), data(80, seed=3, shift=-2.0)
     score = Neighbours(k=3).fit(data(100, seed=5))
-    found = evaluate({"neighbours": score}, table, ood=foreign, **QUICK)["neighbours"]
-    u = torch.cat([score.score(table), score.score(foreign)])
-    is_foreign = [0] * N + [1] * 80
-    assert found["ood_auroc"].value == metrics.auroc(u, is_foreign)
-    assert found["ood_average_precision"].value == metrics.average_precision(u, is_foreign)
-    assert found["ood_fpr95"].value == metrics.fpr_at_tpr(u, is_foreign)
-    assert found["ood_auroc"].value > 0.7  # a foreign image is the positive one, and scores high
+    found = evaluate({"neighbours": score}, table, ood=ood, **QUICK)["neighbours"]
+    u = torch.cat([score.score(table), score.score(ood)])
+    is_ood = [0] * N + [1] * 80
+    assert found["ood_auroc"].value == metrics.auroc(u, is_ood)
+    assert found["ood_average_precision"].value == metrics.average_precision(u, is_ood)
+    assert found["ood_fpr95"].value == metrics.fpr_at_tpr(u, is_ood)
+    assert found["ood_auroc"].value > 0.7  # an OOD image is the positive one, and scores high
     assert {"error_auroc", "r_auroc"} <= set(found)
 
 
-def test_foreign_images_need_no_labels_and_allow_no_arrays(table):
-    foreign = Table(logit=torch.zeros(9, C))
-    assert evaluate({"u": Entropy()}, table, ood=foreign, **QUICK)["u"]["ood_auroc"].value > 0.99
+def test_ood_images_need_no_labels_and_allow_no_arrays(table):
+    ood = Table(logit=torch.zeros(9, C))
+    assert evaluate({"u": Entropy()}, table, ood=ood, **QUICK)["u"]["ood_auroc"].value > 0.99
     with pytest.raises(TableError) as error:
-        evaluate({"mine": np.zeros(N)}, table, ood=foreign, **QUICK)
+        evaluate({"mine": np.zeros(N)}, table, ood=ood, **QUICK)
     assert str(error.value) == (
-        "evaluate: with ood=..., 'mine' must be a fitted score, so that the foreign table can be scored too; an array "
-        "came. Pass the score itself."
+        "evaluate: with ood=..., 'mine' must be a fitted score, so that the OOD table can be scored too; got an "
+        "array. Pass the score itself."
     )
     with pytest.raises(MissingColumnError, match=r"neighbours\.score needs column 'feature'"):
-        evaluate({"u": Neighbours(k=1).fit(table)}, table, ood=foreign, **QUICK)
+        evaluate({"u": Neighbours(k=1).fit(table)}, table, ood=ood, **QUICK)
 
 
 @pytest.mark.parametrize("u", [[0.1, 0.2], torch.zeros(N + 1), np.zeros((N, 1)), torch.tensor(0.5)])
 def test_scores_of_another_length(table, u):
-    came = tuple(np.shape(u))
+    shape = tuple(np.shape(u))
     with pytest.raises(TableError) as error:
         evaluate({"mine": u}, table, **QUICK)
     assert str(error.value) == (
-        f"evaluate: score 'mine' must have one value a row of cache/test, (240,); {came} came. Score the same table."
+        f"evaluate: score 'mine' must have one value per row of cache/test, (240,); got {shape}. Score the same table."
     )
 
 
@@ -282,23 +287,21 @@ def test_two_scores_of_one_name_are_refused(table):
         evaluate([Neighbours(k=1), Neighbours(k=2)], table, **QUICK)
 
 
-def test_a_path_in_place_of_a_table_is_told(table):
-    # The types are checked first under test, and not where people work: the function inside is asked.
-    asked = inspect.unwrap(evaluate)
+def test_a_path_in_place_of_a_table_is_an_error(table):
+    # Under test, types are checked first; users call the function inside.
+    unchecked = inspect.unwrap(evaluate)
     with pytest.raises(TableError, match=r'evaluate: table must be a table; the path "cache/test" came\. Open it: '):
-        asked({"u": Entropy()}, "cache/test")
+        unchecked({"u": Entropy()}, "cache/test")
     with pytest.raises(TableError, match=r'evaluate: ood must be a table; .* dubito\.open\("cache/odd"\)\.'):
-        asked({"u": Entropy()}, table, ood="cache/odd")
+        unchecked({"u": Entropy()}, table, ood="cache/odd")
     with pytest.raises(TableError, match=r"evaluate: scores must be .*; got Tensor\. Give arrays by name: "):
-        asked(torch.zeros(N), table)
+        unchecked(torch.zeros(N), table)
 
 
 def test_a_table_without_rows(table):
-    with pytest.raises(TableError, match=r"evaluate needs at least one row; cache/test has none\."):
+    with pytest.raises(TableError, match=r"evaluate: table needs at least 1 row; cache/test has 0\."):
         evaluate({"u": Entropy()}, table.rows(slice(0, 0)), **QUICK)
-    with pytest.raises(
-        TableError, match=r"^evaluate: ood must have at least one row; cache/test has none\. Give images"
-    ):
+    with pytest.raises(TableError, match=r"^evaluate: ood needs at least 1 row; cache/test has 0\."):
         evaluate({"u": Entropy()}, table, ood=table.rows(slice(0, 0)), **QUICK)
 
 
@@ -308,8 +311,9 @@ def test_scores_have_a_cost_and_arrays_none(found):
 
 
 def test_as_json(found):
-    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert (plain["table"], plain["rows"]) == ("cache/test", N)
+    plain = json.loads(found.to_json())
+    assert plain == found.to_dict()
+    assert (plain["name"], plain["rows"]) == ("cache/test", N)
     assert list(plain["scores"]) == ["max_probability", "neighbours", "array"]
     aurc = found["array"]["aurc"]
     assert plain["scores"]["array"]["aurc"] == {
@@ -318,7 +322,7 @@ def test_as_json(found):
         "high": aurc.high,
         "confidence": 0.95,
     }
-    assert plain["scores"]["array"]["microseconds"] is None
+    assert plain["microseconds"]["array"] is None
     assert plain["model"]["accuracy"]["value"] == found.model["accuracy"].value
 
 
@@ -341,8 +345,8 @@ def test_as_cells(found):
     assert len(header) == 7
     assert all(len(line) == 7 for line in body)
     accuracy = found.model["accuracy"]
-    assert found.model_cells()["accuracy"] == f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
-    assert list(found.model_cells()) == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
+    assert found.facts()["accuracy"] == f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
+    assert list(found.facts()) == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
 
 
 def test_a_metric_that_one_score_lacks_is_a_dash():
@@ -355,7 +359,8 @@ def test_a_metric_that_one_score_lacks_is_a_dash():
 def test_no_scores_leave_the_model_s_metrics(table):
     found = evaluate({}, table, **QUICK)
     assert found.metrics == []
-    assert str(found).splitlines()[1].split() == ["score", "µs", "/", "image"]
+    assert str(found).startswith("cache/test: 240 images  accuracy 0.")
+    assert found.records() == []
     assert found.model["accuracy"].value > 0
 
 
@@ -372,15 +377,16 @@ def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
         asked.provenance = {"ensembles": {"dropout": {"rate": rate}}}
         return asked
 
-    known, foreign = dropped(table, 0.1), data(50, seed=3)
+    known, ood = dropped(table, 0.1), data(50, seed=3)
     plain = MutualInformation(of="dropout")
     for score in (plain, Temperature(plain).fit(known)):
         with pytest.raises(
-            TableError, match=r"'u' compares 'dropout' of .* settings \(rate=0\.1 and rate=0\.2\)\. Extract"
+            TableError,
+            match=r"'u' cannot be .* 'dropout' of .* settings \(rate=0\.1 and rate=0\.2\)\. Extract",
         ):
-            evaluate({"u": score}, known, ood=dropped(foreign, 0.2), **QUICK)
-    assert "ood_auroc" in evaluate({"u": plain}, known, ood=dropped(foreign, 0.1), **QUICK)["u"]
-    assert "ood_auroc" in evaluate({"u": Entropy()}, known, ood=dropped(foreign, 0.2), **QUICK)["u"]
+            evaluate({"u": score}, known, ood=dropped(ood, 0.2), **QUICK)
+    assert "ood_auroc" in evaluate({"u": plain}, known, ood=dropped(ood, 0.1), **QUICK)["u"]
+    assert "ood_auroc" in evaluate({"u": Entropy()}, known, ood=dropped(ood, 0.2), **QUICK)["u"]
 
 
 def test_gradients_that_were_asked_otherwise_are_not_compared():
@@ -396,9 +402,72 @@ def test_gradients_that_were_asked_otherwise_are_not_compared():
 
     weak, strong = table(0.1), table(0.2)
     for score in (REGrad(), PredictedGradient(), GradNorm("gradient")):
-        with pytest.raises(TableError, match=r"evaluate: 'u' compares 'gradient' of .*\(sigma=0\.1 and sigma=0\.2\)"):
+        with pytest.raises(TableError, match=r"evaluate: 'u' cannot .* 'gradient' of .*\(sigma=0\.1 and sigma=0\.2\)"):
             evaluate({"u": score}, weak, ood=strong, resamples=5)
         assert evaluate({"u": score}, weak, ood=table(0.1), resamples=5)["u"]["ood_auroc"]
     assert evaluate({"u": GradNorm()}, weak, ood=strong, resamples=5)["u"][
         "ood_auroc"
     ]  # the last layer has no settings
+
+
+def test_csv_has_columns_for_bounds(found, tmp_path):
+    rows = list(csv.DictReader(found.to_csv(tmp_path / "scores.csv").read_text().splitlines()))
+    value = found["neighbours"]["aurc"]
+    assert [row["score"] for row in rows] == ["max_probability", "neighbours", "array"]
+    assert [float(rows[1][key]) for key in ("aurc", "aurc_low", "aurc_high")] == list(value[:3])
+    assert rows[2]["microseconds"] == ""
+
+
+class TestPlot:
+    @pytest.fixture
+    def both(self, table):
+        scores = {"entropy": Entropy(), "max_probability": MaxProbability()}
+        return evaluate(scores, table, ood=data(80, seed=3, shift=-2.0), **QUICK)
+
+    def test_risk_coverage_is_that_of_the_metric(self, table, both, axes):
+        curve = metrics.risk_coverage(Entropy().score(table), ~metrics.correct(table.logit, table.label))
+        points = both.risk_coverage["entropy"]
+        assert len(points) == 200
+        assert points[0] == (curve.coverage[0].item(), curve.risk[0].item())
+        assert points[-1] == (1.0, pytest.approx(1 - both.model["accuracy"].value))
+        assert set(points) <= set(zip(curve.coverage.tolist(), curve.risk.tolist(), strict=True))
+        assert both.plot(ax=axes) is axes
+        assert [line.get_label() for line in axes.lines] == ["entropy", "max_probability"]
+        assert axes.lines[0].get_xydata().tolist() == [list(point) for point in points]
+
+    def test_the_bins_of_the_reliability_diagram_are_those_of_the_ece(self, both, axes):
+        bins = both.reliability
+        gaps = np.abs(np.subtract(bins.confidence, bins.accuracy)) * bins.count
+        assert sum(bins.count) == N
+        assert gaps.sum() / N == pytest.approx(both.model["ece"].value)
+        assert both.plot("reliability", ax=axes).get_xlabel() == "confidence"
+        assert axes.lines[1].get_xdata().tolist() == list(bins.confidence)
+
+    def test_histograms_in_and_out(self, both, axes):
+        histogram = both.ood["max_probability"]
+        assert (sum(histogram.in_distribution), sum(histogram.ood), len(histogram.edges)) == (N, 80, 51)
+        assert both.plot("ood", score="max_probability", ax=axes).get_xlabel() == "max_probability"
+        assert [one.get_label() for one in axes.patches] == ["in-distribution", "OOD"]
+        assert sum(axes.patches[1].get_data().values) == pytest.approx(1)
+
+    def test_one_outlier_does_not_flatten_a_histogram(self, table):
+        outlier = data(80, seed=3).logit.clone()
+        outlier[0] = torch.tensor([1e6] + [0.0] * (C - 1))
+        with_outlier = evaluate("max_logit", data(4000), ood=Table(logit=outlier), metrics=["ood_auroc"], **QUICK)
+        assert with_outlier.ood["max_logit"].edges[0] > -100
+
+    def test_scores_that_never_change(self, table):
+        same = Table(logit=torch.zeros(9, C), label=torch.zeros(9, dtype=torch.long))
+        counts = evaluate("entropy", same, ood=same, **QUICK).ood["entropy"]
+        assert (sum(counts.in_distribution), sum(counts.ood)) == (9, 9)
+
+    def test_what_cannot_be_drawn(self, found, table, both):
+        with pytest.raises(ValueRangeError, match=r"'ood' needs OOD images: evaluate\(..., ood=table\); cache/test"):
+            found.plot("ood")
+        unlabelled = evaluate("entropy", table.select("logit"), **QUICK)
+        with pytest.raises(ValueRangeError, match="'risk_coverage' needs labels of the model's classes"):
+            unlabelled.plot()
+        with pytest.raises(ValueRangeError, match=r"kind must be one of risk_coverage, ood, reliability; got 'roc'"):
+            inspect.unwrap(type(found).plot)(found, "roc")
+        with pytest.raises(ValueRangeError, match=r"score must be one of entropy, max_probability; got 'margin'"):
+            both.plot("ood", score="margin")

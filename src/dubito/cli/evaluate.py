@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
 
 import dubito
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, facts, grid
+from dubito.cli._console import Screen
 
 if TYPE_CHECKING:
-    from dubito.evaluate.evaluate import Evaluation
     from dubito.table import Table
 
 
@@ -52,7 +50,7 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     with screen.waiting("scoring, with bootstrap intervals"):
         chosen = ready_scores(cache, table, screen, names=score, settings=wanted, fit=fit, heads=head, load=load)
         found = dubito.evaluate(chosen, table, ood=foreign, metrics=metric or None, resamples=resamples, seed=seed)
-    screen.result(found.to_json(), *_shown(found))
+    screen.result(found.to_dict(), found)
 
 
 def _foreign(ood: Path | None, cache: Path, table: "Table") -> "Table | None":
@@ -69,11 +67,3 @@ def _foreign(ood: Path | None, cache: Path, table: "Table") -> "Table | None":
             f"Extract it with labels (class folders or --labels FILE), or give --ood."
         )
     return None
-
-
-def _shown(found: "Evaluation") -> tuple[RenderableType, RenderableType]:
-    header, *lines = found.lines()
-    # A value above its interval: eight metrics side by side fit a terminal.
-    rows = [[cell.replace(" [", "\n[") for cell in line] for line in lines]
-    title = f"{found.name}: {found.rows} images"
-    return facts(title, found.model_cells()), grid("", header, rows, numbers=len(header) - 1)
