@@ -18,14 +18,14 @@ _SHARED = 0.01
 """A few images may be the same by chance, in any large collection."""
 
 
-def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4) -> list[str]:
-    """The known names most like one that is not known; the first few where none is.
+def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4, or_first: bool = True) -> list[str]:
+    """The known names most like one that is not known; where none is alike, the first few, unless `or_first` is off.
 
-    >>> nearest("entropi", ["margin", "entropy", "energy"])
+    >>> nearest("entropi", ["margin", "entropy"])
     ['entropy']
     """
     names = list(known)
-    return get_close_matches(name, names, n=most, cutoff=cutoff) or names[:most]
+    return get_close_matches(name, names, n=most, cutoff=cutoff) or names[: most if or_first else 0]
 
 
 def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> None:
@@ -37,7 +37,7 @@ def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> N
     """
     if value in known:
         return
-    near = get_close_matches(str(value), list(known), n=1, cutoff=0.4)
+    near = nearest(str(value), known, most=1, or_first=False)
     raise ValueRangeError(
         f"{by}: {what} must be one of {', '.join(known)}; got {value!r}."
         + (f" Did you mean {near[0]}?" if near else "")

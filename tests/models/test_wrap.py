@@ -36,7 +36,7 @@ def test_a_named_head_overrules_the_output():
 def test_a_head_that_is_not_there():
     with pytest.raises(ModelError, match=r"head: Mlp has no layer 'hiden'\. Nearest: hidden\."):
         wrap(Mlp(), head="hiden")
-    with pytest.raises(ModelError, match=r"head: Sequential has no layer 'classifier'\. Nearest: none\."):
+    with pytest.raises(ModelError, match=r"head: Sequential has no layer 'classifier'\. Nearest: 0\."):
         wrap(nn.Sequential(nn.Linear(6, 2)), head="classifier")
     with pytest.raises(ModelError, match=r"head: layer '1' has no weight \(ReLU\)\. Name a linear layer"):
         wrap(nn.Sequential(nn.Linear(6, 3), nn.ReLU()), head="1")
@@ -133,28 +133,28 @@ def test_a_masked_class_does_not_hide_the_wrong_head():
 
 
 @pytest.mark.parametrize(
-    ("then", "came"),
+    ("then", "what"),
     [(lambda logits: (logits, logits), "tuple"), (lambda logits: {"out": logits}, "dict"), (lambda logits: 3, "int")],
 )
-def test_an_output_that_is_no_tensor(then, came):
+def test_an_output_that_is_no_tensor(then, what):
     with pytest.raises(ModelError) as error:
         wrap(Mlp(then=then), name="mine").features(X)
     assert str(error.value) == (
-        f"mine must return one tensor (or an output with .logits); {came} came. "
+        f"mine must return one tensor (or an output with .logits); got {what}. "
         "Wrap a module that returns the logits alone."
     )
 
 
 @pytest.mark.parametrize(
-    ("then", "came"),
+    ("then", "what"),
     [
-        (lambda logits: logits[:, None], r"\(2, 1, 3\) came for 2 images"),
-        (lambda logits: logits.sum(1), r"\(2,\) came for 2 images"),
-        (lambda logits: torch.cat([logits, logits]), r"\(4, 3\) came for 2 images"),
+        (lambda logits: logits[:, None], r"\(2, 1, 3\) for 2 images"),
+        (lambda logits: logits.sum(1), r"\(2,\) for 2 images"),
+        (lambda logits: torch.cat([logits, logits]), r"\(4, 3\) for 2 images"),
     ],
 )
-def test_an_output_of_another_shape(then, came):
-    with pytest.raises(ModelError, match=rf"Mlp must return \(n, classes\); {came}"):
+def test_an_output_of_another_shape(then, what):
+    with pytest.raises(ModelError, match=rf"Mlp must return \(n, classes\); got {what}"):
         wrap(Mlp(then=then)).features(X)
 
 
@@ -163,7 +163,7 @@ def test_classes_are_counted():
     assert wrap(Mlp(), classes=3).classes is None
     for classes in (4, ["a", "b", "c", "d"]):
         with pytest.raises(
-            ModelError, match=r"Mlp: classes says 4, the module gives 3 outputs\. Give one name an output, in order\."
+            ModelError, match=r"Mlp: classes says 4, the module gives 3 outputs\. Give one name per output, in order\."
         ):
             wrap(Mlp(), classes=classes).features(X)
 

@@ -9,14 +9,16 @@ A non-linear f is kept exact and the head linear by lifting the feature: f(a) = 
 """
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.errors import ModelError
 from dubito.models._spy import Call, Spy
+from dubito.validate import nearest
 
 Output = Literal["logits", "probabilities", "log_probabilities"]
 _MOST_HEADS = 4
@@ -90,9 +92,9 @@ def _replay(heads: list[Call], plan: Plan, spy: Spy) -> Tensor:
 def _agrees(logits: Tensor, answer: Tensor, output: Output) -> bool:
     if logits.shape != answer.shape:
         return False
-    given = _as_output(logits, output)
+    expected = _as_output(logits, output)
     scale = float(answer[answer.isfinite()].abs().amax().clamp(min=1)) if answer.isfinite().any() else 1.0
-    return torch.allclose(given, answer, rtol=1e-4, atol=1e-5 * scale)
+    return torch.allclose(expected, answer, rtol=1e-4, atol=1e-5 * scale)
 
 
 def _with_pool(plan: Plan, calls: list[Call]) -> Plan:
@@ -136,11 +138,11 @@ def _explain(calls: list[Call], answer: Tensor, head: Tensor | None, output: Out
             f"{_hint(last[-1].output, answer)} To take one layer's output as logits, name that layer with head='...'."
         )
     if alone:
-        came = tuple(alone[-1].source.shape)
+        shape = tuple(alone[-1].source.shape)
         return (
-            f"{name}: its last linear layer must see all images of a batch at once, (n, {came[-1]}); for {len(answer)} "
-            f"images it was called {len(alone)} times, with inputs of shape {came}. Write its forward without a loop "
-            f"over images."
+            f"{name}: its last linear layer must see all images of a batch at once, (n, {shape[-1]}); "
+            f"for {len(answer)} images it was called {len(alone)} times, with inputs of shape {shape}. "
+            f"Write its forward without a loop over images."
         )
     return (
         f"{name}: no linear layer or 1x1 convolution before a pool gives its {answer.shape[1]} outputs. "
@@ -167,11 +169,57 @@ def named_weight(module: nn.Module, head: str) -> Tensor:
     """The weight of the layer that a user named."""
     parts = dict(module.named_modules())
     if head not in parts:
-        near = get_close_matches(head, [name for name in parts if name], n=3, cutoff=0.3)
-        raise ModelError(f"head: {type(module).__name__} has no layer '{head}'. Nearest: {', '.join(near) or 'none'}.")
+        near = nearest(head, filter(None, parts), cutoff=0.3)
+        raise ModelError(f"head: {type(module).__name__} has no layer '{head}'. Nearest: {', '.join(near)}.")
     weight = getattr(parts[head], "weight", None)
     if not isinstance(weight, Tensor):
         raise ModelError(
             f"head: layer '{head}' has no weight ({type(parts[head]).__name__}). Name a linear layer or a convolution."
         )
     return weight
+
+
+def logit_map(calls: dict[int, Call], plan: Plan) -> Float[Tensor, "n c h w"]:
+    """What a convolutional head says at every position: that which is pooled to the module's output."""
+    if plan.pool is None:
+        raise AssertionError("a convolutional head always has a pool behind it")
+    return calls[plan.pool].source
+
+
+def tile_features(calls: dict[int, Call], plan: Plan) -> Float[Tensor, "n t d"]:
+    """What a convolutional head reads at every position, with the residual of the non-linearity behind it."""
+    head = calls[plan.heads[0]]
+    parts = [head.source]
+    if plan.lift and head.before is not None:
+        parts.append(logit_map(calls, plan) - head.before)
+    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2)
+
+
+def tiles_as_rows(call: Call, patches: tuple[int, int] | None) -> Tensor:
+    """(n, .., tiles, ..) to (n * tiles, ..) in the shape of the pool's own output."""
+    if call.role == "token":
+        h, w = grid_of(call, patches)
+        return call.source[:, call.source.shape[1] - h * w :].flatten(0, 1)
+    axes = call.reduced
+    rest = [axis for axis in range(1, call.source.dim()) if axis not in axes]
+    tiles = call.source.permute(0, *axes, *rest).flatten(0, len(axes))
+    return tiles.reshape(-1, *call.output.shape[1:])
+
+
+def grid_of(call: Call, patches: tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width of the tiles; patch tokens stand on the grid of the embedding, behind all other tokens."""
+    if len(call.grid) == 2:
+        return call.grid[0], call.grid[1]
+    count = call.grid[0]
+    if patches is None or patches[0] * patches[1] > count:
+        raise ValueError(f"{count} tokens do not stand on a grid of patches")
+    return patches
+
+
+def with_own_rows(call: Call, n: int) -> Tensor:
+    """A hidden layer's output, its first n rows as they come without tiles: a longer product may round otherwise."""
+    if call.weight is None or len(call.source) <= n:
+        return call.output
+    layer = F.linear if call.role == "linear" else F.conv2d
+    own = layer(call.source[:n], call.weight, call.bias)
+    return torch.cat([own, call.output[n:]]) if own.shape[1:] == call.output.shape[1:] else call.output

@@ -1,7 +1,7 @@
 """Watch a forward pass from outside, without hooks: every linear, 1x1 convolution and pooling that the module calls.
 
-A TorchFunctionMode sees each torch function before it runs, so a module is understood, cut short or given other values
-at one point while the module itself is never touched. Calls are numbered in order; a frozen model repeats its order.
+A TorchFunctionMode sees each torch function before it runs, so a pass can be recorded, ended early or handed other
+values at one point, while the module itself is never touched. Calls are numbered; a frozen model repeats their order.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 Role = Literal["linear", "conv", "pool", "token"]
@@ -89,23 +89,23 @@ class Spy(TorchFunctionMode):
         return output
 
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Call | None:
-        found = None
+        call = None
         if func in _CONV:
             self._note_patches(output)
         if func in _LINEAR or (func in _CONV and _is_pointwise(args, kwargs)):
-            found = self._layer("linear" if func in _LINEAR else "conv", args, kwargs, output)
+            call = self._layer("linear" if func in _LINEAR else "conv", args, kwargs, output)
         elif func in _INDEX and _picks_token(args, output):
-            found = Call(self._count, "token", args[0], output, reduced=(1,))
+            call = Call(self._count, "token", args[0], output, reduced=(1,))
         elif func in _POOL or func in _MEAN:
             source: Tensor = args[0] if args else kwargs["input"]
             reduced = _reduced_axes(func, source, args, kwargs, output)
-            found = Call(self._count, "pool", source, output, reduced=reduced) if reduced else None
-        self._count += found is not None
-        return found
+            call = Call(self._count, "pool", source, output, reduced=reduced) if reduced else None
+        self._count += call is not None
+        return call
 
     def _layer(self, role: Role, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-        call = Call(self._count, role, given["input"], output, weight=given["weight"], bias=given.get("bias"))
+        bound = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        call = Call(self._count, role, bound["input"], output, weight=bound["weight"], bias=bound.get("bias"))
         call.version = output._version
         return call
 
@@ -145,3 +145,31 @@ def _reduced_axes(
         return ()
     axes = tuple(sorted(axis % source.dim() for axis in ([dim] if isinstance(dim, int) else dim)))
     return axes if (source.dim(), axes) in {(4, (2, 3)), (4, (1, 2)), (3, (1,))} else ()
+
+
+def plain_layer(module: nn.Module, call: Call) -> nn.Linear | None:
+    """The one nn.Linear whose weight the call used, if it is that and nothing cleverer."""
+    layers = [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward and part.weight is call.weight
+    ]
+    return layers[0] if len(layers) == 1 else None
+
+
+def read_input(layer: nn.Linear, run: Callable[[], Any]) -> Tensor | None:
+    """The first input of a layer while `run` runs; None if it is not called with one tensor."""
+    inputs: list[Tensor] = []
+
+    def tap(_: nn.Module, received: tuple[Any, ...]) -> None:
+        inputs.extend(received)
+        raise Reached
+
+    handle = layer.register_forward_pre_hook(tap)
+    try:
+        run()
+    except Reached:
+        pass
+    finally:
+        handle.remove()
+    return inputs[0] if len(inputs) == 1 else None

