@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dubito.errors import ModelError, ValueRangeError
-from dubito.gradients.cotangents import LEVEL, Said, bound_factor, check_said, normals, signs
+from dubito.gradients.cotangents import LEVEL, Cotangents, bound_factor, check_logits, normals, signs
 from tests.gradients.reference import inputs
 
 C = 5
@@ -18,7 +18,7 @@ def fisher(p):
 
 @pytest.fixture
 def said():
-    return Said(2 * inputs(3, 1, C).double())
+    return Cotangents(2 * inputs(3, 1, C).double())
 
 
 def test_classes_add_up_to_the_fisher_matrix(said):
@@ -48,7 +48,7 @@ def test_signs_are_unbiased_over_all_of_them(said, beyond):
 def test_the_known_error_is_none_on_average(entering, copies):
     """Over all 2^c signs, of cotangents that are averaged over copies; and as written out for one of them."""
     head = inputs(C, 7, seed=3).double()
-    said = Said(2 * inputs(3, copies, C).double(), head)
+    said = Cotangents(2 * inputs(3, copies, C).double(), head)
     mixtures = [said.mixture(torch.tensor(v).double(), 2) for v in itertools.product([-1.0, 1.0], repeat=C)]
     torch.testing.assert_close(said.known_error(mixtures, 2, entering=entering), torch.zeros(3, 1).double())
     w = head if entering else torch.eye(C).double()
@@ -62,7 +62,7 @@ def test_the_known_error_is_none_on_average(entering, copies):
 
 
 def test_by_hand():
-    said = Said(torch.tensor([[[3.0, 1.0]]]).double().log())  # p = 3/4, 1/4
+    said = Cotangents(torch.tensor([[[3.0, 1.0]]]).double().log())  # p = 3/4, 1/4
     assert said.order.tolist() == [[0, 1]]
     torch.testing.assert_close(said.towards(torch.tensor([1])), torch.tensor([[-0.75, 0.75]]).double())
     torch.testing.assert_close(said.from_uniform(), torch.tensor([[0.25, -0.25]]).double())
@@ -75,7 +75,7 @@ def test_by_hand():
 
 def test_certain_rows_keep_their_digits():
     """1 - p_y is 2e-35 here, which has no digits beside one."""
-    said = Said(torch.tensor([[[80.0, 0.0, 0.0]]]).double())
+    said = Cotangents(torch.tensor([[[80.0, 0.0, 0.0]]]).double())
     tiny = 2 * torch.tensor(-80.0).double().exp()
     c = said.towards(said.order[:, 0])
     torch.testing.assert_close(c[0, 0], tiny, rtol=1e-6, atol=0)
@@ -88,7 +88,7 @@ def test_certain_rows_keep_their_digits():
 
 def test_copies_are_differentiated_where_they_are_and_weighed_by_the_image():
     logits = inputs(2, 3, C).double()
-    said, p = Said(logits), logits.softmax(2)
+    said, p = Cotangents(logits), logits.softmax(2)
     torch.testing.assert_close(said.p, p[:, 0])
     y = said.order[:, 1]
     eye = torch.eye(C).double()
@@ -124,10 +124,10 @@ def test_the_bound_covers_whatever_the_spectrum(draws, spectrum):
 
 
 def test_what_has_no_gradient():
-    check_said(torch.zeros(2, 3), "net")
+    check_logits(torch.zeros(2, 3), "net")
     with pytest.raises(ModelError, match="net has one class"):
-        check_said(torch.zeros(2, 1), "net")
+        check_logits(torch.zeros(2, 1), "net")
     bad = torch.zeros(6, 3)
     bad[5, 1] = float("inf")
     with pytest.raises(ValueRangeError, match="for image 8 of the batch"):
-        check_said(bad, "net", copies=3, start=7)  # the last copy of the second of these images
+        check_logits(bad, "net", copies=3, start=7)  # the last copy of the second of these images

@@ -10,7 +10,7 @@ import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
 from dubito.gradients import rules
 from dubito.gradients.borrowed import Borrowed
-from dubito.gradients.plan import make_plan, tell_slow, tell_unused
+from dubito.gradients.plan import make_plan, warn_slow, warn_unused
 from tests.gradients.reference import classifier, inputs
 from tests.gradients.zoo import C, made, rows
 
@@ -81,7 +81,7 @@ def test_an_operation_without_a_rule_is_named():
     borrowed, plan = planned(Own())
     assert set(plan.slow) == {"scale"}
     with pytest.warns(GradientFallbackWarning) as told:
-        tell_slow(borrowed, plan)
+        warn_slow(borrowed, plan)
     assert str(told[0].message) == (
         "gradient: scale of net (of 3 layers) cannot be differentiated for a whole batch at once: there is no rule for "
         "DoublingBackward. torch.func does it image by image, which is right but slow."
@@ -91,8 +91,8 @@ def test_an_operation_without_a_rule_is_named():
 def test_layers_that_take_no_part_are_named():
     borrowed, plan = planned(Wrapping())
     assert plan.layers == ("used",)
-    with pytest.warns(UnusedLayersWarning, match=r"net says of these images does not depend on spare, .* no column"):
-        tell_unused(borrowed, plan)
+    with pytest.warns(UnusedLayersWarning, match=r"net predicts for these images does not depend on spare, .* no column"):
+        warn_unused(borrowed, plan)
 
 
 def test_many_names_are_cut_short():
@@ -100,14 +100,14 @@ def test_many_names_are_cut_short():
     module.spare = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
     borrowed, plan = planned(module)
     with pytest.warns(UnusedLayersWarning, match=r"spare\.0, spare\.1, spare\.2, spare\.3, spare\.4 and 3 more"):
-        tell_unused(borrowed, plan)
+        warn_unused(borrowed, plan)
 
 
 def test_images_that_are_mixed():
     module = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(16, 4)
     )
-    with pytest.raises(ModelError, match=r"net says of an image depends on the other images .* Look for a BatchNorm"):
+    with pytest.raises(ModelError, match=r"net predicts for an image depends on the other images .* Look for a BatchNorm"):
         planned(module)
 
 
@@ -194,5 +194,5 @@ def test_images_that_say_nothing_of_a_layer_prove_nothing():
             return self.head(torch.relu(self.first(x.flatten(1, 2).transpose(0, 1).contiguous()))[0])
 
     black = torch.zeros(3, 3, 4, 4)
-    assert planned(TokensFirst(), black)[1].slow == {"first.weight": "images cannot be told apart in what Mm gives"}
+    assert planned(TokensFirst(), black)[1].slow == {"first.weight": "images cannot be separated in what Mm gives"}
     assert planned(TokensFirst(), inputs(3, 3, 4, 4))[1].slow == {}

@@ -11,7 +11,7 @@ from torch import nn
 
 import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
-from dubito.gradients.cotangents import Said, signs
+from dubito.gradients.cotangents import Cotangents, signs
 from dubito.gradients.prepared import Prepared
 from dubito.probes._gradient_settings import check_classes
 from dubito.probes.gradient import Gradient
@@ -368,7 +368,7 @@ def test_what_is_known_of_the_error_is_taken_off():
         found = Gradient("combined", 2, 2, seed=seed).run(model, x, None)["gradient"]
         combined += (found - exact).abs().mean(0)
         with Prepared(model, x, lambda layers: layers).sweep(x, len(x)) as sweep:
-            said = Said(sweep.logits.double()[:, None])
+            said = Cotangents(sweep.logits.double()[:, None])
             rest = sum(sweep.norms(said.mixture(v, 2))["squares"] for v in signs(2, 60, seed)) / 2
         plain += (top + rest - exact).abs().mean(0)
     assert combined[0] < 0.5 * plain[0]

@@ -39,12 +39,12 @@ LEVEL = 0.95
 """How sure a bound on the rest is, for each image and layer."""
 
 
-class Said:
+class Cotangents:
     """What a model says of images and of their copies, in float64.
 
     Args:
         logits: Of an image and its copies, the image first.
-        head: The last layer's weight, or any matrix with a row a class; None: the identity.
+        head: The last layer's weight, or any matrix with one row per class; None: the identity.
 
     Attributes:
         p: Probabilities of every class for each image.
@@ -58,24 +58,24 @@ class Said:
         self.order: Int[Tensor, "n c"] = logits[:, 0].argsort(dim=1, descending=True, stable=True)
 
     def towards(self, classes: Int[Tensor, "n"]) -> Float64[Tensor, "rows c"]:
-        """e_y - p for one class an image, at every copy."""
+        """e_y - p for one class per image, at every copy."""
         where = classes[:, None, None].expand(-1, self._rows.shape[1], 1)
         others = self._rows.scatter(2, where, 0.0).sum(2, keepdim=True)  # 1 - p_y has no digits where p_y is 1
         return (-self._rows).scatter(2, where, others).flatten(0, 1)
 
     def probability(self, classes: Int[Tensor, "n"]) -> Float64[Tensor, "n 1"]:
-        """p_y for one class an image."""
+        """p_y for one class per image."""
         return self.p.gather(1, classes[:, None])
 
     def mixture(self, v: Float64[Tensor, "c"], beyond: int = 0) -> Float64[Tensor, "rows c"]:
         """sum_y v_y sqrt(p_y) (e_y - p) over the classes beyond the most likely ones, at every copy."""
         weights = (v * self.p.sqrt()).scatter(1, self.order[:, :beyond], 0.0)[:, None].expand_as(self._rows)
-        found = weights - self._rows * weights.sum(2, keepdim=True)
+        mixed = weights - self._rows * weights.sum(2, keepdim=True)
         # Of the likeliest class y, w_y (1 - p_y) - p_y sum of the other w: else there are no digits where p_y is 1.
         first = self._rows.argmax(2, keepdim=True)
         own, p = weights.gather(2, first), self._rows.gather(2, first)
         other_p, other_w = (all_of.scatter(2, first, 0.0).sum(2, keepdim=True) for all_of in (self._rows, weights))
-        return found.scatter(2, first, own * other_p - p * other_w).flatten(0, 1)
+        return mixed.scatter(2, first, own * other_p - p * other_w).flatten(0, 1)
 
     def known_error(
         self, mixtures: Sequence[Float64[Tensor, "rows c"]], exact: int, *, entering: bool = True
@@ -90,8 +90,8 @@ class Said:
         head = self._head if entering else None
         likely = [self.order[:, rank] for rank in range(exact)]
         known = torch.stack([self.probability(y) * self._length(self.towards(y), head) for y in likely]).sum(0)
-        found = torch.stack([self._length(mixture, head) for mixture in mixtures]).mean(0)
-        return torch.where(known > 0, (found - self._mean_length(exact, head)) / known, 0.0).cpu()
+        observed = torch.stack([self._length(mixture, head) for mixture in mixtures]).mean(0)
+        return torch.where(known > 0, (observed - self._mean_length(exact, head)) / known, 0.0).cpu()
 
     def _length(self, cotangent: Float64[Tensor, "rows c"], head: Tensor | None) -> Float64[Tensor, "n 1"]:
         """||W^T c||^2, averaged over copies before the norm, as gradients are."""
@@ -129,7 +129,7 @@ def bound_factor(draws: int, level: float = LEVEL) -> float:
     return 1 / float(chdtri(draws, level))  # without scipy.stats, which takes seconds to import
 
 
-def check_said(logits: Float[Tensor, "rows c"], model: str, *, copies: int = 1, start: int = 0) -> None:
+def check_logits(logits: Float[Tensor, "rows c"], model: str, *, copies: int = 1, start: int = 0) -> None:
     """Raise where there is nothing to choose from, or no number to differentiate."""
     if logits.shape[1] < 2:
         raise ModelError(

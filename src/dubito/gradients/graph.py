@@ -1,7 +1,7 @@
 """The autograd graph of one forward pass, and where in its tensors each image lies.
 
 The graph is the full record of how parameters were used: whatever a module calls, every use of a parameter is an edge
-from the operation to that parameter. Nodes are told apart by their place in the order in which the forward pass made
+from the operation to that parameter. Nodes are distinguished by their place in the order in which the forward pass made
 them, which a frozen model repeats.
 """
 
@@ -41,22 +41,22 @@ class Graph:
 def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
     """The graph behind a result; parameters are named by `leaves`."""
     names = {id(leaf): name for name, leaf in leaves.items()}
-    found: set[Node] = set()
+    reached: set[Node] = set()
     known: dict[Node, str] = {}
     todo = [result.grad_fn]
     while todo:
         node = todo.pop()
-        if node is None or node in found or node in known:
+        if node is None or node in reached or node in known:
             continue
         variable = getattr(node, "variable", None)
         if variable is not None:
             if id(variable) in names:
                 known[node] = names[id(variable)]
             continue
-        found.add(node)
+        reached.add(node)
         todo += [following for following, _ in node.next_functions]
     order: dict[Node, int] = {}
-    for node in sorted(found, key=lambda node: node._sequence_nr()):
+    for node in sorted(reached, key=lambda node: node._sequence_nr()):
         # What leads to no parameter is about other tensors that require gradients: a module may hold some.
         if any(source in known or source in order for source, _ in node.next_functions):
             order[node] = len(order)

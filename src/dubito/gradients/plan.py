@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
 from dubito.gradients.borrowed import Borrowed, layer_of
-from dubito.gradients.cotangents import check_said
+from dubito.gradients.cotangents import check_logits
 from dubito.gradients.graph import Graph, Layout, Signature, graph_of, layout_of
 from dubito.gradients.parts import Part
 from dubito.gradients.rules import Meeting, part_of
@@ -42,7 +42,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GradientPlan:
     """How to get at the gradients of a model.
 
     Attributes:
@@ -60,7 +60,7 @@ class Plan:
     last: tuple[int, ...]
 
 
-def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> Plan:
+def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> GradientPlan:
     """The plan of a model for inputs like these."""
     some = x[torch.arange(3) % len(x)]
     _check_answers(borrowed, some)
@@ -75,12 +75,12 @@ def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> Plan:
         uses, slow = _uses(two, three)
         for seen in (two, three):
             slow = _wrong(seen, uses, borrowed.leaves) | slow
-        uses = {name: found for name, found in uses.items() if name not in slow}
+        uses = {name: each for name, each in uses.items() if name not in slow}
     else:
         slow = dict.fromkeys(two.true, "its operations change with the number of images")
     layers = _in_depth(two)
-    places = {use.node for found in uses.values() for use in found}
-    return Plan(two.graph.signature(), layers, uses, slow, _last(two.graph, places))
+    places = {use.node for each in uses.values() for use in each}
+    return GradientPlan(two.graph.signature(), layers, uses, slow, _last(two.graph, places))
 
 
 class Seen:
@@ -100,11 +100,11 @@ class Seen:
         names = list(self.graph.leaves.values())
         leaves = [borrowed.leaves[name] for name in names]
         try:
-            found = torch.autograd.grad(logits, leaves, cotangent.to(logits), retain_graph=True) if leaves else ()
+            gradients = torch.autograd.grad(logits, leaves, cotangent.to(logits), retain_graph=True) if leaves else ()
         finally:
             for handle in handles:
                 handle.remove()
-        self.true = dict(zip(names, found, strict=True))
+        self.true = dict(zip(names, gradients, strict=True))
 
     def knows(self, node: Node) -> bool:
         """Whether a node has to do with parameters."""
@@ -139,12 +139,12 @@ def _uses(two: Seen, three: Seen) -> tuple[dict[str, tuple[Use, ...]], dict[str,
             part = layout and part_of(Meeting(node, slot, layout, weight.shape, two.images), g)
             for name in weight.parameters:
                 if layout is None:
-                    slow[name] = f"images cannot be told apart in what {node.name().removesuffix('Backward0')} gives"
+                    slow[name] = f"images cannot be separated in what {node.name().removesuffix('Backward0')} gives"
                 elif part is None:
                     slow[name] = f"there is no rule for {node.name().removesuffix('Backward0')}"
                 else:
                     uses[name].append(Use(place, slot, layout, weight))
-    return {name: tuple(found) for name, found in uses.items() if name not in slow}, slow
+    return {name: tuple(each) for name, each in uses.items() if name not in slow}, slow
 
 
 def _shape(seen: Seen, node: Node, output: int) -> torch.Size:
@@ -159,9 +159,9 @@ def _wrong(seen: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, T
     truth = {name: float(g.double().square().sum()) for name, g in seen.true.items()}
     least = 1e-12 * sum(truth.values())
     wrong = {name: "no use of it was found" for name in truth if name not in uses}
-    for name, found in uses.items():
+    for name, each in uses.items():
         close = _CLOSE_HALF if leaves[name].dtype in (torch.float16, torch.bfloat16) else _CLOSE
-        parts = [(use.weight, part) for use in found if (part := _part(seen, use)) is not None]
+        parts = [(use.weight, part) for use in each if (part := _part(seen, use)) is not None]
         try:
             ours = squares_of(parts, seen.graph, leaves[name]).double()
         except RuntimeError as error:  # an operation on weights that cannot be done for several gradients at once
@@ -181,26 +181,26 @@ def _part(seen: Seen, use: Use) -> Part | None:
 
 
 def _check_answers(borrowed: Borrowed, some: Float[Tensor, "n ..."]) -> None:
-    """What is said of an image must have a gradient, and must not depend on the others of its batch."""
-    said = borrowed.logits(borrowed.inputs(some)).detach()
-    check_said(said, borrowed.name)
+    """The logits of an image must have a gradient, and must not depend on the others of its batch."""
+    logits = borrowed.logits(borrowed.inputs(some)).detach()
+    check_logits(logits, borrowed.name)
     changed = torch.cat([some[:1], torch.zeros_like(some[1:])])
-    before, after = said[0], borrowed.logits(borrowed.inputs(changed))[0].detach()
+    before, after = logits[0], borrowed.logits(borrowed.inputs(changed))[0].detach()
     if not torch.allclose(before, after, rtol=1e-2, atol=1e-2 * float(before.abs().max())):
         raise ModelError(
-            f"gradient: what {borrowed.name} says of an image depends on the other images of the batch, so that an "
-            f"image has no gradient of its own. Look for a BatchNorm without running statistics."
+            f"gradient: what {borrowed.name} predicts for an image depends on the other images of the batch, so "
+            f"an image has no gradient of its own. Look for a BatchNorm without running statistics."
         )
 
 
 def _in_depth(seen: Seen) -> tuple[str, ...]:
     """Layers in the order in which their parameters are first used."""
-    found: dict[str, None] = {}
+    layers: dict[str, None] = {}
     for node in seen.graph.nodes:
         for source, _ in node.next_functions:
             if source is not None and source in seen.graph.leaves:
-                found[layer_of(seen.graph.leaves[source])] = None
-    return tuple(found)
+                layers[layer_of(seen.graph.leaves[source])] = None
+    return tuple(layers)
 
 
 def _last(graph: Graph, places: Collection[int]) -> tuple[int, ...]:
@@ -213,7 +213,7 @@ def _last(graph: Graph, places: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(set(places) - behind))
 
 
-def tell_slow(borrowed: Borrowed, plan: Plan) -> None:
+def warn_slow(borrowed: Borrowed, plan: GradientPlan) -> None:
     """Warn of what falls back."""
     by_reason: dict[str, dict[str, None]] = defaultdict(dict)
     for name, why in plan.slow.items():
@@ -228,14 +228,14 @@ def tell_slow(borrowed: Borrowed, plan: Plan) -> None:
         )
 
 
-def tell_unused(borrowed: Borrowed, plan: Plan) -> None:
-    """Warn of layers that are never asked: they have no gradient, and no column."""
+def warn_unused(borrowed: Borrowed, plan: GradientPlan) -> None:
+    """Warn of layers that are never used: they have no gradient, and no column."""
     wanted = dict.fromkeys(layer_of(name) for name, leaf in borrowed.leaves.items() if leaf.requires_grad)
     unused = [layer for layer in wanted if layer not in plan.layers]
     if unused:
         warnings.warn(
-            f"gradient: what {borrowed.name} says of these images does not depend on {_some(unused)}, which get no "
-            f"gradient and no column.",
+            f"gradient: what {borrowed.name} predicts for these images does not depend on {_some(unused)}, which get "
+            f"no gradient and no column.",
             UnusedLayersWarning,
             stacklevel=2,
         )

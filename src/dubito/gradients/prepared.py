@@ -1,4 +1,4 @@
-"""A model made ready for backward passes: stand-ins for its parameters, its plan, and the layers that are wanted."""
+"""A model made ready for backward passes: stand-ins for its parameters, its plan, and the chosen layers."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dubito.errors import ModelError
 from dubito.gradients.borrowed import Borrowed, layer_of
-from dubito.gradients.plan import make_plan, tell_slow, tell_unused
+from dubito.gradients.plan import make_plan, warn_slow, warn_unused
 from dubito.gradients.sweep import Sweep
 from dubito.models.wrap import eager
 from dubito.types import Classifier, Json
@@ -39,7 +39,7 @@ class Prepared:
         self.borrowed = Borrowed(model)
         self.plan = make_plan(self.borrowed, x)
         self.all = self.plan.layers
-        tell_unused(self.borrowed, self.plan)
+        warn_unused(self.borrowed, self.plan)
         wanted = set(choose(self.all))
         if wanted != set(self.all):
             self.borrowed = Borrowed(model, wanted)
@@ -47,14 +47,14 @@ class Prepared:
         self.layers = self.plan.layers
         self.head = _head(model, x)
         self.last = self._last()
-        tell_slow(self.borrowed, self.plan)
+        warn_slow(self.borrowed, self.plan)
 
     def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:
         """Whether it is about this model, with these parameters, and about inputs of this shape."""
         return self._of == _identity(model, x)
 
     def sweep(self, x: Float[Tensor, "rows ..."], images: int) -> Sweep:
-        """A forward pass whose gradients can be asked for."""
+        """A forward pass that gradients can be taken of."""
         self.borrowed.refresh()
         return Sweep(self.borrowed, self.plan, x, images)
 

@@ -19,8 +19,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dubito.gradients.graph import Layout
-from dubito.gradients.parts import Dense, Outer, Part, Picked
-from dubito.gradients.patches import Patches, Window
+from dubito.gradients.parts import Dense, Outer, Part, Patches, Picked, Window
 
 
 @dataclass(frozen=True)

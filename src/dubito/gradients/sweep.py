@@ -7,8 +7,9 @@ gradients of an image are never held together, and those of all images for one l
 image comes in several copies, the gradients of its copies are averaged before the norm.
 """
 
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import final
 
@@ -16,23 +17,23 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.func import grad, vmap
 
 from dubito.errors import ModelError
 from dubito.gradients.borrowed import Borrowed, layer_of
-from dubito.gradients.fallback import one_by_one
 from dubito.gradients.graph import graph_of
-from dubito.gradients.parts import Part
-from dubito.gradients.plan import Plan, Use
+from dubito.gradients.parts import BYTES, Part
+from dubito.gradients.plan import GradientPlan, Use
 from dubito.gradients.rules import Meeting, part_of
 from dubito.gradients.weights import Weight, squares_of, totals_of
 
 MEASURES = {"squares": squares_of, "totals": totals_of}
-"""What can be asked of a gradient: its squared L2 norm, its L1 norm."""
+"""What is measured of a gradient: its squared L2 norm, its L1 norm."""
 
 
 @final
 class Sweep:
-    """A forward pass whose gradients can be asked for, to be used in a `with` block.
+    """A forward pass that gradients can be taken of, to be used in a `with` block.
 
     Args:
         borrowed: The module.
@@ -44,20 +45,20 @@ class Sweep:
         logits: What the module says of every input.
     """
 
-    def __init__(self, borrowed: Borrowed, plan: Plan, x: Float[Tensor, "rows ..."], images: int) -> None:
+    def __init__(self, borrowed: Borrowed, plan: GradientPlan, x: Float[Tensor, "rows ..."], images: int) -> None:
         self._borrowed, self._plan, self._images = borrowed, plan, images
         self._x = borrowed.inputs(x)
-        said = borrowed.logits(self._x)
-        self._graph = graph_of(said, borrowed.leaves)
+        logits = borrowed.logits(self._x)
+        self._graph = graph_of(logits, borrowed.leaves)
         strange = set(self._graph.leaves.values()) - {*plan.parameters, *plan.slow}
         if strange or (plan.parameters and self._graph.signature() != plan.signature):
             raise ModelError(
                 f"gradient: {borrowed.name} computes otherwise for these {len(x)} images than for the first three that "
-                f"it was given, so that its gradients cannot be told apart by image and layer. If that hangs on their "
+                f"it was given, so its gradients cannot be separated by image and layer. If that depends on their "
                 f"number, extract with another batch_size; a model that chooses its layers by image has no columns."
             )
-        self._said = said
-        self.logits = said.detach()
+        self._attached = logits
+        self.logits = logits.detach()
         self._uses: dict[int, list[tuple[str, Use]]] = defaultdict(list)
         for name, uses in plan.parameters.items():
             for use in uses:
@@ -78,7 +79,7 @@ class Sweep:
         # A hook that is left on a node holds the graph, and the graph the hook.
         for handle in self._handles:
             handle.remove()
-        self._graph = self._said = None  # type: ignore[assignment]
+        self._graph = self._attached = None  # type: ignore[assignment]
 
     def norms(
         self, cotangent: Float[Tensor, "rows c"], measures: Sequence[str] = ("squares",)
@@ -92,20 +93,20 @@ class Sweep:
         # Gradients grow with the cotangent: of length one, they neither underflow nor overflow.
         size = cotangent.abs().reshape(self._images, -1).amax(1)
         unit = torch.where(size > 0, size, 1.0).repeat_interleave(len(cotangent) // self._images)
-        cotangent = (cotangent / unit[:, None]).to(self._said)
+        cotangent = (cotangent / unit[:, None]).to(self._attached)
         run = self._run = _Run(measures, self._images, len(self._plan.layers))
         places = self._plan.last
         if places:
             edges = [GradientEdge(self._graph.nodes[place], 0) for place in places]
             with torch.inference_mode(False):
-                found = torch.autograd.grad(
-                    self._said,
+                gradients = torch.autograd.grad(
+                    self._attached,
                     edges,
                     cotangent,
                     retain_graph=True,
                     allow_unused=True,
                 )
-            for place, g in zip(places, found, strict=True):
+            for place, g in zip(places, gradients, strict=True):
                 self._meet(place, g)
         for name, left in run.waiting.items():
             self._measure(name, left)  # those of which some use had no gradient
@@ -113,7 +114,7 @@ class Sweep:
         self._fall_back(run, cotangent)
         copies = len(cotangent) // self._images
         power = {"squares": 2, "totals": 1}
-        return {m: run.found[m] * (size.double().cpu()[:, None] / copies) ** power[m] for m in measures}
+        return {m: run.norms[m] * (size.double().cpu()[:, None] / copies) ** power[m] for m in measures}
 
     def _meeter(self, place: int) -> Callable[[Sequence[Tensor | None]], None]:
         return lambda gradients: self._meet(place, gradients[0])
@@ -141,9 +142,9 @@ class Sweep:
     def _measure(self, name: str, parts: Sequence[tuple[Weight, Part]]) -> None:
         if not parts or self._run is None:
             return
-        for measure, found in self._run.found.items():
+        for measure, norms in self._run.norms.items():
             norm = MEASURES[measure](parts, self._graph, self._borrowed.leaves[name])
-            found[:, self._layer[name]] += norm.double().cpu()
+            norms[:, self._layer[name]] += norm.double().cpu()
 
     def _fall_back(self, run: "_Run", cotangent: Tensor) -> None:
         if not self._plan.slow:
@@ -151,18 +152,59 @@ class Sweep:
         for some, gradients in one_by_one(self._borrowed, list(self._plan.slow), self._x, cotangent, self._images):
             for name, made in gradients.items():
                 flat = made.reshape(len(made), -1).double()
-                told = {
+                compute = {
                     "squares": lambda flat=flat: flat.square().sum(1),
                     "totals": lambda flat=flat: flat.abs().sum(1),
                 }
-                for measure, found in run.found.items():
-                    found[some, self._layer[name]] += told[measure]().cpu()
+                for measure, norms in run.norms.items():
+                    norms[some, self._layer[name]] += compute[measure]().cpu()
 
 
 class _Run:
     """One backward pass: norms so far, and the parts of gradients whose other parts are still to come."""
 
     def __init__(self, measures: Sequence[str], images: int, layers: int) -> None:
-        self.found = {measure: torch.zeros(images, layers, dtype=torch.float64) for measure in measures}
+        self.norms = {measure: torch.zeros(images, layers, dtype=torch.float64) for measure in measures}
         self.waiting: dict[str, list[tuple[Weight, Part]]] = defaultdict(list)
         self.met: dict[str, int] = defaultdict(int)
+
+
+def one_by_one(
+    borrowed: Borrowed,
+    names: Sequence[str],
+    x: Float[Tensor, "rows ..."],
+    cotangent: Float[Tensor, "rows c"],
+    images: int,
+) -> Iterator[tuple[slice, dict[str, Float[Tensor, "n ..."]]]]:
+    """The gradients of named parameters for each image, those of its copies added up; of a few images at a time."""
+    x, cotangent = (rows.view(images, -1, *rows.shape[1:]) for rows in (x, cotangent))
+    leaves = {name: borrowed.leaves[name].detach() for name in names}
+    step = max(1, BYTES // (4 * sum(leaf.numel() for leaf in leaves.values())))
+    for start in range(0, images, step):
+        some = slice(start, start + step)
+        yield some, _vmapped(borrowed, leaves, x[some], cotangent[some])
+
+
+def _vmapped(
+    borrowed: Borrowed, leaves: dict[str, Tensor], x: Float[Tensor, "n r ..."], cotangent: Float[Tensor, "n r c"]
+) -> dict[str, Float[Tensor, "n ..."]]:
+    def weighted_logits(chosen: dict[str, Tensor], one: Tensor, c: Tensor) -> Tensor:
+        return (borrowed.logits(one, chosen) * c).sum()
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*performance drop")  # a warning has said that it is slow
+            gradients: dict[str, Tensor] = vmap(grad(weighted_logits), in_dims=(None, 0, 0))(leaves, x, cotangent)
+        return gradients
+    except (RuntimeError, ValueError):  # control flow that depends on data, operations without a batching rule
+        rows = [_alone(borrowed, leaves, one, c) for one, c in zip(x, cotangent, strict=True)]
+        return {name: torch.stack([row[name] for row in rows]) for name in leaves}
+
+
+def _alone(borrowed: Borrowed, leaves: dict[str, Tensor], one: Tensor, c: Tensor) -> dict[str, Tensor]:
+    own = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
+    logits = borrowed.logits(one.clone(), own)
+    gradients = torch.autograd.grad(logits, list(own.values()), c, allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(own.items(), gradients, strict=True)
+    }

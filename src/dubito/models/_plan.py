@@ -25,7 +25,7 @@ _MOST_HEADS = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class ForwardPlan:
     """Where the head reads (call numbers), and how its feature is put together.
 
     Attributes:
@@ -52,7 +52,7 @@ class Plan:
         return max(self.heads)
 
 
-def make_plan(spy: Spy, answer: Tensor, *, head: Tensor | None, output: Output, name: str) -> Plan:
+def make_plan(spy: Spy, answer: Tensor, *, head: Tensor | None, output: Output, name: str) -> ForwardPlan:
     """The plan of a module from the calls of one pass and its answer (n, c); `head` is a weight that the user named."""
     calls = list(spy.calls.values())
     for candidate in _candidates(calls, answer, head):
@@ -63,7 +63,7 @@ def make_plan(spy: Spy, answer: Tensor, *, head: Tensor | None, output: Output, 
     raise ModelError(_explain(calls, answer, head, output, name))
 
 
-def _candidates(calls: list[Call], answer: Tensor, head: Tensor | None) -> list[Plan]:
+def _candidates(calls: list[Call], answer: Tensor, head: Tensor | None) -> list[ForwardPlan]:
     if head is None:
         fits = [call for call in calls if call.weight is not None and len(call.weight) == answer.shape[1]]
     else:
@@ -74,16 +74,16 @@ def _candidates(calls: list[Call], answer: Tensor, head: Tensor | None) -> list[
     plans = []
     for j in range(1, min(len(rows), _MOST_HEADS) + 1):
         heads = tuple(call.number for call in rows[-j:])
-        plans.append(Plan(heads, None, (), convolutional=False, lift=False))
+        plans.append(ForwardPlan(heads, None, (), convolutional=False, lift=False))
     for call in reversed(maps):
         for pool in calls:
             if pool.role == "pool" and pool.number > call.number and pool.source.shape == call.output.shape:
                 untouched = pool.source.data_ptr() == call.output.data_ptr() and pool.source._version == call.version
-                plans.append(Plan((call.number,), pool.number, (), convolutional=True, lift=not untouched))
+                plans.append(ForwardPlan((call.number,), pool.number, (), convolutional=True, lift=not untouched))
     return plans
 
 
-def _replay(heads: list[Call], plan: Plan, spy: Spy) -> Tensor:
+def _replay(heads: list[Call], plan: ForwardPlan, spy: Spy) -> Tensor:
     if plan.convolutional and plan.pool is not None:
         return spy.calls[plan.pool].source.mean((2, 3))
     return torch.stack([call.output.flatten(1) for call in heads]).mean(0)
@@ -97,7 +97,7 @@ def _agrees(logits: Tensor, answer: Tensor, output: Output) -> bool:
     return torch.allclose(expected, answer, rtol=1e-4, atol=1e-5 * scale)
 
 
-def _with_pool(plan: Plan, calls: list[Call]) -> Plan:
+def _with_pool(plan: ForwardPlan, calls: list[Call]) -> ForwardPlan:
     """Add the last pool before the head, and its sisters on the same tokens."""
     before = [call for call in calls if call.role in ("pool", "token") and call.number < plan.heads[0]]
     if not before:
@@ -179,14 +179,14 @@ def named_weight(module: nn.Module, head: str) -> Tensor:
     return weight
 
 
-def logit_map(calls: dict[int, Call], plan: Plan) -> Float[Tensor, "n c h w"]:
+def logit_map(calls: dict[int, Call], plan: ForwardPlan) -> Float[Tensor, "n c h w"]:
     """What a convolutional head says at every position: that which is pooled to the module's output."""
     if plan.pool is None:
         raise AssertionError("a convolutional head always has a pool behind it")
     return calls[plan.pool].source
 
 
-def tile_features(calls: dict[int, Call], plan: Plan) -> Float[Tensor, "n t d"]:
+def tile_features(calls: dict[int, Call], plan: ForwardPlan) -> Float[Tensor, "n t d"]:
     """What a convolutional head reads at every position, with the residual of the non-linearity behind it."""
     head = calls[plan.heads[0]]
     parts = [head.source]

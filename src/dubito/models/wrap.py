@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError
 from dubito.models._plan import (
+    ForwardPlan,
     Output,
-    Plan,
     grid_of,
     logit_map,
     make_plan,
@@ -109,7 +109,7 @@ class WrappedClassifier:
         self._head = head
         if head is not None:
             named_weight(eager(module), head)
-        self._plan: Plan | None = None
+        self._plan: ForwardPlan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
         self._layer: nn.Linear | None = None
         self._owned = False
@@ -208,7 +208,7 @@ class WrappedClassifier:
             weight = torch.cat([weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)], dim=1)
         return weight, None if bias is None else bias.detach()
 
-    def _understand(self, x: Tensor) -> Plan:
+    def _understand(self, x: Tensor) -> ForwardPlan:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
         if self._plan is not None and not self._replaced():
             return self._plan
@@ -235,7 +235,7 @@ class WrappedClassifier:
         """Whether the user has put another head into the module since it was understood."""
         return self._owned and all(parameter is not self._heads[0][0] for parameter in self.module.parameters())
 
-    def _tappable(self, pair: Tensor, plan: Plan, spy: Spy) -> nn.Linear | None:
+    def _tappable(self, pair: Tensor, plan: ForwardPlan, spy: Spy) -> nn.Linear | None:
         """The head's layer, if a hook on it reads just what the spy saw."""
         layer = plain_layer(eager(self.module), spy.calls[plan.heads[0]]) if len(plan.heads) == 1 else None
         if layer is None:
@@ -243,23 +243,23 @@ class WrappedClassifier:
         tapped = read_input(layer, lambda: self._run(pair))
         return layer if tapped is not None and torch.equal(tapped, self._watched_features(pair, plan)) else None
 
-    def _watched_features(self, x: Tensor, plan: Plan) -> Float[Tensor, "n d"]:
+    def _watched_features(self, x: Tensor, plan: ForwardPlan) -> Float[Tensor, "n d"]:
         calls = self._watched(x, plan)
         if plan.convolutional:
             return tile_features(calls, plan).mean(1)
         return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
 
-    def _checked(self, pair: Tensor, plan: Plan) -> Plan:
+    def _checked(self, pair: Tensor, plan: ForwardPlan) -> ForwardPlan:
         """The plan without its pool, if tiles cannot be passed through what follows it."""
         if plan.convolutional or plan.pool is None:
             return plan
         try:
             self._rows_and_tiles(pair, plan)
         except Exception:  # whatever a module raises when it meets more rows than images
-            return Plan(plan.heads, None, (), plan.convolutional, plan.lift)
+            return ForwardPlan(plan.heads, None, (), plan.convolutional, plan.lift)
         return plan
 
-    def _with_map(self, x: Tensor) -> Plan:
+    def _with_map(self, x: Tensor) -> ForwardPlan:
         plan = self._understand(x)
         if plan.pool is None:
             raise ModelError(
@@ -268,7 +268,7 @@ class WrappedClassifier:
             )
         return plan
 
-    def _rows_and_tiles(self, x: Tensor, plan: Plan) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n h w d"]]:
+    def _rows_and_tiles(self, x: Tensor, plan: ForwardPlan) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n h w d"]]:
         """Run once; from the pool to the head, every tile goes along as an image of its own, behind the images."""
         spy = Spy(keep={*plan.heads, *plan.pools}, stop_at=plan.stop_at)
         spy.replace(plan.pools, lambda call: torch.cat([call.output, tiles_as_rows(call, spy.patches)]))
@@ -279,7 +279,7 @@ class WrappedClassifier:
         rows = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return rows[: len(x)], rows[len(x) :].view(len(x), h, w, rows.shape[1])
 
-    def _watched(self, x: Tensor, plan: Plan) -> dict[int, Call]:
+    def _watched(self, x: Tensor, plan: ForwardPlan) -> dict[int, Call]:
         """What the head and, where it comes after it, the pool are given."""
         return self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dubito.choices import ClassWeighting, GradientMethod
 from dubito.errors import ValueRangeError
-from dubito.gradients.cotangents import Said, bound_factor, check_said, normals, signs
+from dubito.gradients.cotangents import Cotangents, bound_factor, check_logits, normals, signs
 from dubito.gradients.prepared import Prepared
 from dubito.gradients.sweep import Sweep
 from dubito.probes._gradient_settings import check_classes, check_copies, check_layers, check_name
@@ -148,9 +148,9 @@ class Gradient:
         alone = images * (1 + self.copies) == 1
         rows = self._with_copies(x.expand(2, *x.shape[1:]) if alone else x)  # one row is another case for some modules
         with prepared.sweep(rows, images := len(rows) // (1 + self.copies)) as sweep:
-            check_said(sweep.logits, prepared.borrowed.name, copies=1 + self.copies, start=start)
+            check_logits(sweep.logits, prepared.borrowed.name, copies=1 + self.copies, start=start)
             logits = sweep.logits.double().view(images, 1 + self.copies, -1)
-            found = self._columns(sweep, Said(logits, prepared.head), prepared.last)
+            found = self._columns(sweep, Cotangents(logits, prepared.head), prepared.last)
         return {name: column[: len(x)] for name, column in found.items()}
 
     def _with_copies(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "rows ..."]:
@@ -162,7 +162,7 @@ class Gradient:
         noise = torch.cat([torch.zeros_like(noise[:1]), noise]).to(x)
         return (x[:, None] + noise).flatten(0, 1)
 
-    def _columns(self, sweep: Sweep, said: Said, last: int | None) -> Columns:
+    def _columns(self, sweep: Sweep, said: Cotangents, last: int | None) -> Columns:
         """All columns, from one forward pass."""
         count = said.p.shape[1]
         exact = count if self.method == "exact" else min(self._exact, count)
@@ -187,7 +187,7 @@ class Gradient:
             found[f"{self.name}_uniform"] = sweep.norms(said.from_uniform(), ("totals",))["totals"]
         return found
 
-    def _by_class(self, sweep: Sweep, said: Said, exact: int) -> Columns:
+    def _by_class(self, sweep: Sweep, said: Cotangents, exact: int) -> Columns:
         """What the most likely classes add, one backward pass each."""
         measures = ("squares", "totals") if "expected_l1" in self.weightings else ("squares",)
         found: Columns = {}
