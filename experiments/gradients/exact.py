@@ -40,13 +40,13 @@ def main() -> None:
         shard_size=BLOCK,
     )
     exact = table.whole("gradient")
-    told = (table.provenance or {})["gradients"]["gradient"]
+    notes = table.provenance.probes["gradient"]["notes"]
     rows = {
         str(name): [float(f"{value:.6g}") for value in row.tolist()] for name, row in zip(table.id, exact, strict=True)
     }
     if asked.write:
         command = f"python experiments/gradients/exact.py --data DIR --cache DIR --photos {asked.photos} --write"
-        found = {"command": command, "model": MODEL, "layers": told["layers"], "photographs": rows}
+        found = {"command": command, "model": MODEL, "layers": notes["layers"], "photographs": rows}
         EXPECTED.write_text(json.dumps(found, indent=0).replace(",\n", ", ").replace("], ", "],\n") + "\n")
     print(json.dumps({"photographs": len(rows), "layers": exact.shape[1], "mean": float(exact.sum(1).mean())}))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dubito.choices import Kind
 from dubito.errors import NotFittedError, TableError, ValueRangeError
-from dubito.table import Table, check_table
+from dubito.table import Provenance, Table, check_table
 
 Json = dict[str, Any]
 AnyScore = TypeVar("AnyScore", bound="Score")
@@ -177,21 +177,19 @@ class Score(ABC):
     needs: tuple[str, ...]
     learns_from: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
-    fitted_on_: str | None = None
-    provenance_: Json | None = None
+    provenance_: Provenance | None = None
 
     def fit(self: AnyScore, table: Table) -> AnyScore:
         """Learn from a table, if there is anything to learn; returns the score itself.
 
         What was learned before is forgotten first: a fit that fails leaves a score that is not fitted, never a mixture.
         """
-        for name in (*self.learned, "fitted_on_", "provenance_"):
+        for name in (*self.learned, "provenance_"):
             self.__dict__.pop(name, None)
         check_table(table, by=f"{self.name}.fit")
         table.require(*self.learns_from, by=f"{self.name}.fit")
         self.learn(table)
-        self.fitted_on_ = table.model_id
-        self.provenance_ = None if table.provenance is None else dict(table.provenance)
+        self.provenance_ = table.provenance
         return self
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
@@ -209,11 +207,11 @@ class Score(ABC):
 
     def check_source(self, table: Table) -> None:
         """Raise TableError for a table of another model than the score was fitted on."""
-        known = self.learned and self.fitted_on_ is not None and table.model_id is not None
-        if known and self.fitted_on_ != table.model_id:
+        fitted_on = self.provenance_.model_id if self.provenance_ else None
+        if self.learned and None not in (fitted_on, table.model_id) and fitted_on != table.model_id:
             raise TableError(
                 f"{self.name}.score: {table.name} was made by another model ({table.model_id}) than the table that "
-                f"{self.name} was fitted on ({self.fitted_on_}). Fit it on a table of the same model and transform."
+                f"{self.name} was fitted on ({fitted_on}). Fit it on a table of the same model and transform."
             )
 
     @abstractmethod

@@ -22,21 +22,21 @@ def test_a_cache_tells_the_layers(model, folder, tmp_path):
     table = extract(model, folder, tmp_path / "cache", probe)
     assert table.shape("gradient") == table.shape("gradient_uniform") == (23, 3)
     for opened in (table, dubito.open(tmp_path / "cache")):
-        assert opened.provenance["gradients"] == {"gradient": {"settings": probe.settings(), **LAYERS}}
+        assert opened.provenance.probes["gradient"] == {"settings": probe.settings(), "notes": LAYERS}
     images = dubito.open_images(folder)
     x = model.transform.finish(torch.stack([model.transform.prepare(images.read(i)) for i in range(len(images))]))
     torch.testing.assert_close(table.whole("gradient"), probe.run(model, x, None)["gradient"], rtol=1e-4, atol=0)
-    assert "gradients" not in extract(model, folder, tmp_path / "plain").provenance
+    assert set(extract(model, folder, tmp_path / "plain").provenance.probes) == {"forward"}
 
 
 def test_two_gradient_probes_in_one_cache(model, folder, tmp_path):
     last = dubito.Gradient(beta=3.0, tolerance=0.3, name="late")
     table = extract(model, folder, tmp_path / "cache", dubito.Gradient(), last)
     assert {"gradient", "gradient_predicted", "late", "late_predicted"} <= set(table.columns)
-    told = dubito.open(tmp_path / "cache").provenance["gradients"]
-    assert told["late"]["layers"] == ["1", "5"]
-    assert told["late"]["depth"] == [1, 2]
-    assert told["late"]["of"] == told["gradient"]["of"] == 3
+    probes = dubito.open(tmp_path / "cache").provenance.probes
+    assert probes["late"]["notes"]["layers"] == ["1", "5"]
+    assert probes["late"]["notes"]["depth"] == [1, 2]
+    assert probes["late"]["notes"]["of"] == probes["gradient"]["notes"]["of"] == 3
     torch.testing.assert_close(table.whole("late_predicted"), table.whole("gradient_predicted")[:, 1:])
 
 
@@ -59,7 +59,7 @@ def test_stopped_and_taken_up_again(model, folder, tmp_path, monkeypatch, stop_a
     assert len(list((tmp_path / "stopped").glob("gradient-*"))) == (stop_at - 1) // 2
     table = extract(model, folder, tmp_path / "stopped", dubito.Gradient())
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
-    assert table.provenance["gradients"]["gradient"]["layers"] == ["0", "1", "5"]
+    assert table.provenance.probes["gradient"]["notes"]["layers"] == ["0", "1", "5"]
     done = len(batches)
     extract(model, folder, tmp_path / "stopped", dubito.Gradient())
     assert len(batches) == done  # nothing is done again
@@ -69,7 +69,7 @@ def test_gradients_come_later_and_leave_the_rest_alone(model, folder, tmp_path):
     extract(model, folder, tmp_path / "cache")
     before = {name: digest for name, digest in contents(tmp_path / "cache").items() if name.startswith("forward")}
     table = extract(model, folder, tmp_path / "cache", dubito.Gradient())
-    assert table.provenance["gradients"]["gradient"]["of"] == 3
+    assert table.provenance.probes["gradient"]["notes"]["of"] == 3
     assert before.items() <= contents(tmp_path / "cache").items()
     told = json.loads((tmp_path / "cache" / "manifest.json").read_text())["probes"]
     assert told["gradient"]["told"] == LAYERS
@@ -97,4 +97,4 @@ def test_joined_tables_keep_what_was_told(model, folder, tmp_path):
     both = dubito.concat(a, b)
     assert both.shape("gradient") == (16, 3)
     assert torch.equal(both.whole("gradient"), torch.cat([a.whole("gradient"), b.whole("gradient")]))
-    assert both.provenance["gradients"] == a.provenance["gradients"]
+    assert both.provenance.probes == a.provenance.probes

@@ -2,23 +2,26 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import dubito
 from dubito.cache.fingerprint import model_identity
+from dubito.table import Provenance
 
 
-def test_the_maker_is_the_model_part_by_part(model, folder, tmp_path):
+def test_the_provenance_is_the_model_part_by_part(model, folder, tmp_path):
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0)
-    expected = {"model": "small", **model_identity(model), "task_loss": "cross_entropy"}
+    forward = {"settings": dubito.probes.Forward().settings()}
+    expected = replace(model_identity(model), task_loss="cross_entropy", probes={"forward": forward})
     assert table.provenance == expected
     assert dubito.open(tmp_path / "cache").provenance == expected
-    assert set(expected) == {"model", "weights", "tensors", "operations", "head", "transform", "task_loss"}
-    assert expected["operations"] == ["AdaptiveAvgPool2d(output_size=1)", "ReLU"]
-    assert expected["weights"] != expected["tensors"]
-    assert json.loads(json.dumps(expected)) == expected
+    assert expected.model == "small"
+    assert expected.operations == ["AdaptiveAvgPool2d(output_size=1)", "ReLU"]
+    assert expected.weights != expected.tensors
+    assert Provenance.from_json(json.loads(json.dumps(expected.to_json())), "here") == expected
 
 
 @pytest.mark.parametrize("parts", [{}, {"operations": {"ReLU": 1}}], ids=["nothing recorded", "in another form"])
@@ -29,18 +32,21 @@ def test_what_an_older_cache_lacks_is_known_from_the_model_in_hand(model, folder
     del manifest["identity"]["operations"], manifest["identity"]["tensors"]
     manifest["identity"] |= parts
     path.write_text(json.dumps(manifest))
-    assert dubito.open(tmp_path / "cache").provenance == expected | {"operations": None, "tensors": None} | parts
+    assert dubito.open(tmp_path / "cache").provenance == replace(
+        expected, **{"operations": None, "tensors": None} | parts
+    )
     assert dubito.open(tmp_path / "cache", model=model).provenance == expected
     assert dubito.extract(model, folder, tmp_path / "cache", workers=0).provenance == expected
     assert json.loads(path.read_text()) == manifest
 
 
-def test_the_maker_tells_how_ensembles_were_asked(model, folder, tmp_path):
+def test_the_provenance_records_how_probes_were_configured(model, folder, tmp_path):
     probes = [dubito.Tiles([2, 3], keep="logits"), dubito.Members.views(["identity", "flip"], temperature=2.0)]
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0, probes=probes)
-    views = {"views": ["identity", "flip"], "amount": 0.125, "temperature": 2.0}
-    assert table.provenance["ensembles"] == {"tiles": {"temperature": 1.0}, "views": views}
-    assert "ensembles" not in dubito.extract(model, folder, tmp_path / "plain", workers=0).provenance
+    recorded = table.provenance.probes
+    assert {name: recorded[name] for name in ("tiles", "views")} == {
+        probe.name: {"settings": probe.settings()} for probe in probes
+    }
 
 
 def test_views_keep_the_provenance(model, folder, tmp_path):
@@ -60,9 +66,9 @@ def test_fine_tuning_and_another_version_are_told_apart(model):
         name: model_identity(dubito.wrap(module, transform=model.transform))
         for name, module in (("tuned", tuned), ("renamed", renamed))
     }
-    assert after["tuned"]["tensors"] != before["tensors"]
-    assert after["renamed"]["tensors"] == before["tensors"]
-    assert before["weights"] not in (after["tuned"]["weights"], after["renamed"]["weights"])
+    assert after["tuned"].tensors != before.tensors
+    assert after["renamed"].tensors == before.tensors
+    assert before.weights not in (after["tuned"].weights, after["renamed"].weights)
 
 
 def test_tensors_alone_do_not_make_a_cache_stale(model, folder, tmp_path):

@@ -57,14 +57,12 @@ def test_targets_repeat_with_the_epochs_and_are_mixed(model, photos, tmp_path, s
 
 def test_the_table_knows_its_task_loss(model, photos, tmp_path):
     table = extract(model, photos, tmp_path / "bce", loss="bce", targets=SEVERAL)
-    assert table.provenance["task_loss"] == "bce"
+    assert table.provenance.task_loss == "bce"
     target = torch.arange(14.0).reshape(7, 2)
-    assert (
-        extract(model, photos, tmp_path / "own", loss=first, targets=target)
-        .provenance["task_loss"]
-        .startswith("first ")
+    assert extract(model, photos, tmp_path / "own", loss=first, targets=target).provenance.task_loss.startswith(
+        "first "
     )
-    assert "task_loss" not in extract(model, photos, tmp_path / "none").provenance
+    assert extract(model, photos, tmp_path / "none").provenance.task_loss is None
     with pytest.raises(TableError, match=r"^head.fit with target 'mixed' expects .* were made by 'bce'\. Train with"):
         dubito.UncertaintyHead(recipe=dubito.Recipe(target="mixed")).fit(table)
 

@@ -8,6 +8,7 @@ import dubito
 from dubito.cli._console import Screen
 from dubito.cli._scores import choose_scores
 from dubito.scores import make_score
+from dubito.table import Provenance
 
 from .conftest import MODEL, Run, write_images
 
@@ -166,9 +167,9 @@ def test_scores_of_noisy_copies_where_there_are_any(run: Run, labelled: Path, im
 
 
 def test_a_truncated_gradient_is_left_out_unless_asked_for() -> None:
-    told = {"settings": {"last": 1}, "layers": ["fc"], "depth": [2], "of": 3}
+    probe = {"settings": {"last": 1}, "notes": {"layers": ["fc"], "depth": [2], "of": 3}}
     table = dubito.Table(
-        logit=[[1.0, 0.0]], feature=[[1.0]], gradient=[[1.0]], provenance={"gradients": {"gradient": told}}
+        logit=[[1.0, 0.0]], feature=[[1.0]], gradient=[[1.0]], provenance=Provenance(probes={"gradient": probe})
     )
     screen = Screen(quiet=True)
     chosen = choose_scores([], {}, table, None, None, screen)

@@ -224,6 +224,6 @@ def test_noise(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
     found = run(*command, "--noise", 3, "--noise-sigma", 0.2).json["columns"]
     assert {"noise", "noise_variance"} < set(found)
-    asked = dubito.open(tmp_path / "cache").provenance["ensembles"]["noise"]
+    asked = dubito.open(tmp_path / "cache").provenance.probes["noise"]["settings"]
     assert (asked["copies"], asked["sigma"]) == (3, 0.2)
     assert run(*command, "--noise", 3, "--json").json["kind"] == "StaleCacheError"  # another sigma

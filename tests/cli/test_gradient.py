@@ -13,9 +13,9 @@ def extracted(run: Run, images: Path, weights: Path, to: Path, *options: object)
     command = ("extract", MODEL, images, "--to", to, "--weights", weights, "--workers", 0, "--json")
     answer = run(*command, "--gradient", *options)
     assert answer.code == 0, answer.err
-    told = dubito.open(to).provenance["gradients"]["gradient"]
-    assert answer.json["columns"]["gradient"] == [COUNT, len(told["layers"])]
-    return {**told, "columns": set(answer.json["columns"])}
+    probe = dubito.open(to).provenance.probes["gradient"]
+    assert answer.json["columns"]["gradient"] == [COUNT, len(probe["notes"]["layers"])]
+    return {"settings": probe["settings"], **probe["notes"], "columns": set(answer.json["columns"])}
 
 
 def test_by_default(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import dubito
+from dubito.table import Provenance
 
 from .conftest import COUNT, MODEL, Run
 
@@ -77,7 +78,7 @@ def test_run_judges_a_cache_without_the_model(
 def test_a_guard_of_a_wrapped_model_says_what_to_do(run: Run, labelled: Path, images: Path, tmp_path: Path) -> None:
     made = dubito.Guard.fit(None, dubito.open(labelled), confidence=0.6, coverage=0.5, scores=["entropy"], sets=False)
     for provenance, said in (
-        ({"model": "mine"}, "belongs to mine, which was wrapped in Python"),
+        (Provenance("mine"), "belongs to mine, which was wrapped in Python"),
         (None, "does not name"),
     ):
         made.provenance = provenance
@@ -90,6 +91,7 @@ def test_a_guard_of_a_wrapped_model_says_what_to_do(run: Run, labelled: Path, im
 
 OWN = """
 import dubito, timm, torch
+from dubito.table import Provenance
 
 def make():
     torch.manual_seed(3)
@@ -102,7 +104,7 @@ def test_a_model_of_one_s_own(run: Run, images: Path, tmp_path: Path, monkeypatc
     Path("my_models.py").write_text(OWN)
     answer = run("extract", "python:my_models.py:make", images, "--to", "cache", "--workers", 0, "--json")
     assert answer.code == 0, answer.err
-    assert dubito.open("cache").provenance["model"] == "python:my_models.py:make"
+    assert dubito.open("cache").provenance.model == "python:my_models.py:make"
     assert run("guard", "fit", "cache", "--to", "guard", *COVER[:-2]).code == 0
     own = ("--model", "python:my_models.py:make")
     answer = run("guard", "run", "guard", images, *own, "--json")
@@ -122,7 +124,7 @@ def test_a_guard_of_a_wrapped_model_takes_the_code_that_makes_it(run: Run, image
     exec(OWN, spaces)  # noqa: S102 (the text above)
     table = dubito.extract(spaces["make"](), str(images), tmp_path / "cache", workers=0, progress=False)
     made = dubito.Guard.fit(None, table, confidence=0.6, coverage=0.5, scores=["entropy"], sets=False)
-    assert made.provenance["model"] == "mine"
+    assert made.provenance.model == "mine"
     answer = run("guard", "run", made.save(tmp_path / "guard"), images, "--model", source, "--json")
     assert answer.code == 0, answer.err
     assert answer.json["images"] == COUNT
@@ -131,7 +133,7 @@ def test_a_guard_of_a_wrapped_model_takes_the_code_that_makes_it(run: Run, image
 def test_code_that_a_guard_names_is_not_run_unasked(run: Run, labelled: Path, images: Path, tmp_path: Path) -> None:
     made = dubito.Guard.fit(None, dubito.open(labelled), confidence=0.6, coverage=0.5, scores=["entropy"], sets=False)
     file = tmp_path / "evil.py"
-    made.provenance = {"model": f"python:{file}:make"}
+    made.provenance = Provenance(f"python:{file}:make")
     made.save(tmp_path / "guard")
     file.write_text("open(__file__ + '.ran', 'w').close()")
     answer = run("guard", "run", tmp_path / "guard", images)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dubito.cli._scores import folder_name
 from dubito.heads import shelf
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
 from dubito.heads.module import HeadModule
+from dubito.table import Provenance
 
 from .conftest import COUNT, MODEL, Run
 
@@ -33,7 +35,7 @@ def head_of(cache: Path, *, seed: int = 0, **changes: object) -> PretrainedHead:
     module = HeadModule(table.shape("feature")[1], width=8, depth=1, seed=seed)
     about = {
         "model": MODEL,
-        "provenance": dict(table.provenance or {}),
+        "provenance": table.provenance,
         "trained": {"corpus": "Nothing.\nReally."},
     } | changes
     return PretrainedHead(module, HeadConfig(features=module.features, width=8, depth=1, **about))
@@ -106,7 +108,7 @@ def test_heads_of_the_same_name_keep_their_whole_names(run: Run, cache: Path, tm
 
 
 def test_auto_takes_the_one_that_fits(run: Run, cache: Path, own: Path) -> None:
-    write_head(own / "other", head_of(cache, provenance={"weights": "0" * 32, "tensors": "1" * 32}))
+    write_head(own / "other", head_of(cache, provenance=Provenance(weights="0" * 32, tensors="1" * 32)))
     answer = run("score", cache, "--head", "auto")
     assert answer.code == 1
     assert (
@@ -119,7 +121,7 @@ def test_auto_takes_the_one_that_fits(run: Run, cache: Path, own: Path) -> None:
 
 
 def test_a_head_of_another_backbone_is_refused_with_the_reason(run: Run, cache: Path, own: Path) -> None:
-    provenance = {**(dubito.open(cache).provenance or {}), "weights": "0" * 32, "tensors": "1" * 32}
+    provenance = replace(dubito.open(cache).provenance, weights="0" * 32, tensors="1" * 32)
     write_head(own / "tuned", head_of(cache, provenance=provenance))
     answer = run("score", cache, "--head", "tuned")
     assert answer.code == 1
@@ -128,7 +130,7 @@ def test_a_head_of_another_backbone_is_refused_with_the_reason(run: Run, cache: 
 
 
 def test_another_version_of_timm_is_no_other_backbone(run: Run, cache: Path, own: Path) -> None:
-    provenance = {**(dubito.open(cache).provenance or {}), "weights": "0" * 32}
+    provenance = replace(dubito.open(cache).provenance, weights="0" * 32)
     write_head(own / "shipped", head_of(cache, provenance=provenance))
     assert run("score", cache, "--head", "shipped", "-s", "entropy").code == 0
 

@@ -1,12 +1,14 @@
 """`dubito search`: what is built is what the library builds; caches and images as queries; clear answers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import dubito
 from dubito.search import SafeIndex
+from dubito.table import Provenance
 
 from .conftest import COUNT, MODEL, Run, write_images
 
@@ -52,7 +54,7 @@ def test_people_see_neighbours_and_reasons(run: Run, index: Path, cache: Path) -
 
 def test_code_that_an_index_names_is_not_run_unasked(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
     table = dubito.open(cache)
-    table.provenance = {**(table.provenance or {}), "model": f"python:{tmp_path / 'evil.py'}:make"}
+    table.provenance = replace(table.provenance, model=f"python:{tmp_path / 'evil.py'}:make")
     SafeIndex.build(table, dubito.Entropy()).save(tmp_path / "index")
     (tmp_path / "evil.py").write_text("open(__file__ + '.ran', 'w').close()")
     answer = run("search", "query", tmp_path / "index", images)
@@ -120,7 +122,7 @@ def test_a_class_without_items_names_options(run: Run, labelled: Path, tmp_path:
 
 def test_another_model_is_told_before_its_classes(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
     table = dubito.open(labelled)
-    table.model_id = "another"
+    table.provenance = Provenance(weights="another")
     SafeIndex.build(table, dubito.Entropy(), per_class=True).save(tmp_path / "index")
     answer = run("search", "query", tmp_path / "index", cache, "--k", 1)
     assert (answer.code, "was made by another model" in answer.err) == (1, True)

@@ -12,6 +12,7 @@ from dubito.evaluate._comparison_given import check_settings, given_scores, name
 from dubito.evaluate._comparison_words import question_words
 from dubito.metrics import aurc, auroc, correct, interval
 from dubito.scores.possible import possible_scores
+from dubito.table import Provenance
 
 
 def images(n: int, seed: int = 0, *, shift: float = 0.0, **more) -> Table:
@@ -247,7 +248,7 @@ def test_a_score_of_one_pass_is_cheaper_than_one_of_many():
 
 
 def test_another_model_is_refused_and_shared_images_are_told():
-    table, other = images(20, model_id="a"), images(20, 1, model_id="b")
+    table, other = (images(20, seed, provenance=Provenance(weights=str(seed))) for seed in (0, 1))
     with pytest.raises(TableError, match=r"train \(set 1\) and set 0 must come from one model with one transform"):
         compare(table, train=other)
     ids = [str(i) for i in range(20)]

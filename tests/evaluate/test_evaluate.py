@@ -19,7 +19,7 @@ from dubito.scores import (
     REGrad,
     Temperature,
 )
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 N, C, D = 240, 5, 6
 QUICK = {"resamples": 60}
@@ -374,7 +374,7 @@ def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
         logits, stream = torch.randn(len(of), 4, C, generator=torch.Generator().manual_seed(0)), metrics.MemberStream()
         stream.add(logits)
         asked = of.extended(dropout=stream.summary(), dropout_logit=logits)
-        asked.provenance = {"ensembles": {"dropout": {"rate": rate}}}
+        asked.provenance = Provenance(probes={"dropout": {"settings": {"rate": rate}}})
         return asked
 
     known, ood = dropped(table, 0.1), data(50, seed=3)
@@ -391,12 +391,12 @@ def test_ensembles_that_were_asked_otherwise_are_not_compared(table):
 
 def test_gradients_that_were_asked_otherwise_are_not_compared():
     def table(sigma: float) -> Table:
-        told = {"settings": {"copies": 4, "sigma": sigma}, "layers": ["fc"], "depth": [0], "of": 1}
+        probe = {"settings": {"copies": 4, "sigma": sigma}, "notes": {"layers": ["fc"], "depth": [0], "of": 1}}
         columns = {name: torch.rand(20, 1) for name in ("gradient", "gradient_predicted", "gradient_uniform")}
         return Table(
             logit=torch.randn(20, 3),
             feature=torch.randn(20, 2),
-            provenance={"gradients": {"gradient": told}},
+            provenance=Provenance(probes={"gradient": probe}),
             **columns,
         )
 

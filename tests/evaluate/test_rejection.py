@@ -15,7 +15,7 @@ from dubito.evaluate._rejection_words import UNCERTAINTIES
 from dubito.evaluate.rejection import rejection_study
 from dubito.metrics import Interval, decompose, member_weights
 from dubito.scores.temperature import fit_temperature
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 ALL = tuple(name for name in UNCERTAINTIES if name != "entropy")
 
@@ -300,7 +300,7 @@ def test_without_ensembles_the_original_stands_alone(table):
 
 
 def test_the_model_is_named_by_its_provenance(table):
-    made = Table(logit=table.logit, label=table.label, name="cache/x", provenance={"model": "timm:resnet50"})
+    made = Table(logit=table.logit, label=table.label, name="cache/x", provenance=Provenance("timm:resnet50"))
     assert rejection_study(made, **QUICK).model == "timm:resnet50"
     assert rejection_study(table, ["tiles_2"], **QUICK).rows()[0]["model"] == "set 0"
 

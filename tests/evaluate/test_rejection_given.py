@@ -7,7 +7,7 @@ from tests.evaluate.rejected import QUICK, data
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.evaluate.rejection import rejection_study
 from dubito.metrics import MemberStream
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ class TestMessages:
         stream = MemberStream(temperature=3.0)
         stream.add(table.whole("tiles_2_logit"))
         warm = data(grids=(2,)).extended(tiles_2=stream.summary().float())
-        warm.provenance = {"ensembles": {"tiles": {"temperature": 3.0}}}
+        warm.provenance = Provenance(probes={"tiles": {"settings": {"temperature": 3.0}}})
         text = r"the summary 'tiles_2' at T = 1, or column 'tiles_2_logit'; .* with temperature=3\. Extract it with"
         with pytest.raises(TableError, match=text):
             rejection_study(warm.select("logit", "label", "tiles_2", "tiles_2_loss"), **QUICK)
@@ -115,8 +115,11 @@ class TestMessages:
         assert len(rejection_study(table, calibration=renamed, **QUICK).temperatures) == 2
 
     def test_calibration_of_another_model(self, table, calibration):
-        mine, other = (Table(logit=t.logit, label=t.label, model_id=s) for t, s in ((table, "a"), (calibration, "b")))
-        with pytest.raises(TableError, match=r"was made by another model \(b\) than table in memory \(a\)"):
+        mine, other = (
+            Table(logit=t.logit, label=t.label, provenance=Provenance(weights=weights))
+            for t, weights in ((table, "a"), (calibration, "b"))
+        )
+        with pytest.raises(TableError, match=r"was made by another model \(\w+\) than table in memory \(\w+\)"):
             rejection_study(mine, calibration=other)
 
     def test_pooled_without_calibration(self, table):

@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from dubito.explain import _members
 from torch import Tensor
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
+from dubito.explain import _members
 from dubito.explain._agreement import times
 from dubito.explain.collapse import diagnose_ensemble
 from dubito.explain.collapse_result import EnsembleDiagnosis
 from dubito.metrics import MemberStream, auroc, chain_rule, decompose, partitioned, sub_ensembles
-from dubito.table import Table
+from dubito.table import Provenance, Table
 from dubito.table.views import ensemble
 
 QUICK = {"resamples": 40}
@@ -39,7 +39,9 @@ def table(n: int = 60, m: int = 6, *, name: str = "mine", **options) -> Table:
 def made_by(models: str) -> Table:
     """Joined from one table a model."""
     logits = drawn(20, 2)
-    joined = ensemble([Table(logit=logits[:, place], model_id=model) for place, model in enumerate(models)])
+    joined = ensemble(
+        [Table(logit=logits[:, place], provenance=Provenance(weights=model)) for place, model in enumerate(models)]
+    )
     joined.name = "mine" if models == "ab" else "other"
     return joined
 
@@ -173,7 +175,11 @@ def test_foreign_images_of_the_same_members():
 
 def test_foreign_images_must_be_asked_alike():
     def asked(rate: float) -> Table:
-        return Table(name=f"at {rate}", members_logit=drawn(), provenance={"ensembles": {"members": {"rate": rate}}})
+        return Table(
+            name=f"at {rate}",
+            members_logit=drawn(),
+            provenance=Provenance(probes={"members": {"settings": {"rate": rate}}}),
+        )
 
     with pytest.raises(
         TableError, match=r"'members' of at 0\.2 and of at 0\.1 must have .* differ in rate=0\.2 and rate=0"

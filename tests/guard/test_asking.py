@@ -11,6 +11,7 @@ from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError,
 from dubito.guard.asking import as_images, as_kept, ask, probes_for
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes import Gradient, Members, PreActivation, Tiles
+from dubito.table import Provenance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,11 +103,11 @@ def test_features_are_rounded_as_caches_round_them() -> None:
 def test_probes_are_made_anew_or_taken() -> None:
     assert probes_for(("feature", "logit"), (), None) == []
     assert probes_for(("tiles_2", "tiles_4_logit"), (), None) == [Tiles([2, 4], keep="logits")]
-    asked = {"ensembles": {"tiles": {"temperature": 0.5}}}
+    asked = Provenance(probes={"tiles": {"settings": {"temperature": 0.5}}})
     assert probes_for(("tiles_3",), (), asked) == [Tiles([3], temperature=0.5)]
-    assert probes_for(("before",), (), None) == [PreActivation()]
-    told = {"gradients": {"steep": {"settings": Gradient("exact", uniform=True).settings(), "depth": [0], "of": 1}}}
-    (found,) = probes_for(("steep", "steep_uniform"), (), told)
+    assert probes_for(("pre_activation",), (), None) == [PreActivation()]
+    steep = {"settings": Gradient("exact", uniform=True).settings(), "notes": {"depth": [0], "of": 1}}
+    (found,) = probes_for(("steep", "steep_uniform"), (), Provenance(probes={"steep": steep}))
     assert found == Gradient("exact", uniform=True, name="steep")
     dropout = Members.dropout(4, 0.1)
     assert probes_for(("dropout",), (dropout,), None) == [dropout]

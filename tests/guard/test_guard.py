@@ -11,7 +11,7 @@ from dubito.guard._given import check_model, check_settings
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import Density, MaxProbability
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 from .world import CLASSES, blobs, inputs, labelled, network
 
@@ -219,7 +219,7 @@ def test_another_model_is_refused(guard: Guard, table: Table) -> None:
     other = network(seed=7)
     with pytest.raises(ModelError, match=r"guard.fit: .* was made by another model than tiny: its weights differ"):
         Guard.fit(other, table)
-    foreign = Table(logit=table.logit, feature=table.feature, provenance={"weights": "0"})
+    foreign = Table(logit=table.logit, feature=table.feature, provenance=Provenance(weights="0"))
     with pytest.raises(TableError, match=r"made by another model than the guard was fitted for: its weights differ"):
         guard.decide(foreign)
 

@@ -16,7 +16,7 @@ import dubito
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import CheckpointError, DubitoWarning
 from dubito.heads.authors import BACKBONES, authors_backbone, import_authors_head
-from dubito.heads.checkpoint import read_head, same_backbone, write_head
+from dubito.heads.checkpoint import read_head, write_head
 
 UNPROVEN = pytest.mark.filterwarnings("ignore:head. .* does not hold a whole backbone")
 TINY = "timm:vit_tiny_patch16_224.augreg_in21k"
@@ -102,11 +102,11 @@ def test_the_backbone_in_the_file_is_guarded(whole, backbone, tmp_path, one_thre
     save_file(tensors, tmp_path / "backbone.safetensors")
     mine = dubito.load(TINY, weights=tmp_path / "backbone.safetensors", num_classes=3)
     assert found.config.provenance is not None
-    assert same_backbone(found.config.provenance, model_identity(mine)) is None
-    assert found.config.provenance["operations"] == model_identity(mine)["operations"]
+    assert found.config.provenance.difference(model_identity(mine)) is None
+    assert found.config.provenance.operations == model_identity(mine).operations
     with torch.no_grad():
         mine.module.norm.bias[0] += 1  # fine-tuned
-    reason = same_backbone(found.config.provenance, model_identity(mine))
+    reason = found.config.provenance.difference(model_identity(mine))
     assert reason is not None
     assert reason.startswith("its weights differ (")
     assert "transform" not in reason

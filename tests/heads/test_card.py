@@ -5,6 +5,7 @@ import yaml
 
 from dubito.heads.card import make_card
 from dubito.heads.config import HeadConfig
+from dubito.table import Provenance
 
 
 def front(card: str) -> dict[str, object]:
@@ -35,7 +36,7 @@ def test_a_licence_cannot_write_yaml_of_its_own():
 
 
 def test_it_tells_what_was_recorded_and_how_to_use_it():
-    provenance = {"weights": "w" * 32, "tensors": "t" * 32, "head": {"layer": None}, "transform": {"size": [224, 224]}}
+    provenance = Provenance(weights="w" * 32, tensors="t" * 32, head={"layer": None}, transform={"size": [224, 224]})
     config = HeadConfig(
         features=1280,
         width=64,

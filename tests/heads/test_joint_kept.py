@@ -144,7 +144,7 @@ def test_a_classifier_that_reads_another_layer_is_refused():
         model.pretrained(wrapped(model.module))
     model = with_uncertainty(model.module, layer="fc", width=8)
     model(batches(16)[0][0])
-    assert model.pretrained(wrapped(model.module, head="fc")).config.provenance["head"]["layer"] == "fc"
+    assert model.pretrained(wrapped(model.module, head="fc")).config.provenance.head["layer"] == "fc"
 
 
 def test_without_a_batch_an_example_is_needed():

@@ -1,21 +1,22 @@
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from dubito.cache.fingerprint import CARRIED
 from dubito.errors import ArtefactError, CheckpointError, DubitoWarning
 from dubito.heads import shelf
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
 from dubito.heads.module import HeadModule
+from dubito.table import Provenance
 
-MAKER = {"weights": "a" * 32, "tensors": "b" * 32, "head": {"layer": None}, "transform": {"kind": "none"}}
+BACKBONE = Provenance(weights="a" * 32, tensors="b" * 32, head={"layer": None}, transform={"kind": "none"})
 
 
 def head(
-    *, seed: int = 0, model: str = "timm:a", provenance: dict | None = MAKER, corpus: str = "five\nimages"
+    *, seed: int = 0, model: str = "timm:a", provenance: Provenance | None = BACKBONE, corpus: str = "five\nimages"
 ) -> PretrainedHead:
     config = HeadConfig(features=5, width=4, depth=1, model=model, provenance=provenance, trained={"corpus": corpus})
     return PretrainedHead(HeadModule(5, width=4, depth=1, seed=seed), config)
@@ -38,7 +39,7 @@ def test_missing_and_empty_shelves(shelves):
     shelves[0].mkdir()
     (shelves[0] / "empty").mkdir()
     assert shelf.list_heads() == []
-    assert shelf.head_for(MAKER) is None
+    assert shelf.head_for(BACKBONE) is None
     with pytest.raises(
         ArtefactError, match=r"there is no 'mine'\. On the shelf: nothing\. Give a name of `dubito list"
     ):
@@ -54,7 +55,7 @@ def test_what_ships_is_what_the_package_holds(monkeypatch):
             config = shelf.find_head(entry.path).config
             assert config.features == entry.features
             assert config.provenance is not None
-            assert all(config.provenance.get(part) for part in CARRIED)  # or its drift guard would be off in part
+            assert all(config.provenance.model_parts.values())  # or its drift guard would be off in part
             assert entry.size < 2_000_000
 
 
@@ -152,16 +153,16 @@ def test_unknown_names_get_near_ones(shelves):
 
 
 def test_the_head_that_fits_a_table(shelves):
-    write_head(shelves[0] / "a", head(seed=1, provenance=MAKER | {"tensors": "c" * 32, "weights": "d" * 32}))
+    write_head(shelves[0] / "a", head(seed=1, provenance=replace(BACKBONE, tensors="c" * 32, weights="d" * 32)))
     write_head(shelves[0] / "b", head(seed=2, provenance=None))
-    assert shelf.head_for(MAKER) is None
+    assert shelf.head_for(BACKBONE) is None
     assert shelf.head_for(None) is None
     write_head(shelves[0] / "c", head(seed=3))
-    found = shelf.head_for({"model": "timm:a", **MAKER, "weights": "other versions"})
+    found = shelf.head_for(replace(BACKBONE, model="timm:a", weights="other versions"))
     assert found is not None
     assert is_seed(found, 3)
     write_head(shelves[1] / "z", head(seed=4))
-    entry = shelf.entry_for(MAKER)
+    entry = shelf.entry_for(BACKBONE)
     assert entry is not None
     assert (entry.name, entry.where) == ("z", "local")
 
@@ -175,7 +176,7 @@ def training(folder: Path, finished: object, *, median: int = 2) -> None:
 
 
 def chosen(**options) -> str | None:
-    entry = shelf.entry_for(MAKER, **options)
+    entry = shelf.entry_for(BACKBONE, **options)
     return None if entry is None else entry.name
 
 
@@ -202,7 +203,7 @@ def test_the_newest_counts_only_if_it_fits(shelves):
     training(shelves[1] / "new", "2026-01-02T00:00:00+00:00")
     for seed in (1, 2, 3):
         write_head(
-            shelves[1] / "new" / f"seed-{seed}", head(provenance=MAKER | {"tensors": "c" * 32, "weights": "d" * 32})
+            shelves[1] / "new" / f"seed-{seed}", head(provenance=replace(BACKBONE, tensors="c" * 32, weights="d" * 32))
         )
     training(shelves[1] / "old", "2026-01-01T00:00:00+00:00")
     assert chosen() == "old/seed-2"
@@ -219,10 +220,10 @@ def test_a_report_that_cannot_be_read_is_none(shelves, text):
 def test_only_what_ships(shelves):
     training(shelves[1] / "a", "2026-01-01T00:00:00+00:00")
     assert chosen(shipped_only=True) is None
-    assert shelf.head_for(MAKER, shipped_only=True) is None
+    assert shelf.head_for(BACKBONE, shipped_only=True) is None
     write_head(shelves[0] / "a", head(seed=8))
     write_head(shelves[1] / "a", head(seed=9))  # of the same name
-    found = shelf.head_for(MAKER, shipped_only=True)
+    found = shelf.head_for(BACKBONE, shipped_only=True)
     assert found is not None
     assert is_seed(found, 8)
 

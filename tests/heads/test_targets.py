@@ -15,7 +15,7 @@ from scipy.stats import entropy
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.heads.recipe import Recipe
 from dubito.heads.targets import expected_loss, target_column, with_expected_loss
-from dubito.table import Table
+from dubito.table import Provenance, Table
 from dubito.table.views import concat
 
 
@@ -94,14 +94,14 @@ def test_unlabelled_rows_beside_labelled_ones():
 
 def of_one_model(*, task_loss: str | None = None) -> Table:
     """As a cache without labels, or with losses of a task loss."""
-    provenance = {"model": "one", "weights": "ab"} | ({"task_loss": task_loss} if task_loss else {})
+    provenance = Provenance(model="one", weights="ab", task_loss=task_loss)
     return Table(logit=logits(3), loss=[1.0, 2.0, 3.0] if task_loss else None, provenance=provenance)
 
 
 def test_expected_losses_are_known_as_cross_entropy():
     found = with_expected_loss(unlabelled := of_one_model())
-    assert found.provenance == {"model": "one", "weights": "ab", "task_loss": "cross_entropy"}
-    assert unlabelled.provenance == {"model": "one", "weights": "ab"}
+    assert found.provenance == Provenance(model="one", weights="ab", task_loss="cross_entropy")
+    assert unlabelled.provenance == Provenance(model="one", weights="ab")
     assert with_expected_loss(Table(logit=logits())).provenance is None
     bce = of_one_model(task_loss="bce")
     for tables in ((found, bce), (bce, found)):
@@ -161,7 +161,7 @@ def test_the_column_outlives_its_file():
 @pytest.mark.parametrize("target", ["expected", "mixed"])
 @pytest.mark.parametrize("made_by", ["bce", "first 0123456789abcdef"])
 def test_another_task_loss_has_no_expectation(target, made_by):
-    provenance = {"model": "timm:a", "weights": "ab", "task_loss": made_by}
+    provenance = Provenance(model="timm:a", weights="ab", task_loss=made_by)
     table = Table(name="cache/train", logit=logits(3), loss=[1.0, 2.0, 3.0], provenance=provenance)
     refused(
         table,
@@ -176,7 +176,7 @@ def test_another_task_loss_has_no_expectation(target, made_by):
         with_expected_loss(table)
 
 
-@pytest.mark.parametrize("provenance", [None, {"model": "timm:a"}, {"task_loss": None}, {"task_loss": "cross_entropy"}])
+@pytest.mark.parametrize("provenance", [None, Provenance("timm:a"), Provenance(task_loss="cross_entropy")])
 def test_the_usual_task_loss_and_an_unknown_one_are_taken(provenance):
     table = Table(logit=logits(3), loss=[1.0, 2.0, 3.0], provenance=provenance)
     assert torch.equal(target_column(table, Recipe(target="expected")), expected_loss(logits(3)).float())

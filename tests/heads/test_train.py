@@ -20,7 +20,7 @@ from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.heads.stream import Stream
 from dubito.heads.train import _Run, train_head
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 SHORT = Recipe(batch=20, rows=2_000)
 """100 steps on 400 rows."""
@@ -224,8 +224,10 @@ def test_another_training_in_the_folder_is_refused(tmp_path):
     again("training: the losses (", table=learnable(seed=5))
     again("the number of rows (400 there, 401 here)", table=learnable(401))
     again("the width of the features (8 there, 9 here)", table=learnable(d=9))
-    moved = Table(model_id="another", **{name: learnable().whole(name) for name in ("feature", "loss")})
-    again("training: the model that made the table (none there, another here). Train", table=moved)
+    moved = Table(
+        provenance=Provenance(weights="another"), **{name: learnable().whole(name) for name in ("feature", "loss")}
+    )
+    again(f"training: the model that made the table (none there, {moved.model_id[:8]} here). Train", table=moved)
     again("training: the held-out images (none there, ", held_out=learnable(30))
 
 
@@ -283,13 +285,15 @@ def test_what_is_missing_or_does_not_fit():
         "held_out: features of table in memory must be 8 wide, as those of table in memory; got 9. "
         "Extract both with the same model."
     )
-    ours = Table(name="ours", model_id="aa", feature=learnable().feature, loss=learnable().loss)
-    theirs = Table(name="theirs", model_id="bb", feature=learnable().feature, loss=learnable().loss)
+    ours = Table(name="ours", provenance=Provenance(weights="aa"), feature=learnable().feature, loss=learnable().loss)
+    theirs = Table(
+        name="theirs", provenance=Provenance(weights="bb"), feature=learnable().feature, loss=learnable().loss
+    )
     with pytest.raises(TableError) as error:
         train_head(ours, recipe=SHORT, held_out=theirs)
     assert str(error.value) == (
-        "held_out: theirs was made by another model (bb) than ours (aa). "
-        "Extract both with the same model and transform."
+        f"held_out: theirs was made by another model ({theirs.model_id}) than ours ({ours.model_id}). "
+        f"Extract both with the same model and transform."
     )
 
 

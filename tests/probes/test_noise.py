@@ -121,7 +121,7 @@ def test_extracted(model, tmp_path):
         return dubito.extract(model, x, tmp_path / to, probes=[Members.noise(4, 0.3)], batch_size=size)
 
     table, again = extracted(X, "one", 2), extracted(X[[4, 2, 0, 1, 3]], "two", 5)
-    asked = {"copies": 4, "sigma": 0.3, "temperature": 1.0, "variance": True}
-    assert table.provenance["ensembles"]["noise"] == asked
+    settings = Members.noise(4, 0.3).settings()
+    assert table.provenance.probes["noise"]["settings"] == settings
     for score in (PerturbationVariance(), MutualInformation(of="noise")):
         torch.testing.assert_close(score.score(again), score.score(table)[[4, 2, 0, 1, 3]], rtol=1e-3, atol=1e-7)

@@ -30,7 +30,6 @@ def test_what_is_written(tmp_path):
         "score": "temperature",
         "settings": {"score_of": {"score": "scaled_entropy", "settings": {"scale": 0.2}}},
         "learned": {"temperature_": 1.5},
-        "fitted_on": None,
         "provenance": None,
     }
     assert load_file(folder / "state.safetensors") == {}

@@ -22,7 +22,7 @@ from dubito.scores import (
     save_score,
 )
 from dubito.scores._members import ScoreOfMembers
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 ALL = [MutualInformation, WeightedMutualInformation, ExpectedEntropy, VariationRatio, PredictiveEntropy]
 
@@ -130,11 +130,11 @@ def test_pooled_weights_are_learned_saved_and_of_one_ensemble(tmp_path):
         score.score(Table(views_logit=logits()))
     with pytest.raises(MissingColumnError, match=r"\.fit needs column 'views_logit'; table in memory has views\."):
         score.fit(Table(views=summed_up(logits())))
-    score.fit(Table(views_logit=logits(), model_id="ab"))
+    score.fit(Table(views_logit=logits(), provenance=Provenance(weights="ab")))
     with pytest.raises(TableError, match=r"has 4 members in 'views_logit'; weights were fitted for 6\. Fit on a table"):
         score.score(Table(views_logit=logits(m=4)))
     with pytest.raises(TableError, match="was made by another model"):
-        score.score(Table(views_logit=logits(), model_id="cd"))
+        score.score(Table(views_logit=logits(), provenance=Provenance(weights="cd")))
     with pytest.raises(TableError, match=r"weighted_mutual_information\.fit needs rows; table in memory has none"):
         WeightedMutualInformation(over="pooled").fit(Table(members_logit=logits(n=0)))
 

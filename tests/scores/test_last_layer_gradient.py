@@ -12,7 +12,7 @@ from torch import nn
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.scores import GradNorm, LastLayerGradient, load_score, save_score
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 WEIGHTINGS = ("fisher", "root", "expected_l1")
 
@@ -156,8 +156,8 @@ def test_grad_norm_of_all_layers():
 
 
 def test_grad_norm_of_a_truncated_probe():
-    told = {"settings": {"last": 2}, "layers": ["b", "c"], "depth": [1, 2], "of": 3}
-    table = Table(gradient_uniform=[[1.0, 2.0]], provenance={"gradients": {"gradient": told}})
+    probe = {"settings": {"last": 2}, "notes": {"layers": ["b", "c"], "depth": [1, 2], "of": 3}}
+    table = Table(gradient_uniform=[[1.0, 2.0]], provenance=Provenance(probes={"gradient": probe}))
     with pytest.raises(TableError, match=r"grad_norm\.score: .* has 2 of 3 layers .* layers='uniform' weighs all 3"):
         GradNorm("gradient").score(table)
     assert GradNorm("gradient", layers="kept").score(table).tolist() == [-3.0]

@@ -8,7 +8,7 @@ import torch
 from dubito.errors import TableError, ValueRangeError
 from dubito.scores import PredictedGradient, REGrad
 from dubito.scores._layers import LayersKept, check_layers, layer_weights, layers_kept
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 ALL = LayersKept(range(4), 4, {})
 LAST_TWO = LayersKept((2, 3), 4, {"last": 2})
@@ -20,8 +20,9 @@ def weights(layers, beta=2.0, kept=ALL):
 
 
 def table(kept: LayersKept, values=((1.0, 10.0), (2.0, 20.0)), **columns) -> Table:
-    told = {"settings": dict(kept.settings), "layers": ["a"] * len(kept.depth), "depth": [*kept.depth], "of": kept.of}
-    return Table(gradient=torch.tensor(values), provenance={"gradients": {"gradient": told}}, **columns)
+    notes = {"layers": ["a"] * len(kept.depth), "depth": [*kept.depth], "of": kept.of}
+    probe = {"settings": dict(kept.settings), "notes": notes}
+    return Table(gradient=torch.tensor(values), provenance=Provenance(probes={"gradient": probe}), **columns)
 
 
 def test_by_hand():
@@ -94,7 +95,7 @@ def test_scores_know_what_their_table_has():
 def test_a_table_in_memory_has_all_layers():
     kept = layers_kept(Table(gradient=torch.ones(2, 3)), "gradient", 3, "here")
     assert (list(kept.depth), kept.of, kept.missing) == ([0, 1, 2], 3, [])
-    for provenance in ({}, {"gradients": None}, {"gradients": {"other": {}}}):
+    for provenance in (None, Provenance(), Provenance(probes={"other": {}})):
         assert layers_kept(Table(provenance=provenance), "gradient", 3, "here") == kept
 
 

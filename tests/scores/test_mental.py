@@ -7,7 +7,7 @@ from torch import nn
 from dubito.errors import ModelError, TableError
 from dubito.models.wrap import wrap
 from dubito.scores.mental import MentalModel, mental_log_odds, mental_probability
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 
 def table(n: int = 200, d: int = 6, c: int = 4, *, noise: float = 0.0, seed: int = 0) -> tuple[Table, torch.Tensor]:
@@ -136,7 +136,7 @@ def test_of_a_classifier():
     rows = Table(feature=z, logit=model.logits(z))
     assert torch.allclose(score.score(rows), mental_log_odds(z, weight), rtol=1e-9)
     with pytest.raises(TableError, match=r"mental\.score: .* was made by another model"):
-        score.score(Table(feature=z, model_id="another"))
+        score.score(Table(feature=z, provenance=Provenance(weights="another")))
     with torch.no_grad():
         model.module[3].weight[1] = 0
     with pytest.raises(ModelError, match=r"the head of Sequential must have a direction for every class; those of cla"):

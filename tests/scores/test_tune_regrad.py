@@ -10,21 +10,22 @@ import dubito
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.metrics import aurc, paired_errors
 from dubito.scores import REGrad, tune_regrad
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 WRONG = [0, 0, 1, 1]
 RISING, FALLING, FLAT = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0], [1.0, 1.0, 1.0, 1.0]
 
 
-def told(layers: int, of: int | None = None, **settings) -> dict:
+def probe(layers: int, of: int | None = None, **settings) -> dict:
     of = of or layers
-    return {"settings": settings, "layers": ["a"] * layers, "depth": list(range(of - layers, of)), "of": of}
+    notes = {"layers": ["a"] * layers, "depth": list(range(of - layers, of)), "of": of}
+    return {"settings": settings, "notes": notes}
 
 
 def table(wrong=WRONG, probes=None, **columns) -> Table:
     """Columns by layer; the label is 0, and rows that are wrong say 1."""
     stacked = {name: torch.tensor(layers).T for name, layers in columns.items()}
-    provenance = None if probes is None else {"gradients": probes}
+    provenance = None if probes is None else Provenance(probes=probes)
     return Table(logit=torch.eye(2)[torch.tensor(wrong)], label=[0] * len(wrong), provenance=provenance, **stacked)
 
 
@@ -76,10 +77,10 @@ def test_the_rule_step_by_step():
 def test_as_good_and_plainer():
     # All columns are the same, so all are as good: fewest copies, then smallest sigma, then smallest beta.
     probes = {
-        "plain": told(2, sigma=0.5),
-        "weak": told(2, copies=4, sigma=0.1),
-        "strong": told(2, copies=4, sigma=0.2),
-        "many": told(2, copies=8, sigma=0.05),
+        "plain": probe(2, sigma=0.5),
+        "weak": probe(2, copies=4, sigma=0.1),
+        "strong": probe(2, copies=4, sigma=0.2),
+        "many": probe(2, copies=8, sigma=0.05),
     }
     same = table(probes=probes, **{name: [RISING, FLAT] for name in probes})
 
@@ -96,7 +97,7 @@ def test_as_good_and_plainer():
 
 
 def test_what_is_better_is_worth_its_copies():
-    probes = {"plain": told(1), "noisy": told(1, copies=8, sigma=0.1)}
+    probes = {"plain": probe(1), "noisy": probe(1, copies=8, sigma=0.1)}
     wrong = [0] * 20 + [1] * 20
     good = [[float(row) for row in range(40)]]
     found = tune_regrad(table(wrong, probes, plain=[good[0][::-1]], noisy=good), ["plain", "noisy"])
@@ -114,14 +115,14 @@ def test_weightings_are_other_columns():
 
 
 def test_a_truncated_column_allows_its_own_betas():
-    cut = table(probes={"gradient": told(2, 4, beta=8.0, tolerance=0.02)}, gradient=[FALLING, RISING])
+    cut = table(probes={"gradient": probe(2, 4, beta=8.0, tolerance=0.02)}, gradient=[FALLING, RISING])
     found = tune_regrad(cut, betas=(1.0, 8.0, 16.0))
     assert found.score.beta == 8.0
     assert [row["beta"] for row in found.tried] == [8.0, 16.0, 1.0]
     assert found.tried[2]["aurc"] is None
     assert "with beta=1 a layer that was left out has weight 0.61" in found.tried[2]["error"]
     with pytest.raises(TableError, match=r"^tune_regrad: none of 6 candidates can be computed\. The first: regrad"):
-        tune_regrad(table(probes={"gradient": told(2, 4, last=2)}, gradient=[FALLING, RISING]))
+        tune_regrad(table(probes={"gradient": probe(2, 4, last=2)}, gradient=[FALLING, RISING]))
 
 
 def test_its_text_is_a_table():

@@ -22,7 +22,7 @@ from dubito.search import SafeIndex
 from dubito.search import _load as load_module
 from dubito.search import _save as save_module
 from dubito.storage import pack_strings
-from dubito.table import Table
+from dubito.table import Provenance, Table
 from dubito.types import Score
 
 
@@ -30,7 +30,7 @@ def some(seed: int, n: int = 60) -> Table:
     draw = np.random.default_rng(seed)
     ids = [f"{seed}-{row}é" for row in range(n)]
     return Table(
-        feature=draw.normal(size=(n, 5)), label=draw.integers(0, 2, n), id=ids, model_id="m", provenance={"model": "m"}
+        feature=draw.normal(size=(n, 5)), label=draw.integers(0, 2, n), id=ids, provenance=Provenance("m", weights="w")
     )
 
 
@@ -48,7 +48,11 @@ def test_it_answers_as_before(index, tmp_path, mapped):
     assert found.ids.tolist() == before.ids.tolist()
     assert found.similarities.tobytes() == before.similarities.tobytes()
     assert found.sets == before.sets
-    assert (loaded.rule, loaded.thresholds, loaded.provenance) == (index.rule, index.thresholds, {"model": "m"})
+    assert (loaded.rule, loaded.thresholds, loaded.provenance) == (
+        index.rule,
+        index.thresholds,
+        Provenance("m", weights="w"),
+    )
     assert isinstance(loaded.backend.vectors, np.memmap) == mapped
     assert not [path for path in (tmp_path / "a" / "index").iterdir() if path.suffix == ".part"]
 

@@ -17,7 +17,7 @@ from dubito.search import _connection as connection_module
 from dubito.search import on_server as on_server_module
 from dubito.search._items_table import ItemsTable
 from dubito.search.backend import Backend, Block, Origin
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 D = 16
 _COUNT = iter(range(1000))
@@ -140,12 +140,12 @@ def test_an_old_pgvector_is_told(server, name, monkeypatch):
 
 def test_a_score_judges_tables(server, name):
     made = data(0, 40)
-    table = Table(feature=made["feature"], logit=made["feature"][:, :3], model_id="one model")
+    table = Table(feature=made["feature"], logit=made["feature"][:, :3], provenance=Provenance(weights="one model"))
     index = SafeIndex.on_server(server.dsn, table=name, width=D, score=MaxProbability())
     index.add(table)
     assert index.search(table, k=2).refused.sum() == 4
     with pytest.raises(TableError, match="made by another model"):
-        index.search(Table(feature=made["feature"], logit=made["feature"], model_id="another"))
+        index.search(Table(feature=made["feature"], logit=made["feature"], provenance=Provenance(weights="another")))
 
 
 def test_what_judged_the_items_is_known_to_other_processes(server, name):
@@ -263,7 +263,7 @@ def test_writers_that_come_between_are_seen(server, name):
     with pytest.raises(TableError, match=r"that another hand has added meanwhile have some. Nothing was added"):
         remote.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin())
     first = SafeIndex.on_server(server.dsn, table=f"{name} 2", width=D)
-    first.add(Table(feature=np.eye(3, D), model_id="one"), [0.1, 0.2, 0.3])
+    first.add(Table(feature=np.eye(3, D), provenance=Provenance(weights="one")), [0.1, 0.2, 0.3])
     with pytest.raises(TableError, match=r"of another model \(two\) than those that another hand has added meanwhile"):
         first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin(model_id="two"))
     assert ("x" in remote, "x" in first) == (False, False)

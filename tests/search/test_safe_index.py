@@ -11,7 +11,7 @@ import dubito
 from dubito.errors import ValueRangeError
 from dubito.scores import MaxProbability, Neighbours
 from dubito.search import Rule, SafeIndex, Thresholds
-from dubito.table import Table
+from dubito.table import Provenance, Table
 
 from .world import D, N, brute_force, data, table
 
@@ -159,11 +159,11 @@ def test_adding_and_removing_is_as_building_anew(items, queries):
 
 
 def test_removing_everything_leaves_an_empty_index(items):
-    index = SafeIndex.build(table(0, 5, model_id="a"), MaxProbability())
+    index = SafeIndex.build(table(0, 5, provenance=Provenance(weights="a")), MaxProbability())
     index.remove(table(0, 5).id)
     assert (len(index), index.kept) == (0, 0)
-    index.add(table(1, 7, model_id="b"))  # another model, and a score that is still there
-    assert (len(index), index.backend.state().origin.model_id) == (7, "b")
+    index.add(table(1, 7, provenance=Provenance(weights="b")))  # another model, and a score that is still there
+    assert (len(index), index.backend.state().origin.model_id) == (7, Provenance(weights="b").model_id)
 
 
 def test_a_failed_addition_leaves_everything_as_it_was(items, queries):

@@ -11,6 +11,7 @@ from dubito.table import (
     ENSEMBLES,
     WRITERS,
     Column,
+    Provenance,
     Table,
     asked_otherwise,
     check_table,
@@ -312,10 +313,12 @@ def test_what_is_no_table_is_told():
     )
 
 
-def test_the_maker_goes_with_the_rows():
-    table = Table(feature=torch.zeros(3, 2), provenance={"weights": "ab"})
-    assert table.rows([1]).provenance == table.select("feature").provenance == {"weights": "ab"}
-    assert Table(feature=torch.zeros(3, 2)).provenance is None
+def test_the_provenance_goes_with_the_rows():
+    known = Provenance(weights="ab")
+    table = Table(feature=torch.zeros(3, 2), provenance=known)
+    assert table.rows([1]).provenance == table.select("feature").provenance == known
+    assert table.rows([1]).model_id == known.model_id
+    assert Table(feature=torch.zeros(3, 2)).provenance is Table(feature=torch.zeros(3, 2)).model_id is None
 
 
 @pytest.mark.parametrize(
@@ -366,23 +369,27 @@ def test_every_ensemble_has_its_columns():
     assert ensembles_in(["members_loss", "views_between", "noise_variance", "logit", "mine_logit"]) == ()
 
 
+def probes(**settings: dict) -> Provenance:
+    return Provenance(probes={name: {"settings": each} for name, each in settings.items()})
+
+
 def test_how_ensembles_were_asked():
     def table(**settings):
-        return Table(provenance={"ensembles": {"tiles": settings, "members": {"members": ["ab" * 16] * 3}}})
+        return Table(provenance=probes(tiles=settings, members={"members": ["ab" * 16] * 3}))
 
     cold, warm = table(temperature=1.0), table(temperature=2.0, more=1)
     assert asked_otherwise(cold, warm, "tiles_7") == "temperature=1.0 and temperature=2.0, more=None and more=1"
     assert asked_otherwise(cold, cold, "tiles_7") is None
     assert asked_otherwise(cold, warm, "members") is None
     assert asked_otherwise(cold, warm, "views") is asked_otherwise(cold, Table(), "tiles_7") is None  # nobody knows
-    others = Table(provenance={"ensembles": {"members": {"members": ["cd" * 16] * 3}}})
+    others = Table(provenance=probes(members={"members": ["cd" * 16] * 3}))
     assert asked_otherwise(cold, others, "members") == "members"  # hashes are for nobody to read
 
 
 def test_how_gradients_were_asked():
     def table(**settings):
-        told = {"settings": settings, "layers": ["fc"], "depth": [0], "of": 1}
-        return Table(noisy=[[1.0]], provenance={"gradients": {"noisy": told, "gone": told}})
+        probe = {"settings": settings, "notes": {"layers": ["fc"], "depth": [0], "of": 1}}
+        return Table(noisy=[[1.0]], provenance=Provenance(probes={"noisy": probe, "gone": probe}))
 
     few, many = table(copies=2, sigma=0.1, seed=0, uniform=True), table(copies=8, sigma=0.1, seed=1, uniform=False)
     assert asked_otherwise(few, many, "noisy") == "copies=2 and copies=8, seed=0 and seed=1"
@@ -391,4 +398,4 @@ def test_how_gradients_were_asked():
     assert asked_otherwise(table(method="signs", seed=0), table(method="signs", seed=1), "noisy") == "seed=0 and seed=1"
     assert asked_otherwise(few, Table(), "noisy") is None
     assert gradients_in(few) == ("noisy",)  # of the other there is no column
-    assert gradients_in(Table()) == gradients_in(Table(provenance={"gradients": None})) == ()
+    assert gradients_in(Table()) == gradients_in(Table(provenance=Provenance())) == ()

@@ -10,7 +10,7 @@ import dubito
 from dubito.errors import MissingColumnError, TableError
 from dubito.metrics.information import decompose
 from dubito.scores import Entropy, MutualInformation, Temperature
-from dubito.table import Table
+from dubito.table import Provenance, Table
 from dubito.table.views import chosen_rows, concat, ensemble
 
 
@@ -47,7 +47,7 @@ def cached(tmp_path_factory, one_thread):
     disk = dubito.extract(
         model, torch.randn(23, 3, 2, 2), folder, labels=labels, shard_size=5, batch_size=5, progress=False
     )
-    memory = Table(model_id=disk.model_id, **{name: disk.whole(name) for name in disk.columns})
+    memory = Table(provenance=disk.provenance, **{name: disk.whole(name) for name in disk.columns})
     return disk, memory
 
 
@@ -114,10 +114,10 @@ def test_nothing_is_read_before_it_is_asked_for():
 
 
 def test_what_is_known_of_a_table_stays_known():
-    about = {"name": "cache/a", "classes": ["x", "y", "z"], "model_id": "ab12", "provenance": {"weights": "w"}}
+    about = {"name": "cache/a", "classes": ["x", "y", "z"], "provenance": Provenance(weights="w")}
     table = table_of(4, skipped=[("broken.png", "why")], **about)
     for view in (chosen_rows(table, torch.tensor([1])), concat(table)):
-        assert (view.name, view.classes, view.model_id, view.provenance) == tuple(about.values())
+        assert (view.name, view.classes, view.provenance) == tuple(about.values())
         assert view.skipped == [("broken.png", "why")]
         assert view.label_space == "model"
     assert concat(table, table_of(2, name="cache/b")).name == "cache/a + cache/b"
@@ -153,12 +153,14 @@ def refused(text, *arguments, by=concat):
 
 def test_what_cannot_be_joined():
     refused("concat needs at least one table; got none.")
+    first, second = Provenance(weights="aa"), Provenance(weights="bb")
     refused(
-        "concat: a and b come from different models (aa and bb). Extract both with the same model and transform.",
-        table_of(2, name="a", model_id="aa"),
-        table_of(2, name="b", model_id="bb"),
+        f"concat: a and b come from different models ({first.model_id} and {second.model_id}). Extract both with the "
+        f"same model and transform.",
+        table_of(2, name="a", provenance=first),
+        table_of(2, name="b", provenance=second),
     )
-    assert concat(table_of(2, model_id="aa"), table_of(2)).model_id == "aa"
+    assert concat(table_of(2, provenance=first), table_of(2)).provenance == first
     refused(
         "concat: column 'feature' must have one width in all tables; got [(2,), (3,)]. Join tables of one model.",
         table_of(2),
@@ -183,7 +185,7 @@ def test_rows_that_are_not_there(index, told):
 
 def test_losses_of_different_task_losses_are_not_joined():
     tables = [
-        Table(name=name, loss=[1.0], provenance={"task_loss": made_by})
+        Table(name=name, loss=[1.0], provenance=Provenance(task_loss=made_by))
         for name, made_by in (("a", "cross_entropy"), ("b", "bce"), ("c", "cross_entropy"), ("d", None))
     ]
     with pytest.raises(TableError) as error:
@@ -197,12 +199,12 @@ def test_losses_of_different_task_losses_are_not_joined():
 
 def test_the_known_task_loss_stays_known():
     unlabelled, bce = (
-        Table(logit=[[1.0]], provenance={"model": "m"}),
-        Table(logit=[[1.0]], provenance={"task_loss": "bce"}),
+        Table(logit=[[1.0]], provenance=Provenance("m")),
+        Table(logit=[[1.0]], provenance=Provenance(task_loss="bce")),
     )
-    assert concat(unlabelled, bce).provenance == {"model": "m", "task_loss": "bce"}
-    assert concat(bce, unlabelled).provenance == {"task_loss": "bce"}
-    assert unlabelled.provenance == concat(unlabelled, unlabelled).provenance == {"model": "m"}
+    assert concat(unlabelled, bce).provenance == Provenance("m", task_loss="bce")
+    assert concat(bce, unlabelled).provenance == Provenance(task_loss="bce")
+    assert unlabelled.provenance == concat(unlabelled, unlabelled).provenance == Provenance("m")
     assert concat(Table(logit=[[1.0]]), bce).provenance is None  # arrays come from an unknown model
 
 
@@ -211,7 +213,7 @@ def said_by(seed: int, n: int = 8, c: int = 3, **about: object) -> Table:
     logit = 2 * torch.randn(n, c, generator=torch.Generator().manual_seed(seed))
     columns = {"logit": logit, "feature": logit, "label": torch.arange(n) % 3, "id": [f"{i}.png" for i in range(n)]}
     return Table(
-        **{"name": f"cache/{seed}", "model_id": f"s{seed}", "provenance": {"model": f"m{seed}"}, **columns, **about}
+        **{"name": f"cache/{seed}", "provenance": Provenance(f"m{seed}", weights=f"s{seed}"), **columns, **about}
     )
 
 
@@ -258,14 +260,14 @@ def test_an_ensemble_reads_nothing_before_it_is_asked():
     assert table.rows([1]).shape("members_logit") == (1, 2, 2)
 
 
-def test_an_ensemble_knows_its_makers():
+def test_an_ensemble_knows_its_models():
     one, two = said_by(1), said_by(2)
     both = ensemble([one, two])
     assert (both.name, both.model_id) == ("ensemble of cache/1, cache/2", ensemble([one, two]).model_id)
-    assert both.provenance == {"model": "ensemble of m1, m2", "members": [{"model": "m1"}, {"model": "m2"}]}
+    assert both.provenance == Provenance("ensemble of m1, m2", members=(one.provenance, two.provenance))
     assert both.model_id not in (one.model_id, two.model_id, ensemble([two, one]).model_id, None)
     assert (
-        ensemble([one, said_by(2, model_id=None)]).model_id,
+        ensemble([one, said_by(2, provenance=Provenance("m2"))]).model_id,
         ensemble([one, said_by(2, provenance=None)]).provenance,
     ) == (
         None,
@@ -354,7 +356,7 @@ def test_an_ensemble_of_augmented_epochs_keeps_crops_of_a_photograph_together():
 
 def test_ensembles_that_were_asked_otherwise_are_not_joined():
     def table(passes: int, **columns: object) -> Table:
-        provenance = {"ensembles": {"dropout": {"passes": passes}}}
+        provenance = Provenance(probes={"dropout": {"settings": {"passes": passes}}})
         return Table(
             name=f"cache/{passes}", provenance=provenance, **{"loss": [1.0], "dropout": torch.zeros(1, 9), **columns}
         )
@@ -372,8 +374,8 @@ def test_ensembles_that_were_asked_otherwise_are_not_joined():
 
 def test_gradients_that_were_asked_otherwise_are_not_joined():
     def table(copies: int, **columns: object) -> Table:
-        told = {"settings": {"copies": copies}, "layers": ["fc"], "depth": [0], "of": 1}
-        provenance = {"gradients": {"gradient": told}}
+        probe = {"settings": {"copies": copies}, "notes": {"layers": ["fc"], "depth": [0], "of": 1}}
+        provenance = Provenance(probes={"gradient": probe})
         return Table(
             name=f"cache/{copies}", provenance=provenance, **{"loss": [1.0], "gradient": torch.ones(1, 1), **columns}
         )

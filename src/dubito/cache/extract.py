@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from dubito.cache._run import Run
 from dubito.cache.column import forget_shards
-from dubito.cache.fingerprint import CARRIED, identity
+from dubito.cache.fingerprint import identity
 from dubito.cache.labels import names_of_labels, resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import table_of_cache
@@ -28,7 +28,8 @@ from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import ImageSet
 from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.probes.forward import Forward
-from dubito.table import Table
+from dubito.table import Provenance, Table
+from dubito.table.provenance import CARRIED
 from dubito.types import Classifier, Images, Probe
 
 _LOCK = ".lock"
@@ -96,7 +97,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         run = Run(model, opened, stored, folder, begun, chosen, stated, compared)
         answered = run.go(_workers(workers, opened), progress)
     forget_shards()
-    table = table_of_cache(folder, {part: manifest.identity[part] for part in CARRIED})
+    table = table_of_cache(folder, Provenance(**{part: manifest.identity[part] for part in CARRIED}))
     if answered and compared is None and stored is not None and space == "model":
         by_place = opened.classes is not None and model.classes is None
         warn_of_order(table, begun.shard_size, opened.name, by_place=by_place)

@@ -8,11 +8,8 @@ from torch import Tensor
 
 from dubito.data.augmented import Augmented
 from dubito.data.digest import hash_array
+from dubito.table.provenance import CARRIED, Provenance
 from dubito.types import Classifier, Images, Json
-
-MODEL_PARTS = ("weights", "head", "transform")
-CARRIED = (*MODEL_PARTS, "tensors", "operations")
-"""Tensors and operations are kept too: they outlast other versions of the packages that weights are hashed with."""
 
 
 def identity(
@@ -29,7 +26,7 @@ def identity(
     """
     photos = images.images if isinstance(images, Augmented) else images
     parts = {
-        **model_identity(model),
+        **model_identity(model).model_parts,
         "count": len(photos),
         "images": photos.digest(),
         "labels": _digest(None if labels is None else labels[: len(photos)], space),
@@ -41,17 +38,11 @@ def identity(
     return parts
 
 
-def model_identity(model: Classifier) -> Json:
-    """The model's part: weights and transform, as they look after a round through JSON."""
-    who = model.fingerprint()
-    plain: Json = json.loads(json.dumps({part: who.get(part) for part in CARRIED}))
-    return plain
-
-
-def model_digest(identity: Json) -> str:
-    """The model's part as one short hash: two tables with the same one can be scored by the same scores."""
-    parts = json.dumps({part: identity.get(part) for part in MODEL_PARTS}, sort_keys=True)
-    return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
+def model_identity(model: Classifier) -> Provenance:
+    """The model's part of a provenance, as it looks after a round trip through JSON."""
+    fingerprint = model.fingerprint()
+    plain: Json = json.loads(json.dumps({part: fingerprint.get(part) for part in CARRIED}))
+    return Provenance(model=model.name, **plain)
 
 
 def _digest(labels: Int[Tensor, "n"] | None, space: str | None) -> str:

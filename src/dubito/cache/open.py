@@ -4,15 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from dubito.cache.column import HeadColumn, IdColumn, ShardedColumn
-from dubito.cache.fingerprint import CARRIED, model_digest, model_identity
+from dubito.cache.fingerprint import model_identity
 from dubito.cache.manifest import FILE, Manifest, check_identity, read_manifest
 from dubito.cache.shard import Shard, shard_named
 from dubito.errors import CacheError, DamagedShardError
-from dubito.table import ENSEMBLES, Table
+from dubito.table import Provenance, Table
+from dubito.table.provenance import CARRIED
 from dubito.types import Classifier, Json
-
-_NO_MATTER = ("keep", "dtype", "grids", "seed")
-"""Settings of ensembles by which their numbers stay comparable: how much is kept of which, and other draws."""
 
 
 def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
@@ -25,7 +23,7 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
     return table_of_cache(Path(folder), None if model is None else model_identity(model))
 
 
-def table_of_cache(folder: Path, known: Json | None) -> Table:
+def table_of_cache(folder: Path, known: Provenance | None) -> Table:
     """The table of a finished cache that a known model made, by its `model_identity`; None takes any cache.
 
     Raises:
@@ -40,7 +38,7 @@ def table_of_cache(folder: Path, known: Json | None) -> Table:
     if not manifest.finished:
         raise CacheError(f"cache '{folder}' is not finished. Run the same extract again: it goes on where it stopped.")
     if known is not None:
-        check_identity(folder, manifest.identity, manifest.identity | known)
+        check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
     columns: dict[str, Any] = {}
     for probe in manifest.probes.values():
         columns |= _columns(_shards(folder, probe), probe)
@@ -52,35 +50,29 @@ def table_of_cache(folder: Path, known: Json | None) -> Table:
         label_space=manifest.label_space or "model",
         label_names=manifest.label_names,
         skipped=[(name, why) for name, why in manifest.skipped],
-        model_id=model_digest(manifest.identity),
-        provenance=_provenance(manifest, known or {}, made_losses="loss" in columns),
+        provenance=_provenance(manifest, known, made_losses="loss" in columns),
         **columns,
     )
 
 
-def _provenance(manifest: Manifest, known: Json, *, made_losses: bool) -> Json:
-    """The model part by part; the task loss, if there are losses; how ensembles and gradients were asked.
+def _provenance(manifest: Manifest, known: Provenance | None, *, made_losses: bool) -> Provenance:
+    """The model part by part, the task loss if there are losses, and every probe's settings and notes.
 
     A model in hand whose weights agree fills in what an older cache has not recorded, or recorded in another form.
     """
-    provenance: Json = {"model": manifest.model}
-    for part in CARRIED:
-        in_hand = known.get(part)
-        provenance[part] = manifest.identity.get(part) if in_hand is None else in_hand
-    if made_losses:
-        # A probe's settings name the task loss only where it is not the usual one.
-        provenance["task_loss"] = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy")
-    asked = {
-        name: {key: value for key, value in probe["settings"].items() if key not in _NO_MATTER}
-        for name, probe in manifest.probes.items()
-        if name in ENSEMBLES
-    }
-    told = {
-        name: {"settings": probe["settings"], **probe["told"]}
-        for name, probe in manifest.probes.items()
-        if "told" in probe
-    }
-    return provenance | ({"ensembles": asked} if asked else {}) | ({"gradients": told} if told else {})
+    # A probe's settings name the task loss only where it is not the usual one.
+    task_loss = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy") if made_losses else None
+    parts: Json = {part: manifest.identity.get(part) for part in CARRIED}
+    provenance = Provenance(
+        model=manifest.model,
+        **parts,
+        task_loss=task_loss,
+        probes={
+            name: {"settings": probe["settings"], **({"notes": probe["told"]} if "told" in probe else {})}
+            for name, probe in manifest.probes.items()
+        },
+    )
+    return provenance if known is None else provenance.with_model(known)
 
 
 def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:

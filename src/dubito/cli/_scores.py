@@ -13,7 +13,6 @@ import typer
 
 import dubito
 from dubito.cache import open_cache
-from dubito.cache.fingerprint import model_digest
 from dubito.cache.manifest import Manifest, read_manifest
 from dubito.cli import _options as options
 from dubito.cli._console import Screen
@@ -25,6 +24,7 @@ from dubito.scores.density import Density
 from dubito.scores.possible import ensembles_to_score
 from dubito.scores.registry import SCORES, make_score
 from dubito.table import Table, ensembles_in
+from dubito.table.provenance import MODEL_PARTS
 from dubito.types import Score
 
 _HEAD, _AUTO = "head", "auto"
@@ -74,7 +74,7 @@ def open_fit(fit: Path | None, cache: Path, option: str = "--fit") -> Table | No
 def check_same_model(cache: Path, other: Path, option: str) -> None:
     """Raise TableError when two caches come from different weights or transforms."""
     here, there = _manifest(cache), _manifest(other)
-    if model_digest(here.identity) != model_digest(there.identity):
+    if any(here.identity.get(part) != there.identity.get(part) for part in MODEL_PARTS):
         raise TableError(
             f"{option}: '{other}' and '{cache}' must come from one model with one transform; {there.model} and "
             f"{here.model} came, with different weights or transforms. Extract both with the same model."
@@ -255,7 +255,7 @@ def _fitting(table: Table, value: str) -> str:
 
     entry = entry_for(table.provenance)
     if entry is None:
-        model = (table.provenance or {}).get("model", "its model")
+        model = (table.provenance.model if table.provenance else None) or "its model"
         raise ArtefactError(
             f"--head auto: no head here was trained for {model} with these weights and this transform, which made "
             f"{table.name}. See `dubito list heads`, or train one with `dubito train`."

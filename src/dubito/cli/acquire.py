@@ -72,8 +72,8 @@ def acquire(  # noqa: PLR0913 (a command's options)
             table = _trained(table, labelled, classes, strategy, seed, train=train)
     with screen.waiting("choosing"):
         chosen = given_score(cache, table, screen, score=score, settings=settings, fit=fit, head=head)
-        provenance = dubito.Acquire(strategy, chosen, of=of, beta=beta, seed=seed)
-        picks = provenance.pick(table, count, labelled=known, round=number)
+        acquire = dubito.Acquire(strategy, chosen, of=of, beta=beta, seed=seed)
+        picks = acquire.pick(table, count, labelled=known, round=number)
     if to is not None:
         picks.to_csv(to)
     screen.result({**picks.to_json(), "to": str(to) if to else None}, *_shown(picks, to))

@@ -99,11 +99,10 @@ def _loaded(name: str, weights: str, table: "Table") -> "Classifier":
     from dubito.cache.fingerprint import model_identity
     from dubito.errors import ModelError
     from dubito.explain.last_layer import last_layer
-    from dubito.heads.config import same_backbone
 
     classifier = dubito.load(name, weights=options.parse_weights(weights))
     last_layer(classifier)  # a model that has not seen a picture does not know its own head
-    reason = None if table.provenance is None else same_backbone(table.provenance, model_identity(classifier))
+    reason = None if table.provenance is None else table.provenance.difference(model_identity(classifier))
     if reason:
         raise ModelError(
             f"--model: {name} must be the model that made {table.name}; it is not: {reason}. "

@@ -183,7 +183,7 @@ def _sets(coverage: float | None, method: choices.SetMethod, class_wise: bool) -
 def _loaded(folder: Path, name: str | None, weights: str, device: str | None) -> "Guard":
     """The guard with its model, which it names unless another source is given."""
     guard = dubito.Guard.load(folder)
-    own = str((guard.provenance or {}).get("model") or "")
+    own = (guard.provenance.model if guard.provenance else None) or ""
     if name is None and ":" not in own:
         known = f"belongs to {own}, which was wrapped in Python" if own else "does not name its model"
         raise typer.BadParameter(

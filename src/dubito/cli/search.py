@@ -180,7 +180,7 @@ def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, 
     """A cache as it is; images through the model of the index."""
     if (Path(queries) / "manifest.json").is_file():
         return dubito.open(Path(queries))
-    name = model or (index.provenance or {}).get("model")
+    name = model or (index.provenance.model if index.provenance else None)
     if name is None:
         raise typer.BadParameter("the index does not know its model; give --model, or a cache instead of images.")
     name = name if model else options.stored_model(name, "the index")

@@ -186,12 +186,12 @@ def _held_out(text: str | None, caches: list[Path]) -> "Table | float | None":
         if share is None:
             raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; got '{text}'.")
         return share
-    from dubito.cache.fingerprint import model_digest
     from dubito.cache.manifest import read_manifest
+    from dubito.table.provenance import MODEL_PARTS
 
     table = dubito.open(text)
     found = [manifest for one in (Path(text), *caches) if (manifest := read_manifest(one)) is not None]
-    images = [(model_digest(one.identity), one.identity["images"]) for one in found]
+    images = [(*(one.identity.get(part) for part in MODEL_PARTS), one.identity["images"]) for one in found]
     if images[0] in images[1:]:
         raise typer.BadParameter(f"--held-out: '{text}' is trained on. Give another cache, or a share such as 0.1.")
     return table
@@ -214,7 +214,7 @@ def _summary(
     return {
         "caches": [str(cache) for cache in tables.caches],
         "table_rows": tables.rows,
-        "model": (training.head.provenance_ or {}).get("model"),
+        "model": training.head.provenance_.model if training.head.provenance_ else None,
         "to": str(place),
         "recipe": recipe.to_json(),
         "seeds": [

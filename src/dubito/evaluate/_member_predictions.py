@@ -190,8 +190,9 @@ def _kept(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Tens
 
 def _summed_at(table: Table, name: str) -> float:
     """The temperature of an ensemble's summary, where the table knows it; 1 is usual."""
-    asked = (table.provenance or {}).get("ensembles", {}).get(name.rstrip("_0123456789"), {})
-    return float(asked.get("temperature", 1.0))
+    probes = table.provenance.probes if table.provenance else {}
+    settings = probes.get(name.rstrip("_0123456789"), {}).get("settings", {})
+    return float(settings.get("temperature", 1.0))
 
 
 def _settled(u: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:

@@ -98,7 +98,7 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     ]
     return RejectionStudy(
         name=table.name,
-        model=str((table.provenance or {}).get("model") or table.name),
+        model=(table.provenance.model if table.provenance else None) or table.name,
         images=len(table),
         calibrated_on=None if calibration is None else calibration.name,
         predictions=predictions,

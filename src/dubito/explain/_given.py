@@ -134,7 +134,8 @@ def _check_alike(known: Table, other: Table) -> None:
     """Raise TableError for tables of different models."""
     if known.model_id and other.model_id and known.model_id != other.model_id:
         names = [
-            " ".join(filter(None, [(table.provenance or {}).get("model"), table.model_id])) for table in (known, other)
+            " ".join(filter(None, [table.provenance and table.provenance.model, table.model_id]))
+            for table in (known, other)
         ]
         raise TableError(
             f"{_BY}: {other.name} and {known.name} must come from one model with one transform; they come from "

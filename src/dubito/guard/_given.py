@@ -1,7 +1,6 @@
 """What a guard is given, checked: its model, labels that are the model's classes, rows that are independent."""
 
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +9,11 @@ import torch
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import DubitoWarning, GuardError, ModelError, ValueRangeError
 from dubito.guard.promise import Guarantee
-from dubito.heads.config import same_backbone
 from dubito.scores._answers import errors_of
-from dubito.table import Table
+from dubito.table import Provenance, Table
 from dubito.table.overlap import example, shared_rows
 from dubito.table.views import chosen_rows
-from dubito.types import Classifier, Json
+from dubito.types import Classifier
 
 _LEARN, _CHOOSE, _CHOOSE_ALONE = 0.15, 0.15, 0.2
 """Shares of a table: for scores to learn from, to choose on; and to choose on where nothing must be learned."""
@@ -113,23 +111,23 @@ def check_model(model: object, *, by: str) -> None:
         )
 
 
-def checked_provenance(model: Classifier | None, table: Table) -> Json | None:
+def checked_provenance(model: Classifier | None, table: Table) -> Provenance | None:
     """Which model the guard belongs to; ModelError where the table is another one's."""
     if model is None:
-        return None if table.provenance is None else dict(table.provenance)
+        return table.provenance
     check_model(model, by="guard.fit")
     own = model_identity(model)
     if table.provenance is None:
-        return {"model": model.name, **own}
+        return own
     reason = not_the_same(table.provenance, own)
     if reason:
         raise ModelError(
             f"guard.fit: {table.name} was made by another model than {model.name}: {reason}. "
             f"Extract images with this model first."
         )
-    return {**table.provenance, **own}
+    return table.provenance.with_model(own)
 
 
-def not_the_same(there: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str | None:
+def not_the_same(there: Provenance | None, here: Provenance | None) -> str | None:
     """Why two models differ; None if they do not, or if one of them is not known."""
-    return None if there is None or here is None else same_backbone(there, here)
+    return None if there is None or here is None else there.difference(here)

@@ -2,7 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from dubito.data.files import FileImages
 from dubito.data.tree import is_image
 from dubito.errors import BrokenImageError, GuardError, ImagesError, SkippedImagesWarning
 from dubito.probes import Forward, Gradient, PreActivation, Tiles
-from dubito.table import Table, writer_of
-from dubito.types import Classifier, Images, Json, NotingProbe, Probe
+from dubito.table import Provenance, Table, writer_of
+from dubito.types import Classifier, Images, NotingProbe, Probe
 
 _BATCH = 16
 _HALF = torch.finfo(torch.float16).max
@@ -54,7 +55,7 @@ def _is_single(array: Shaped[np.ndarray, "..."] | Tensor) -> bool:
     return array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
 
 
-def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, provenance: Json | None = None) -> Table:
+def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, provenance: Provenance | None = None) -> Table:
     """One table of what the model says of images; those that cannot be decoded are left out and listed.
 
     `provenance` is what the table says of its model: one that is known to be the guard's own.
@@ -81,7 +82,7 @@ def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, provenanc
         )
     columns: dict[str, Any] = {name: torch.cat(rows) for name, rows in parts.items()}
     notes = {
-        probe.name: {"settings": probe.settings(), **probe.notes()}
+        probe.name: {"settings": probe.settings(), "notes": probe.notes()}
         for probe in probes
         if isinstance(probe, NotingProbe)
     }
@@ -89,7 +90,7 @@ def ask(model: Classifier, images: Images, probes: Sequence[Probe], *, provenanc
         name=images.name,
         classes=model.classes,
         skipped=broken,
-        provenance=provenance if provenance is None or not notes else {**provenance, "gradients": notes},
+        provenance=None if provenance is None else replace(provenance, probes={**provenance.probes, **notes}),
         id=[images.ids[index] for index in kept],
         **columns,
     )
@@ -100,13 +101,13 @@ def as_kept(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return torch.where(z.abs() <= _HALF, z.half().float(), z)
 
 
-def probes_for(columns: Iterable[str], given: Sequence[Probe], provenance: Json | None) -> list[Probe]:
+def probes_for(columns: Iterable[str], given: Sequence[Probe], provenance: Provenance | None) -> list[Probe]:
     """The probes that write these columns: those that were given, or made anew as the table tells they were asked."""
     missing = set(columns) - _FORWARD
     made: dict[str, Probe] = {}
     for column in sorted(missing):
         probe = next((one for one in given if column == one.name or column.startswith(f"{one.name}_")), None)
-        probe = probe or _made(column, provenance or {}, missing)
+        probe = probe or _made(column, provenance.probes if provenance else {}, missing)
         made.setdefault(probe.name, probe)
     return list(made.values())
 
@@ -119,18 +120,18 @@ def _columns(model: Classifier, x: Tensor, probes: Sequence[Probe]) -> dict[str,
     return found
 
 
-def _made(column: str, provenance: Json, wanted: set[str]) -> Probe:
+def _made(column: str, probes: Mapping[str, Mapping[str, Any]], wanted: set[str]) -> Probe:
     tiles = _TILES.fullmatch(column)
     if tiles:
         grids = sorted({int(found[1]) for one in wanted if (found := _TILES.fullmatch(one))})
         kept = any(one.endswith("_logit") for one in wanted if _TILES.fullmatch(one))
-        asked = (provenance.get("ensembles") or {}).get("tiles") or {}
+        asked = probes.get("tiles", {}).get("settings", {})
         return Tiles(grids, keep="logits" if kept else "summary", temperature=asked.get("temperature", 1.0))
     if column == "pre_activation":
         return PreActivation()
-    for name, told in (provenance.get("gradients") or {}).items():
-        if column == name or column.startswith(f"{name}_"):
-            return Gradient(name=name, **told["settings"])
+    for name, probe in probes.items():
+        if "notes" in probe and (column == name or column.startswith(f"{name}_")):
+            return Gradient(name=name, **probe["settings"])
     raise GuardError(
         f"the guard's scores read column '{column}', written by {writer_of(column) or 'a probe of yours'}, which "
         f"cannot be made anew from its name. Give the probe to Guard.fit or Guard.load: probes=[...]."

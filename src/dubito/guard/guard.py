@@ -48,7 +48,7 @@ from dubito.guard.judge import Judge, novel_rows
 from dubito.guard.promise import Guarantee
 from dubito.guard.thresholds import Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
-from dubito.table import Table, check_table
+from dubito.table import Provenance, Table, check_table
 from dubito.types import Classifier, Json, Probe, Score
 
 NOVEL = 0.005
@@ -86,7 +86,7 @@ class Guard:
     gate: float | None
     sets: PredictionSets | None
     classes: Sequence[str] | None
-    provenance: Json | None
+    provenance: Provenance | None
     rows: dict[str, int]
     model: Classifier | None = None
     probes: Sequence[Probe] = ()

@@ -77,7 +77,6 @@ def _tell(proto: Any, guard: "Guard") -> None:
     """What a runtime cannot see in the graph, as metadata: how inputs are made, what is promised, whose it is."""
     from onnx.helper import set_model_props  # noqa: PLC0415 (optional)
 
-    provenance = guard.provenance or {}
     told = {
         "promise": str(guard.promise),
         "threshold": guard.threshold.value,
@@ -85,7 +84,7 @@ def _tell(proto: Any, guard: "Guard") -> None:
         "scores": guard.combination.weights,
         "transform": guard.model.transform.describe() if guard.model else None,
         "classes": None if guard.classes is None else list(guard.classes),
-        "model": provenance,
+        "model": guard.provenance.to_json() if guard.provenance else {},
     }
     props = {f"dubito.{key}": value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}
     set_model_props(proto, props)

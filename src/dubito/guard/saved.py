@@ -30,6 +30,7 @@ from dubito.guard.conformal import PredictionSets
 from dubito.guard.promise import Guarantee
 from dubito.guard.thresholds import Threshold
 from dubito.scores import load_score
+from dubito.table import Provenance
 from dubito.types import Json
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def read_guard(path: str | Path) -> "Guard":
             gate=described["gate"],
             sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
             classes=described["classes"],
-            provenance=described["provenance"],
+            provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
             rows=described["rows"],
         )
     except ArtefactError:

@@ -74,7 +74,7 @@ def _write_all(guard: Guard, folder: Path) -> None:
             "density": guard.roles.density,
         },
         "classes": None if guard.classes is None else list(guard.classes),
-        "provenance": guard.provenance,
+        "provenance": None if guard.provenance is None else guard.provenance.to_json(),
         "scores": places,
         "parts": parts.name,
         "files": digests(parts),

@@ -24,7 +24,7 @@ from dubito.models.checkpoint import read_weights
 from dubito.models.fingerprint import operations, tensors_digest
 from dubito.models.from_timm import transform_of
 from dubito.models.wrap import wrap
-from dubito.types import Json
+from dubito.table import Provenance
 
 BACKBONES = {
     192: "timm:vit_tiny_patch16_224.augreg_in21k",
@@ -129,7 +129,7 @@ def _module(head: dict[str, Tensor], path: str | Path) -> HeadModule:
     return module.eval()
 
 
-def _provenance(model: str, backbone: dict[str, Tensor]) -> Json | None:
+def _provenance(model: str, backbone: dict[str, Tensor]) -> Provenance | None:
     """The identity that timm's model with these tensors has, or None if they are not all that it consists of.
 
     The model is built without memory for its weights: its names and shapes are enough.
@@ -148,5 +148,4 @@ def _provenance(model: str, backbone: dict[str, Tensor]) -> Json | None:
         "head": {"layer": None, "output": "logits"},  # as dubito.load leaves it
         "transform": wrap(module, transform=transform_of(module, {})).transform.describe(),
     }
-    plain: Json = json.loads(json.dumps(who))
-    return plain
+    return Provenance(model=model, **json.loads(json.dumps(who)))

@@ -89,10 +89,9 @@ def _backbone(config: HeadConfig) -> str:
             "Its exact weights were not recorded, so dubito cannot refuse a wrong one; it warns instead. "
             "Make sure yourself that the features come from the right model."
         )
-    lines = [f"- {part}: `{config.provenance[part]}`" for part in ("weights", "tensors") if config.provenance.get(part)]
-    lines += [
-        f"- {part}: {_text(config.provenance[part])}" for part in ("transform", "head") if config.provenance.get(part)
-    ]
+    parts = {part: value for part, value in config.provenance.model_parts.items() if value}
+    lines = [f"- {part}: `{parts[part]}`" for part in ("weights", "tensors") if part in parts]
+    lines += [f"- {part}: {_text(parts[part])}" for part in ("transform", "head") if part in parts]
     return "\n".join(["dubito refuses tables of any other:", "", *lines])
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.card import make_card
-from dubito.heads.config import HeadConfig, same_backbone
+from dubito.heads.config import HeadConfig
 from dubito.heads.module import HeadModule
 from dubito.storage import write_file
 from dubito.types import Json
 
-__all__ = ["HeadConfig", "PretrainedHead", "make_card", "read_config", "read_head", "same_backbone", "write_head"]
+__all__ = ["HeadConfig", "PretrainedHead", "make_card", "read_config", "read_head", "write_head"]
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _DIGEST = "weights_file"

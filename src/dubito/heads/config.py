@@ -1,11 +1,11 @@
 """What a head's config.json says: its shape, whose features it reads, and how it was trained and measured."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, final, get_args
 
 from dubito.errors import ArtefactError, ValueRangeError
+from dubito.table import Provenance
 from dubito.types import Json
 
 FORMAT = 1
@@ -45,7 +45,7 @@ class HeadConfig:
     width: int = 512
     depth: int = 2
     model: str | None = None
-    provenance: Json | None = None
+    provenance: Provenance | None = None
     dtype: DiskType = "float32"
     trained: Json = field(default_factory=dict)
     measured: Json = field(default_factory=dict)
@@ -64,7 +64,8 @@ class HeadConfig:
     def to_json(self) -> Json:
         """The entries of config.json."""
         try:
-            plain: Json = json.loads(json.dumps(asdict(self), allow_nan=False))
+            provenance = None if self.provenance is None else self.provenance.to_json()
+            plain: Json = json.loads(json.dumps(asdict(self) | {"provenance": provenance}, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ArtefactError(
                 f"head: provenance, trained and measured must be JSON without NaN ({error}). Give plain numbers and texts."
@@ -90,65 +91,10 @@ class HeadConfig:
         if odd:
             raise ArtefactError(f"{where} has {odd[0]}. Copy it again, or save the head again with save_pretrained.")
         try:
-            return cls(**found)
+            return cls(**{**found, "provenance": Provenance.from_json(found["provenance"], where)})
         except ValueRangeError as error:
             raise ArtefactError(f"{where} cannot be used ({error}). Save the head again.") from error
 
 
-def same_backbone(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Why a head's backbone and a table's provenance are not the same; None if they are.
-
-    Weights agree where either their hash or that of the tensors alone does: the first changes with the versions of timm
-    and torch, see `dubito.models.fingerprint`. What has no tensors, activations and pools, is compared by itself
-    (`operations`), where both sides know it: heads and caches from before it was recorded do not.
-
-    >>> same_backbone({"weights": "ab12"}, {"weights": "cd34"})
-    'its weights differ (ab12 there, cd34 here): the backbone was fine-tuned or is another one'
-    """
-    reasons = []
-    if not any(there.get(part) is not None and there.get(part) == here.get(part) for part in ("weights", "tensors")):
-        part = "tensors" if there.get("tensors") and here.get("tensors") else "weights"
-        told = f"{_short(there.get(part))} there, {_short(here.get(part))} here"
-        reasons.append(f"its weights differ ({told}): the backbone was fine-tuned or is another one")
-    if replaced := _replaced(there.get("operations"), here.get("operations")):
-        reasons.append(f"its operations differ ({replaced}): activations or pools were replaced")
-    if _plain(there.get("transform")) != _plain(here.get("transform")):
-        told = _differing(there.get("transform"), here.get("transform"))
-        reasons.append(f"its transform differs ({told}): images were prepared in another way")
-    if _plain(there.get("head")) != _plain(here.get("head")):
-        told = _differing(there.get("head"), here.get("head"))
-        reasons.append(f"its classifying layer differs ({told}): features are read elsewhere in the model")
-    return "; ".join(reasons) or None
-
-
 def _is(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _replaced(there: Any, here: Any) -> str | None:
-    """The operations that only one side has, None if there are none; what one side does not know is not compared."""
-    if there is None or here is None or set(there) == set(here):
-        return None
-    gone, new = (", ".join(sorted(some)) or "none" for some in (set(there) - set(here), set(here) - set(there)))
-    return f"{gone} there, {new} here"
-
-
-def _plain(part: Any) -> str:
-    """As JSON: tuples and lists are the same once they have been on disk."""
-    return json.dumps(part, sort_keys=True)
-
-
-def _differing(there: Any, here: Any) -> str:
-    """Of two settings only what differs."""
-    if not isinstance(there, dict) or not isinstance(here, dict):
-        return f"{_short(there)} there, {_short(here)} here"
-    keys = [key for key in {**there, **here} if _plain(there.get(key)) != _plain(here.get(key))]
-    return ", ".join(f"{key}={_short(there.get(key))} there, {_short(here.get(key))} here" for key in keys)
-
-
-def _short(value: Any) -> str:
-    """A hash by its beginning, anything else as it is."""
-    if value is None:
-        return "none"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"{text[:8]}…" if isinstance(value, str) and len(text) > 16 else text

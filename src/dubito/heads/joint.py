@@ -149,7 +149,7 @@ class WithUncertainty(nn.Module):
             width=module.width,
             depth=module.depth,
             model=classifier.name,
-            provenance={"model": classifier.name} | model_identity(classifier),
+            provenance=model_identity(classifier),
             trained={"jointly": True, "stop_gradient": self.stop_gradient},
         )
         return PretrainedHead(module, config)

@@ -19,7 +19,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
-from dubito.heads.checkpoint import HeadConfig, PretrainedHead, same_backbone, write_head
+from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
 from dubito.heads.config import DiskType
 from dubito.heads.joint import WithUncertainty
 from dubito.heads.module import HeadModule
@@ -104,20 +104,20 @@ class UncertaintyHead(Score):
             "steps": trained.steps,
             "end": trained.history[-1],
         }
-        self.fitted_on_, self.provenance_ = table.model_id, None if table.provenance is None else dict(table.provenance)
+        self.provenance_ = table.provenance
 
     def check_source(self, table: Table) -> None:
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
-        if self.provenance_ is None and self.fitted_on_ is None and table.provenance is not None:
+        if self.provenance_ is None and table.provenance is not None:
             warnings.warn(
                 f"head.score: it is not known of which model the head is, so nobody can tell whether it fits "
-                f"{table.name}, which {table.provenance.get('model') or 'a model without a name'} made.",
+                f"{table.name}, which {table.provenance.model or 'a model without a name'} made.",
                 DubitoWarning,
                 stacklevel=3,
             )
         if self.provenance_ is None or table.provenance is None:
             super().check_source(table)
-        elif reason := same_backbone(self.provenance_, table.provenance):
+        elif reason := self.provenance_.difference(table.provenance):
             raise TableError(
                 f"head.score: {table.name} was made by another model than the head was trained on: {reason}. "
                 f"Train a head on a table of this model, or extract with the model that the head belongs to."
@@ -125,7 +125,7 @@ class UncertaintyHead(Score):
 
     def check_model(self, model: Classifier) -> None:
         """Raise ModelError if the model is not the one that the head was trained on, such as after fine-tuning."""
-        reason = same_backbone(self.provenance_, model_identity(model)) if self.provenance_ is not None else None
+        reason = self.provenance_.difference(model_identity(model)) if self.provenance_ is not None else None
         if reason:
             raise ModelError(
                 f"head: {model.name} is not the model that the head was trained on: {reason}. "
@@ -209,7 +209,7 @@ class UncertaintyHead(Score):
             features=module.features,
             width=module.width,
             depth=module.depth,
-            model=(self.provenance_ or {}).get("model"),
+            model=self.provenance_.model if self.provenance_ else None,
             provenance=self.provenance_,
             dtype=dtype,
             trained=self.trained_ | about.pop("trained", {}),

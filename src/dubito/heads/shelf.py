@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
-from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head, same_backbone
+from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head
+from dubito.table import Provenance
 
 SHIPPED = Path(__file__).parent / "pretrained"
 VARIABLE = "DUBITO_HEADS"
@@ -118,14 +118,14 @@ def _median(training: Path) -> Path:
     return training / f"seed-{seed}"
 
 
-def head_for(provenance: Mapping[str, Any] | None, *, shipped_only: bool = False) -> PretrainedHead | None:
+def head_for(provenance: Provenance | None, *, shipped_only: bool = False) -> PretrainedHead | None:
     """The shelf's head whose backbone is a table's provenance, or None; of several, see `entry_for`."""
     entry = entry_for(provenance, shipped_only=shipped_only)
     return None if entry is None else read_head(entry.path)
 
 
-def entry_for(provenance: Mapping[str, Any] | None, *, shipped_only: bool = False) -> HeadEntry | None:
-    """Where `head_for` finds it. A head counts only if its backbone is the very same (`same_backbone`).
+def entry_for(provenance: Provenance | None, *, shipped_only: bool = False) -> HeadEntry | None:
+    """Where `head_for` finds it. A head counts only if its backbone is the very same (`Provenance.difference`).
 
     Of several, in this order: the user's own before those that ship; the training that ended last, as its training.json
     says, and behind it by name those without one; of one training the median seed.
@@ -140,9 +140,9 @@ def entry_for(provenance: Mapping[str, Any] | None, *, shipped_only: bool = Fals
     return min((entry for entry in entries if _fits(entry, provenance)), key=_preference, default=None)
 
 
-def _fits(entry: HeadEntry, provenance: Mapping[str, Any]) -> bool:
+def _fits(entry: HeadEntry, provenance: Provenance) -> bool:
     known = read_config(entry.path).provenance
-    return known is not None and same_backbone(known, provenance) is None
+    return known is not None and known.difference(provenance) is None
 
 
 def _preference(entry: HeadEntry) -> tuple[bool, float, str, bool, str]:

@@ -12,6 +12,7 @@ losses are known to come from another task loss (BCE, a callable) is refused, "g
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import final
 
@@ -52,7 +53,7 @@ def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
         raise ValueRangeError(f"with_expected_loss: temperature must be positive; got {temperature}. 1 is the model's.")
     found = table.extended(loss=_Expected(table.column("logit"), temperature))
     if table.provenance is not None:
-        found.provenance = {**table.provenance, "task_loss": _CROSS_ENTROPY}
+        found.provenance = replace(table.provenance, task_loss=_CROSS_ENTROPY)
     return found
 
 
@@ -110,7 +111,7 @@ _TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
 
 def _check_task_loss(table: Table, by: str, repair: str) -> None:
     """Raise TableError where the table knows that something else than cross-entropy made its losses."""
-    made_by = (table.provenance or {}).get("task_loss") or _CROSS_ENTROPY
+    made_by = (table.provenance.task_loss if table.provenance else None) or _CROSS_ENTROPY
     if made_by != _CROSS_ENTROPY:
         raise TableError(
             f"{by} expects a model of the task loss '{_CROSS_ENTROPY}', whose expectation it takes; the losses of "

@@ -105,15 +105,16 @@ def sum_over_layers(
 
 def layers_kept(table: Table, of: str, width: int, where: str) -> LayersKept:
     """What a table knows of its layers; one in memory has all of them."""
-    told = ((table.provenance or {}).get("gradients") or {}).get(of)
-    if told is None:
+    probe = (table.provenance.probes if table.provenance else {}).get(of) or {}
+    notes = probe.get("notes")
+    if notes is None:
         return LayersKept(range(width), width, {})
-    if len(told["depth"]) != width:
+    if len(notes["depth"]) != width:
         raise TableError(
-            f"{where} has {width} layers, but its probe '{of}' has written {len(told['depth'])}. "
+            f"{where} has {width} layers, but its probe '{of}' has written {len(notes['depth'])}. "
             f"Extract it again, or give the column in a table without a provenance."
         )
-    return LayersKept(tuple(told["depth"]), int(told["of"]), told.get("settings") or {})
+    return LayersKept(tuple(notes["depth"]), int(notes["of"]), probe.get("settings") or {})
 
 
 def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> Float64[Tensor, "l"]:

@@ -16,6 +16,7 @@ from dubito.errors import ArtefactError, DubitoError
 from dubito.heads.recipe import as_recipe
 from dubito.scores.registry import SCORES, make_score
 from dubito.storage import write_file
+from dubito.table import Provenance
 from dubito.types import Json, Score
 
 FORMAT = 1
@@ -37,8 +38,7 @@ def save_score(score: Score, to: str | Path) -> Path:
         "format": FORMAT,
         **_described(score),
         "learned": plain,
-        "fitted_on": score.fitted_on_,
-        "provenance": score.provenance_,
+        "provenance": None if score.provenance_ is None else score.provenance_.to_json(),
     }
     write_file(folder / _DESCRIPTION, (json.dumps(described, sort_keys=True, indent=1) + "\n").encode())
     return folder
@@ -69,7 +69,7 @@ def load_score(path: str | Path) -> Score:
         if name not in score.learned:
             raise ArtefactError(f"saved score in '{folder}' holds '{name}', which {score.name} does not learn.")
         setattr(score, name, value)
-    score.fitted_on_, score.provenance_ = described.get("fitted_on"), described.get("provenance")
+    score.provenance_ = Provenance.from_json(described.get("provenance"), f"saved score in '{folder}'")
     return score
 
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.cache.fingerprint import model_digest, model_identity
+from dubito.cache.fingerprint import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.linear_logits import linear_logits
 from dubito.scores._rows import finite_features, rows_named
@@ -68,8 +68,7 @@ class MentalModel(Score):
         weight, _ = classifier.head()
         score = cls()
         score.weights_ = _usable(weight.detach().cpu().double(), f"mental: the head of {classifier.name}")
-        identity = model_identity(classifier)
-        score.fitted_on_, score.provenance_ = model_digest(identity), identity
+        score.provenance_ = model_identity(classifier)
         return score
 
     def learn(self, table: Table) -> None:

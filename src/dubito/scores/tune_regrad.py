@@ -146,14 +146,14 @@ def _errors(table: Table) -> Bool[Tensor, "n"]:
 
 def _perturbation(table: Table, column: str, *, alone: bool) -> dict[str, Any]:
     """The number of noisy copies and their sigma, from what the table knows of the probe."""
-    told = ((table.provenance or {}).get("gradients") or {}).get(column)
-    if told is None:
+    probe = (table.provenance.probes if table.provenance else {}).get(column)
+    if probe is None:
         if alone:
             return {"copies": None, "sigma": None}
         raise TableError(
             f"{_BY}: {table.name} does not know with how many noisy copies '{column}' was made, and so not which of "
             f"several columns is the plainest. Give a table from a cache, or one column alone."
         )
-    settings = told.get("settings") or {}
+    settings = probe.get("settings") or {}
     copies = int(settings.get("copies") or 0)
     return {"copies": copies, "sigma": float(settings.get("sigma") or 0.0) if copies else 0.0}

@@ -1,6 +1,6 @@
 """Whether what comes fits an index: names, classes, score, model; and what queries are held against."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,8 +14,8 @@ from dubito.search._given import Given, Names, given, twice
 from dubito.search.backend import Backend, State
 from dubito.search.in_memory import InMemory
 from dubito.search.rule import Rule, Thresholds
-from dubito.table import Table, to_tensor
-from dubito.types import Json, Score
+from dubito.table import Provenance, Table, to_tensor
+from dubito.types import Score
 
 
 def width_of(items: Table | Array) -> int:
@@ -55,7 +55,7 @@ def fitting(
     return given(by, features, uncertainty, width=width, ids=ids, labels=labels)
 
 
-def check_source(by: str, features: Table | Array, model_id: str | None, provenance: Json | None) -> None:
+def check_source(by: str, features: Table | Array, model_id: str | None, provenance: Provenance | None) -> None:
     """Raise for a table of another model than that of the items, where both are known."""
     if isinstance(features, Table) and features.model_id and model_id and features.model_id != model_id:
         raise TableError(
@@ -150,9 +150,9 @@ def limits_of(
     return limits, f"the {rule.quantile:.4g} quantile of {which}"
 
 
-def _called(provenance: Mapping[str, Any] | None, model_id: str) -> str:
+def _called(provenance: Provenance | None, model_id: str) -> str:
     """A model by its name, if it has one, and by its hash: one name may have several weights and transforms."""
-    name = (provenance or {}).get("model")
+    name = provenance.model if provenance else None
     return f"{name}, {model_id}" if name else model_id
 
 

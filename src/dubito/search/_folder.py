@@ -19,7 +19,8 @@ from typing import final
 
 from dubito.search.in_memory import InMemory
 from dubito.search.radius import Radii
-from dubito.types import Json, Score
+from dubito.table import Provenance
+from dubito.types import Score
 
 FORMAT = 1
 HEAD = "index.json"
@@ -41,7 +42,7 @@ class Parts:
 
     backend: InMemory
     score: Score | None
-    provenance: Json | None
+    provenance: Provenance | None
     radii: Radii | None
 
 

@@ -23,6 +23,7 @@ from dubito.search.in_memory import InMemory
 from dubito.search.radius import Radii
 from dubito.search.rule import Rule
 from dubito.storage import unpack_strings
+from dubito.table import Provenance
 from dubito.types import Json, Score
 
 _WRONG = (
@@ -81,7 +82,7 @@ def _read(folder: Path, head: Json, *, mapped: bool, check: bool) -> Parts:
     return Parts(
         backend,
         score=None if head["score"] is None else _score(folder, str(head["score"]), check),
-        provenance=head["provenance"],
+        provenance=Provenance.from_json(head["provenance"], f"the index in '{folder}'"),
         radii=head["radii"] and Radii.from_json(head["radii"], state.revision),
     )
 

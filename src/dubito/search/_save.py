@@ -95,7 +95,7 @@ def _write_all(folder: Path, parts: Parts) -> Json:
         "rows": rows,
         **backend.origin.to_json(),
         "approximation": backend.approximation and backend.approximation.to_json(),
-        "provenance": parts.provenance,
+        "provenance": None if parts.provenance is None else parts.provenance.to_json(),
         "radii": parts.radii and parts.radii.to_json(),
         "score": None if parts.score is None else _write_score(folder, parts.score),
         "files": files,

@@ -31,7 +31,7 @@ from dubito.search.in_memory import InMemory
 from dubito.search.radius import Radii, measure
 from dubito.search.result import Retrieved
 from dubito.search.rule import Rule, Thresholds
-from dubito.table import Table
+from dubito.table import Provenance, Table
 from dubito.types import Json, Score
 
 
@@ -64,7 +64,7 @@ class SafeIndex:
             raise ValueRangeError(f"SafeIndex: width must be at least 1, that of the features; got {width}.")
         self.backend: Backend = InMemory(width, Rule(quantile, clean, per_class))
         self.score = score
-        self.provenance: Json | None = None
+        self.provenance: Provenance | None = None
         self._radii: Radii | None = None
 
     @classmethod
@@ -220,7 +220,7 @@ class SafeIndex:
         if isinstance(uncertainty, Score):
             self.score = uncertainty
         if not state.rows:
-            self.provenance = dict(items.provenance) if isinstance(items, Table) and items.provenance else None
+            self.provenance = items.provenance if isinstance(items, Table) else None
 
     def remove(self, ids: Names) -> None:
         """Remove items by id, all or none; the thresholds move with the rest."""

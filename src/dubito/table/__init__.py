@@ -1,5 +1,6 @@
 """Named columns, one row per image: `Table`, and views of several tables."""
 
+from dubito.table.provenance import Provenance
 from dubito.table.table import (
     ENSEMBLES,
     WRITERS,
@@ -20,6 +21,7 @@ __all__ = [
     "WRITERS",
     "Column",
     "Exact",
+    "Provenance",
     "Rows",
     "Table",
     "asked_otherwise",

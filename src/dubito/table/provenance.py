@@ -10,7 +10,7 @@ with other versions still recognises its backbone.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, final
 
 from dubito.errors import ArtefactError
@@ -57,12 +57,23 @@ class Provenance:
         parts = {part: getattr(self, part) for part in MODEL_PARTS}
         return None if parts["weights"] is None else _digest(json.dumps(parts, sort_keys=True))
 
+    @property
+    def model_parts(self) -> dict[str, Any]:
+        """What is recorded of the model, part by part; None for what is not known."""
+        return {part: getattr(self, part) for part in CARRIED}
+
+    def with_model(self, model: "Provenance") -> "Provenance":
+        """The same record, with every part of the model that the other record knows taken from there."""
+        return replace(self, **{part: value for part, value in model.model_parts.items() if value is not None})
+
     def difference(self, other: "Provenance") -> str | None:
         """In what the two models differ, in words; None if in nothing.
 
         >>> Provenance(weights="ab12").difference(Provenance(weights="cd34"))
         'its weights differ (ab12 there, cd34 here): the backbone was fine-tuned or is another one'
         """
+        if self.members or other.members:
+            return self._members_differ(other)
         reasons = []
         if not any(_both(self, other, part) for part in ("weights", "tensors")):
             part = "tensors" if self.tensors and other.tensors else "weights"
@@ -83,6 +94,13 @@ class Provenance:
                 what = _differing(getattr(self, part), getattr(other, part))
                 reasons.append(f"its {name} differs ({what}): {meaning}")
         return "; ".join(reasons) or None
+
+    def _members_differ(self, other: "Provenance") -> str | None:
+        if len(self.members) != len(other.members):
+            return f"it has {len(self.members)} members there, {len(other.members)} here"
+        pairs = enumerate(zip(self.members, other.members, strict=True))
+        reasons = [(place, one.difference(two)) for place, (one, two) in pairs]
+        return next((f"member {place}: {reason}" for place, reason in reasons if reason), None)
 
     def to_json(self) -> dict[str, Any]:
         """The parts that are known, as plain values."""

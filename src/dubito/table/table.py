@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from dubito.errors import MissingColumnError, TableError
+from dubito.table.provenance import Provenance
 
 WRITERS = {
     "feature": "the forward probe, which every extraction runs",
@@ -58,6 +59,8 @@ _LONG = 80
 """Settings that are longer, such as hashes of members, are named and not shown."""
 _NO_MATTER = ("weightings", "uniform")
 """Settings of a gradient probe that add columns, and change no numbers."""
+_NO_MATTER_OF_ENSEMBLES = ("keep", "dtype", "grids", "seed")
+"""Settings of ensembles by which their numbers stay comparable: how much is kept of which, and other draws."""
 _AXES = {"feature": 2, "logit": 2, "label": 1, "loss": 1, "id": 1}
 
 Rows = slice | Tensor | Shaped[np.ndarray, "..."] | Sequence[int]
@@ -86,9 +89,8 @@ class Table:
         label_space: "model" when labels are indices into the logits, "own" when they are another set of classes.
         label_names: Names of the labels, if known: those of `classes`, or of the other set.
         skipped: Images that could not be decoded and have no row: (id, reason).
-        model_id: Which model, by its hash, made the columns; None for arrays from elsewhere.
-        provenance: The same model part by part: its name, and weights, tensors, operations, head and transform, to say what
-            differs; the task loss of the column `loss`; and, by probe, the settings that ensembles were asked with.
+        provenance: Who made the columns: the model, the task loss and the probes' settings; None for arrays from
+            elsewhere.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()
@@ -103,13 +105,11 @@ class Table:
         label_space: str = "model",
         label_names: Sequence[str] | None = None,
         skipped: Sequence[tuple[str, str]] = (),
-        model_id: str | None = None,
-        provenance: Mapping[str, Any] | None = None,
+        provenance: Provenance | None = None,
         **columns: Any,
     ) -> None:
         if label_space not in ("model", "own"):
             raise TableError(f"label_space must be 'model' or 'own'; got '{label_space}'. Choose one of the two.")
-        self.model_id = model_id
         self.provenance = provenance
         self.name = name
         self.skipped = skipped
@@ -130,6 +130,11 @@ class Table:
     def __repr__(self) -> str:
         shapes = ", ".join(f"{key} {tuple(column.shape)}" for key, column in self._columns.items())
         return f"Table({self.name!r}: {len(self)} rows; {shapes})"
+
+    @property
+    def model_id(self) -> str | None:
+        """The hash of the model that made the columns, None where it is not known."""
+        return None if self.provenance is None else self.provenance.model_id
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -218,7 +223,6 @@ class Table:
             label_space=self.label_space,
             label_names=self.label_names,
             skipped=self.skipped,
-            model_id=self.model_id,
             provenance=self.provenance,
             **columns,
         )
@@ -273,7 +277,8 @@ def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
 
 def gradients_in(table: "Table") -> tuple[str, ...]:
     """The gradient probes that a table knows to have been asked with, by name."""
-    return tuple(name for name in (table.provenance or {}).get("gradients") or {} if name in table)
+    probes = table.provenance.probes if table.provenance else {}
+    return tuple(name for name, probe in probes.items() if name in table and "notes" in probe)
 
 
 def asked_otherwise(one: "Table", other: "Table", name: str) -> str | None:
@@ -281,7 +286,7 @@ def asked_otherwise(one: "Table", other: "Table", name: str) -> str | None:
 
     None for none, or where that is not known.
 
-    >>> few, many = ({"ensembles": {"dropout": {"passes": n, "rate": 0.1}}} for n in (10, 20))
+    >>> few, many = (Provenance(probes={"dropout": {"settings": {"passes": n, "rate": 0.1}}}) for n in (10, 20))
     >>> asked_otherwise(Table(provenance=few), Table(provenance=many), "dropout")
     'passes=10 and passes=20'
     """
@@ -294,13 +299,13 @@ def asked_otherwise(one: "Table", other: "Table", name: str) -> str | None:
 
 
 def _asked(table: "Table", name: str) -> Mapping[str, Any] | None:
-    provenance = table.provenance or {}
-    told = (provenance.get("gradients") or {}).get(name)
-    if told is None:
-        asked: Mapping[str, Any] | None = provenance.get("ensembles", {}).get(name.rstrip("_0123456789"))
-        return asked
-    # A seed matters: all images share its signs and noise, and so their errors; another one shifts a whole table.
-    return {key: value for key, value in told["settings"].items() if key not in _NO_MATTER}
+    probes = table.provenance.probes if table.provenance else {}
+    probe = probes.get(name) or probes.get(name.rstrip("_0123456789"))
+    if probe is None:
+        return None
+    # A gradient's seed matters: all images share its signs and noise, and so their errors.
+    ignored = _NO_MATTER if "notes" in probe else _NO_MATTER_OF_ENSEMBLES
+    return {key: value for key, value in probe["settings"].items() if key not in ignored}
 
 
 def to_tensor(values: Any, what: str) -> Tensor:

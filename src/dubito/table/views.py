@@ -3,10 +3,10 @@
 Rows are read when they are asked for.
 """
 
-import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.table import Column, Exact, Table, asked_otherwise, ensembles_in, gradients_in
+from dubito.table import Column, Exact, Provenance, Table, asked_otherwise, ensembles_in, gradients_in
 
 _OF_IMAGES = ("id", "label", "photo", "epoch")
 """Columns that tell of the images and not of the model."""
@@ -31,7 +31,7 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
     if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(table)):
         raise TableError(
             f"rows of {table.name} must be indices from 0 to {len(table) - 1}; "
-            f"{int(index.min())} to {int(index.max())} came. Choose among its rows."
+            f"got {int(index.min())} to {int(index.max())}. Choose among its rows."
         )
     return _like(table, {name: _Chosen(table.column(name), index) for name in table.columns})
 
@@ -109,18 +109,16 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
         "logit": _LogMean([table.column("logit") for table in tables]),
         "members_logit": _Beside([table.column("logit") for table in tables]),
     }
-    sources = [table.model_id for table in tables]
-    makers = [dict(table.provenance) for table in tables if table.provenance is not None]
-    models = ", ".join(str(provenance.get("model")) for provenance in makers)
-    known = len(makers) == len(tables)
+    members = tuple(table.provenance for table in tables if table.provenance is not None)
+    models = ", ".join(str(member.model) for member in members)
+    known = len(members) == len(tables)
     return Table(
         name=f"ensemble of {', '.join(table.name for table in tables)}",
         classes=next((table.classes for table in tables if table.classes), None),
         label_space=labelled[0].label_space if labelled else "model",
         label_names=next((table.label_names for table in labelled if table.label_names), None),
         skipped=tables[0].skipped,
-        model_id=None if None in sources else hashlib.blake2b(repr(sources).encode(), digest_size=8).hexdigest(),
-        provenance={"model": f"ensemble of {models}", "members": makers} if known else None,
+        provenance=Provenance(model=f"ensemble of {models}", members=members) if known else None,
         **columns,
     )
 
@@ -186,16 +184,17 @@ def _check_column(column: str, first: Table, other: Table) -> None:
         start += len(one)
 
 
-def _provenance(tables: tuple[Table, ...]) -> Mapping[str, Any] | None:
+def _provenance(tables: tuple[Table, ...]) -> Provenance | None:
     """The first table's, with the one task loss that is known of any: rows without losses are of the same task."""
-    losses = sorted({str(made_by) for table in tables if (made_by := (table.provenance or {}).get("task_loss"))})
+    known = [table.provenance for table in tables if table.provenance is not None]
+    losses = sorted({provenance.task_loss for provenance in known if provenance.task_loss})
     if len(losses) > 1:
         raise TableError(
             f"concat: losses of {', '.join(table.name for table in tables)} were made by different task losses "
             f"({', '.join(losses)}), which have no common scale. Join tables of one task loss."
         )
     first = tables[0].provenance
-    return first if first is None or not losses else {**first, "task_loss": losses[0]}
+    return first if first is None or not losses else replace(first, task_loss=losses[0])
 
 
 def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:
@@ -315,7 +314,6 @@ def _like(table: Table, columns: dict[str, Any], name: str | None = None) -> Tab
         label_space=table.label_space,
         label_names=table.label_names,
         skipped=table.skipped,
-        model_id=table.model_id,
         provenance=table.provenance,
         **columns,
     )
