@@ -6,6 +6,7 @@ Every message says what was expected, what was given and how to repair it. `by` 
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -44,11 +45,11 @@ def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> N
     )
 
 
-def check_bootstrap(*, by: str, confidence: Any, resamples: Any, seed: Any, least: int = 1) -> None:
+def check_bootstrap(*, by: str, confidence: Any = 0.95, resamples: Any = 1000, seed: Any = 0, least: int = 1) -> None:
     """Raise ValueRangeError for arguments that no bootstrap can have; a generator counts as a seed."""
-    whole = isinstance(resamples, int) and not isinstance(resamples, bool) and resamples >= least
-    seeded = isinstance(seed, torch.Generator) or (not isinstance(seed, bool) and int(seed) == seed and seed >= 0)
-    if not (0 < confidence < 1 and whole and seeded):
+    share = isinstance(confidence, Real) and 0 < confidence < 1
+    seeded = isinstance(seed, torch.Generator) or _at_least(0, seed)
+    if not (share and seeded and _at_least(least, resamples)):
         raise ValueRangeError(
             f"{by} needs a confidence in (0, 1), at least {least} resample{'s' if least > 1 else ''} and a seed from 0 "
             f"on; got confidence={confidence}, resamples={resamples}, seed={seed}. 0.95, 1000 and 0 are usual."
@@ -104,14 +105,23 @@ def warn_shared(table: Table, other: Table, *, by: str, what: str, harm: str) ->
         warnings.warn(text, DubitoWarning, stacklevel=3)
 
 
+def has_model_labels(table: Table) -> bool:
+    """Whether a table has logits, and labels that are the model's own classes: then predictions are right or wrong."""
+    return "logit" in table and "label" in table and table.label_space == "model"
+
+
 def check_model_labels(table: Table, *, by: str) -> None:
-    """Raise TableError where labels are not the model's own classes: no answer is right or wrong then."""
+    """Raise TableError where labels are not the model's own classes: no prediction is right or wrong then."""
     table.require("logit", "label", by=by)
-    if table.label_space != "model":
+    if not has_model_labels(table):
         raise TableError(
             f"{by} needs labels of the model's own classes; those of {table.name} are another set's. "
             f"Give images of the classes that the model was trained for."
         )
+
+
+def _at_least(least: int, count: Any) -> bool:
+    return isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= least
 
 
 def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allowed: float) -> str | None:
@@ -119,8 +129,8 @@ def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allow
     if len(shared.here) <= allowed * len(table):
         return None
     return (
-        f"{by}: at least {len(shared.here)} of the {len(table)} images of {table.name} are also in {what} ({other.name})"
-        f"{example(table, other, shared)}. {harm}"
+        f"{by}: at least {len(shared.here)} of the {len(table)} images of {table.name} are also in {what} "
+        f"({other.name}){example(table, other, shared)}. {harm}"
     )
 
 

@@ -26,7 +26,7 @@ def test_scores_are_ranked_by_errors_and_foreign_images(run: Run, labelled: Path
 def test_the_table_and_the_sentences_are_shown(run: Run, labelled: Path) -> None:
     answer = run("compare", labelled, "-s", "entropy", "-s", "energy", "--resamples", 20)
     assert answer.code == 0, answer.err
-    for text in ("12 images, 2 scores", "behind the best", "µs / image", "entropy", "energy"):
+    for text in ("12 images, 2 scores", "gap to best", "µs / image", "entropy", "energy"):
         assert text in answer.out
     assert "on these 12 images (4 wrong answers)" in answer.out
 

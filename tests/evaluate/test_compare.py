@@ -8,11 +8,12 @@ import torch
 import dubito
 from dubito import Table, compare
 from dubito.errors import DubitoWarning, NotFittedError, TableError, ValueRangeError
-from dubito.evaluate._comparison_given import check_settings, given_scores, named_tables
+from dubito.evaluate._comparison_given import given_scores, named_tables
 from dubito.evaluate._comparison_words import question_words
 from dubito.metrics import aurc, auroc, correct, interval
 from dubito.scores.possible import possible_scores
 from dubito.table import Provenance
+from dubito.validate import check_bootstrap
 
 
 def images(n: int, seed: int = 0, *, shift: float = 0.0, **more) -> Table:
@@ -59,7 +60,7 @@ def test_the_one_that_knows_is_told_to_be_better_and_the_rest_is_noise():
     question = found["error AUROC"]
     assert question.leading == ["planted"]
     assert [one.rank for one in question.scores.values()] == [1, 2, 3]
-    assert question.scores["planted"].behind == (0, 0, 0)
+    assert question.scores["planted"].gap_to_best == (0, 0, 0)
     assert found.ranking[0] == "planted"
     assert found.choice == "planted"
     assert found.findings()[0].startswith("error AUROC: planted is better than every other score on these 300 images (")
@@ -81,7 +82,7 @@ def test_aurc_is_better_when_lower():
     table = with_truth(images(300), 0.3)
     found = compare(table, scores={"entropy": dubito.Entropy(), "planted": Planted()}, resamples=100)["aurc"]
     assert found.scores["planted"].value.value < found.scores["entropy"].value.value
-    assert found.scores["entropy"].behind.value == pytest.approx(
+    assert found.scores["entropy"].gap_to_best.value == pytest.approx(
         found.scores["entropy"].value.value - found.scores["planted"].value.value
     )
 
@@ -217,8 +218,8 @@ def test_what_is_no_table_score_or_setting_is_told():
         given_scores(["entropy", "density"])
     assert list(given_scores(["entropy", dubito.Margin()]).scores) == ["entropy", "margin"]
     for asked in ((95, 100, 0), ("0.9", 100, 0), (0.9, 1, 0), (0.9, 10.5, 0), (0.9, 100, -1), (0.9, 100, "x")):
-        with pytest.raises(ValueRangeError, match=rf"compare needs .* resamples={asked[1]}, seed={asked[2]} came"):
-            check_settings(*asked)
+        with pytest.raises(ValueRangeError, match=rf"compare needs .*, resamples={asked[1]}, seed={asked[2]}\."):
+            check_bootstrap(by="compare", confidence=asked[0], resamples=asked[1], seed=asked[2], least=2)
 
 
 def test_with_a_handful_of_foreign_images_nobody_is_told_to_be_behind():
@@ -226,7 +227,7 @@ def test_with_a_handful_of_foreign_images_nobody_is_told_to_be_behind():
     few, more = (
         compare(images(100), {"far": images(n, 3, shift=5.0)}, scores=scores, resamples=50)["far"] for n in (9, 10)
     )
-    assert few.scores["entropy"].behind.surely  # as far as the bootstrap of nine can tell
+    assert few.scores["entropy"].gap_to_best.surely  # as far as the bootstrap of nine can tell
     assert few.leading == ["density", "entropy"]
     assert "Only 9 images of the rarer kind are there: too few to tell any scores apart." in question_words(few)
     assert more.leading == ["density"]

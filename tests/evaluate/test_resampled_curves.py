@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from dubito.evaluate._resampled_curves import FIGURES, Ranked, draws, figures_of
+from dubito.evaluate._resampled_curves import FIGURES, Ranked, figures_of
 from dubito.metrics import acceptance_curve, aurc, auroc, bucket_curve
+from dubito.metrics.bootstrap import draw_counts
 
 LEVELS = np.arange(1, 6) / 5
 
@@ -35,7 +36,7 @@ def expected(one: Ranked, rows: np.ndarray, by_uncertainty: bool) -> dict[str, f
 @pytest.mark.parametrize("by_uncertainty", [False, True])
 def test_counted_is_called(ties: bool, by_uncertainty: bool) -> None:
     one = order(37, 0, ties)
-    drawn = np.concatenate([np.ones((1, 37), dtype=np.int64), *draws(37, 4, seed=3)])
+    drawn = np.concatenate([np.ones((1, 37), dtype=np.int64), *draw_counts(37, 4, seed=3)])
     found = figures_of(one, drawn, LEVELS, against_uncertainty=by_uncertainty)
     assert found.shape == (5, len(FIGURES))
     for line, count in zip(found, drawn, strict=True):
@@ -64,7 +65,7 @@ def test_undefined_is_nan() -> None:
 
 
 def test_draws_are_seeded_and_of_n_rows() -> None:
-    first, again = (np.concatenate(list(draws(2**20, 3, seed=5))) for _ in range(2))
+    first, again = (np.concatenate(list(draw_counts(2**20, 3, seed=5))) for _ in range(2))
     assert np.array_equal(first, again)
     assert first.shape == (3, 2**20)
     assert (first.sum(1) == 2**20).all()

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from dubito.explain import pictures
 from scipy.stats import multivariate_normal
 
 from dubito.errors import NotFittedError, ValueRangeError
+from dubito.explain import pictures
 from dubito.explain.fields import Gaussians, density_field, entropy_field, max_probability_field
 from dubito.explain.last_layer import Layer
 from dubito.scores.density import Density

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from dubito.explain import filtering as subject
 from torch import nn
 
 import dubito
 from dubito import metrics
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
+from dubito.explain import filtering as subject
 from dubito.explain._distribution import QUANTILES
 from dubito.explain.filtering import filtering
 from dubito.table import Table

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from dubito.explain import literal_filter as subject
 from torch import Tensor, nn
 
 import dubito
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
+from dubito.explain import literal_filter as subject
 from dubito.explain._filter_state import BINS, log_odds
 from dubito.explain.literal_filter import binary_inputs, literal_filter
 

@@ -3,12 +3,12 @@ from functools import partial
 
 import pytest
 import torch
-from dubito.explain import pictures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from dubito.errors import ValueRangeError
+from dubito.explain import pictures
 from dubito.explain.fields import Gaussians
 from dubito.explain.last_layer import Layer
 from dubito.explain.regions import (

@@ -7,7 +7,20 @@ from scipy.special import log_softmax, softmax
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.metrics import accuracy, brier, brier_per_row, confidence, correct, nll, nll_per_row
+from dubito.metrics import (
+    accuracy,
+    brier,
+    brier_per_row,
+    confidence,
+    correct,
+    labelled_logits,
+    nll,
+    nll_per_row,
+    table_accuracy,
+    wrong_predictions,
+)
+from dubito.table import Table
+from dubito.validate import check_model_labels
 
 METRICS = [accuracy, nll, brier]
 
@@ -87,16 +100,18 @@ def test_tensors_arrays_and_lists_give_one_python_float(metric):
 @pytest.mark.parametrize("metric", METRICS)
 def test_arguments_that_do_not_fit_are_errors(metric):
     name = {"accuracy": "correct"}.get(metric.__name__, metric.__name__)
-    with pytest.raises(TableError, match=rf"{name}: logits must have the axes \(n, c\).*shape \(2,\) came. Give one"):
+    with pytest.raises(TableError, match=rf"{name}: logits must have the axes \(n, c\).*got shape \(2,\)\. Give one"):
         metric([1.0, 2.0], [0, 1])
-    with pytest.raises(TableError, match=rf"{name}: logits must have the axes .* shape \(0, 2\) came"):
+    with pytest.raises(TableError, match=rf"{name}: logits must have the axes .* got shape \(0, 2\)"):
         metric(torch.zeros(0, 2), [])
     with pytest.raises(TableError, match=f"{name} needs columns of one length; logits has 1, labels has 2"):
         metric([[1.0, 2.0]], [0, 1])
     with pytest.raises(TableError, match=f"{name}: labels must be integers; got torch.float64"):
         metric([[1.0, 2.0]], [0.0])
-    for label, came in ((2, "2 to 2"), (-1, "-1 to -1")):
-        with pytest.raises(ValueRangeError, match=f"{name}: labels must be classes of the logits, 0 to 1; {came} came"):
+    for label, classes in ((2, "2 to 2"), (-1, "-1 to -1")):
+        with pytest.raises(
+            ValueRangeError, match=f"{name}: labels must be classes of .*, 0 to 1; got {classes}"
+        ):
             metric([[1.0, 2.0]], [label])
     with pytest.raises(ValueRangeError, match=f"{name}: logits from row 0 on: 1 of 2 values are NaN or infinite"):
         metric([[1.0, float("nan")]], [0])
@@ -107,3 +122,49 @@ def test_confidence_checks_its_logits():
         confidence([1.0, 2.0])
     with pytest.raises(ValueRangeError, match="confidence: logits from row 0 on: 1 of 2 values are NaN or inf"):
         confidence([[1.0, float("inf")]])
+
+
+LOGIT = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
+
+
+def test_a_row_is_wrong_where_another_class_has_the_highest_logit() -> None:
+    assert wrong_predictions(Table(logit=LOGIT, label=[0, 0, 1]), by="here").tolist() == [False, True, False]
+
+
+def test_logits_and_labels_are_in_the_order_of_the_rows() -> None:
+    table = Table(logit=LOGIT, label=[0, 2, 1])
+    logits, labels = zip(*labelled_logits(table, by="here"), strict=True)
+    assert torch.equal(torch.cat(logits), LOGIT)
+    assert torch.cat(labels).tolist() == [0, 2, 1]
+
+
+def test_labels_of_another_set_are_refused() -> None:
+    table = Table(logit=LOGIT, label=[0, 0, 1], label_space="own", name="birds")
+    for call in (check_model_labels, wrong_predictions):
+        with pytest.raises(TableError, match="here needs labels of the model's own classes; those of birds are anoth"):
+            call(table, by="here")
+
+
+def test_without_rows_the_repair_is_given() -> None:
+    table = Table(logit=LOGIT[:0], label=torch.zeros(0, dtype=torch.long))
+    with pytest.raises(TableError, match=r"here needs labelled rows; table in memory has none\. Take others\."):
+        wrong_predictions(table, by="here", repair="Take others.")
+
+
+@pytest.mark.parametrize(("label", "classes"), [([0, 1, 3], "0 to 3"), ([-1, 0, 1], "-1 to 1")])
+def test_labels_beyond_the_classes_are_refused(label: list[int], classes: str) -> None:
+    with pytest.raises(ValueRangeError, match=f"here: labels must be classes of the logits, 0 to 2; got {classes} in"):
+        wrong_predictions(Table(logit=LOGIT, label=label), by="here")
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    logit = LOGIT.clone()
+    logit[1, 1] = torch.nan
+    with pytest.raises(ValueRangeError, match="here: logits of table in memory"):
+        wrong_predictions(Table(logit=logit, label=[0, 0, 1]), by="here")
+
+
+def test_the_accuracy_of_a_table_needs_labels_of_the_models_classes() -> None:
+    assert table_accuracy(Table(logit=LOGIT, label=[0, 0, 1])) == pytest.approx(2 / 3)
+    assert table_accuracy(Table(logit=LOGIT)) is None
+    assert table_accuracy(Table(logit=LOGIT, label=[0, 0, 1], label_space="own")) is None

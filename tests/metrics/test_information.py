@@ -273,8 +273,8 @@ def test_entropy_and_size():
          r"Members of one ensemble share their classes, in one order\."),
         (lambda: decompose([[[1.0, 0.0]], [[1.0, 0.0, 0.0]]]), TableError, r"they have \(1, 2\), \(1, 3\)"),
         (lambda: decompose([[0.5, 0.5]]), TableError,
-         r"must have the axes \(m, n, c\), none of them empty; shape \(1, 2\)"),
-        (lambda: decompose(np.zeros((0, 2, 3))), TableError, r"shape \(0, 2, 3\) came"),
+         r"must have the axes \(m, n, c\), none of them empty; got shape \(1, 2\)"),
+        (lambda: decompose(np.zeros((0, 2, 3))), TableError, r"got shape \(0, 2, 3\)"),
         (lambda: decompose([[[0.5, 0.5]]], [1.0, 2.0]), TableError,
          r"weights must be \(1,\) or \(1, 1\); got \(2, 1\)\. Give one weight a member"),
         (lambda: decompose([[[0.5, 0.5]]], [-1.0]), ValueRangeError, r"weights must not be negative, and not all zero"),
@@ -285,7 +285,7 @@ def test_entropy_and_size():
         (lambda: decompose_variance([[1.0]], [[-1.0]]), ValueRangeError,
          r"variances must be \(1, 1\) and not negative; got \(1, 1\), the lowest -1\. Give one variance"),
         (lambda: decompose_variance([[1.0]], [[1.0, 2.0]]), ValueRangeError,
-         r"variances must be \(1, 1\).*\(1, 2\) came"),
+         r"variances must be \(1, 1\).*got \(1, 2\)"),
     ],
 )  # fmt: skip
 def test_errors(call, error, text):

@@ -3,8 +3,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dubito.errors import TableError, ValueRangeError
@@ -21,18 +19,14 @@ from dubito.metrics import (
     ece,
     excess_aurc,
     fpr_at_tpr,
+    gap_to_best,
     interval,
     intervals,
     neighbour_matches,
     nll,
-    paired_errors,
     r_auroc,
     recall_at_1,
 )
-
-COUNTED = [auroc, average_precision, fpr_at_tpr, partial(fpr_at_tpr, tpr=0.3), aurc, excess_aurc, augrc]
-
-rows_with_ties = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=2, max_size=12)
 
 
 def mean(values):
@@ -164,13 +158,11 @@ def test_a_metric_that_is_never_defined_on_a_resample_ends_in_an_error():
 
 
 def test_what_is_undefined_on_all_rows_is_said_at_once():
-    with pytest.raises(TableError, match="auroc needs positives and negatives; all 2 rows"):
+    with pytest.raises(TableError, match="auroc needs positives and negatives; got all 2 rows"):
         interval(auroc, [1.0, 2.0], [1, 1])
     with pytest.raises(ValueRangeError, match="auroc: scores: 1 of 2 values are NaN"):
         interval(auroc, [1.0, float("nan")], [0, 1])
-    with pytest.raises(
-        ValueRangeError, match="interval needs a metric that is defined on the rows given; it came as nan"
-    ):
+    with pytest.raises(ValueRangeError, match="interval needs a metric that is defined on these rows; got nan"):
         interval(lambda x: float("nan"), [1.0])
 
 
@@ -178,9 +170,9 @@ def test_one_row():
     assert interval(aurc, [1.0], [0.5], resamples=5)[:3] == (0.5, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("options", [{"confidence": 1.0}, {"confidence": 0.0}, {"resamples": 0}])
+@pytest.mark.parametrize("options", [{"confidence": 1.0}, {"confidence": 0.0}, {"resamples": 0}, {"seed": -1}])
 def test_options_outside_their_range_are_errors(options):
-    with pytest.raises(ValueRangeError, match=r"interval needs a confidence in \(0, 1\) and at least one resample"):
+    with pytest.raises(ValueRangeError, match=r"interval needs a confidence in \(0, 1\), at least 1 resample and"):
         interval(auroc, [1.0, 2.0], [0, 1], **options)
 
 
@@ -189,83 +181,12 @@ def test_columns_must_have_one_length():
         interval(lambda x, y: 0.0, [1.0, 2.0], [1.0])
 
 
-def test_logits_are_read_once_and_not_once_a_resample(monkeypatch):
+def test_logits_are_read_once_and_not_once_per_resample(monkeypatch):
     calls = []
     once = intervals._ONCE[nll]
     monkeypatch.setitem(intervals._ONCE, nll, (lambda *arrays: calls.append(1) or once[0](*arrays), once[1]))
     interval(nll, torch.zeros(10, 3), [0] * 10, resamples=20)
     assert len(calls) == 1
-
-
-def one_by_one(metric, *arrays, draws):
-    """The metric called on every resample, NaN where it is undefined."""
-    return np.array([called(metric, *(array[rows] for array in arrays)) for rows in draws])
-
-
-def called(metric, *arrays):
-    try:
-        return metric(*arrays)
-    except TableError:
-        return np.nan
-
-
-def counted(metric, *arrays, draws):
-    return intervals._of_rows(metric, [torch.from_numpy(array) for array in arrays])(draws)
-
-
-@pytest.mark.parametrize("metric", COUNTED)
-@pytest.mark.parametrize("levels", [1, 2, 5, 40, 10**9])
-@pytest.mark.parametrize("n", [1, 3, 300])
-def test_counted_resamples_are_the_metric_of_each(metric, levels, n):
-    rng = np.random.default_rng(levels + n)
-    scores, positives = rng.integers(-levels, levels, size=n).astype(float), rng.random(n) < 0.3
-    draws = rng.integers(n, size=(60, n))
-    expected = one_by_one(metric, scores, positives, draws=draws)
-    assert counted(metric, scores, positives, draws=draws) == pytest.approx(expected, abs=1e-12, nan_ok=True)
-
-
-@pytest.mark.parametrize("metric", COUNTED)
-@given(rows_with_ties, st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
-def test_counted_resamples_of_few_rows_with_many_ties(metric, rows, seed):
-    scores, positives = (np.array(column) for column in zip(*rows, strict=True))
-    draws = np.random.default_rng(seed).integers(len(rows), size=(20, len(rows)))
-    expected = one_by_one(metric, scores, positives, draws=draws)
-    assert counted(metric, scores, positives, draws=draws) == pytest.approx(expected, abs=1e-12, nan_ok=True)
-
-
-@pytest.mark.parametrize("metric", [aurc, excess_aurc, augrc])
-@pytest.mark.parametrize("levels", [3, 10**9])
-def test_counted_resamples_of_losses(metric, levels):
-    rng = np.random.default_rng(levels)
-    scores, losses = rng.integers(levels, size=2000).astype(float), rng.normal(size=2000)
-    losses[:500] = np.round(losses[:500])
-    draws = rng.integers(2000, size=(20, 2000))
-    expected = one_by_one(metric, scores, losses, draws=draws)
-    assert counted(metric, scores, losses, draws=draws) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("metric", COUNTED)
-@pytest.mark.parametrize("size", [1, 40, 2**15])
-def test_blocks_and_counting_leave_the_draws_as_they_are(metric, size, monkeypatch):
-    # One positive in nine: every third resample is undefined for a ranking and drawn again.
-    scores, positives = np.arange(9.0) % 4, np.arange(9) == 6
-    rng = np.random.default_rng(3)
-    values = one_by_one(metric, scores, positives, draws=[rng.integers(9, size=9) for _ in range(400)])
-    low, high = np.quantile(values[~np.isnan(values)][:150], [0.025, 0.975])
-    monkeypatch.setattr(intervals, "_DRAWN_AT_ONCE", size)
-    found = interval(metric, scores, positives, resamples=150, seed=3)
-    assert found == pytest.approx((metric(scores, positives), low, high, 0.95), abs=1e-12)
-
-
-@pytest.mark.parametrize("metric", COUNTED)
-def test_counted_metrics_are_not_called_once_a_resample(metric, monkeypatch):
-    calls = []
-    monkeypatch.setattr(intervals, "_value", lambda *given: calls.append(given) or 0.5)
-    interval(mean, [0.0, 1.0], resamples=20)
-    assert len(calls) == 20
-    interval(metric, *ranked(50), resamples=20)
-    assert len(calls) == 20
 
 
 def test_a_positional_option_is_left_to_the_metric():
@@ -278,39 +199,45 @@ def test_it_reads_well():
     assert str(Interval(0.87654, 0.8, 0.95, 0.95)) == "0.8765 [0.8000, 0.9500]"
 
 
-def test_paired_errors_by_hand():
-    # Two rows, of which one is wrong. A resample has both (half of them) or one of them twice. The AURC of scores that
-    # are right is 1/4, of wrong ones 3/4; of one row twice it is its error, whatever the scores. So the difference is
-    # 1/2 or 0 with equal chance, and its deviation 1/4.
-    (error,) = paired_errors(aurc, [[2.0, 1.0]], [1.0, 2.0], [0, 1], resamples=20_000)
-    assert error == pytest.approx(0.25, abs=0.002)
+def test_the_gap_of_two_by_hand():
+    """One lead over one rival: q is the quantile of a single standardised difference."""
+    draws = np.array([[3.0, 5.0, 4.0, 8.0], [1.0, 2.0, 3.0, 2.0]])
+    values = np.array([5.0, 2.0])
+    first, second = gap_to_best(values, draws, confidence=0.5)
+    # Differences 2, 3, 1, 6: mean 3, standard error sqrt((1 + 0 + 4 + 9) / 3) = 2.1602; medians of the centred ones:
+    # of (-1, 0, -2, 3) -0.5, so that the reach of the second is 0; and of (1, 0, 2, -3) 0.5, but the best is itself.
+    assert first == (0.0, 0.0, 0.0)
+    assert second == pytest.approx((3.0, 3.0, 3.0))
+    # The 75 % quantile of (-1, 0, -2, 3) is 0.75.
+    assert gap_to_best(values, draws, confidence=0.75)[1] == pytest.approx((3.0, 2.25, 3.75))
 
 
-def test_paired_errors_against_a_bootstrap_step_by_step():
-    rng = np.random.default_rng(1)
-    one, other, reference = rng.normal(size=(3, 40))
-    flags = rng.random(40) < 0.4
-    draws = np.random.default_rng(7).integers(40, size=(50, 40))
-    for metric in (aurc, auroc, excess_aurc, spread := (lambda u, e: float(u.double().std() + e.double().mean()))):
-        found = paired_errors(metric, [one, other], reference, flags, resamples=50, seed=7)
-        for u, error in zip((one, other), found, strict=True):
-            tensors = [torch.from_numpy(column) for column in (u, reference, flags)]
-            gaps = [metric(a, e) - metric(b, e) for a, b, e in ([t[rows] for t in tensors] for rows in draws)]
-            assert error == pytest.approx(np.std(gaps, ddof=1)), spread
+def test_equal_orders_have_no_gap():
+    draws = np.array([[0.5, 0.7, 0.6], [0.5, 0.7, 0.6]])
+    assert [one.surely for one in gap_to_best(np.array([0.6, 0.6]), draws)] == [False, False]
 
 
-def test_what_scores_have_in_common_cancels():
+def test_the_true_best_stays_among_those_without_a_sure_gap():
+    """Ten candidates that are all equal: in at most 5 % of repetitions has a given one a sure gap."""
     rng = np.random.default_rng(0)
-    u, flags = rng.normal(size=300), rng.random(300) < 0.3
-    same, close, far = paired_errors(aurc, [3 * u + 1, u + 0.1 * rng.normal(size=300), rng.normal(size=300)], u, flags)
-    assert same == 0
-    assert 0 < close < far / 3
+    sure = 0
+    for _ in range(400):
+        values = rng.normal(size=10)
+        draws = values[:, None] + rng.normal(size=(10, 300))
+        sure += gap_to_best(values, draws)[0].surely
+    assert sure / 400 < 0.05 + 2 * np.sqrt(0.05 * 0.95 / 400)
+    # The naive verdict, each against the luckiest by an interval of its own, is wrong far more often.
+    naive = np.mean([(v := rng.normal(size=10)).max() - v[0] > 1.96 * np.sqrt(2) for _ in range(400)])
+    assert naive > 0.1
 
 
-def test_paired_errors_that_cannot_be():
-    with pytest.raises(ValueRangeError, match="paired_errors needs at least 2 resamples; got 1"):
-        paired_errors(aurc, [[1.0]], [1.0], [1], resamples=1)
-    with pytest.raises(TableError, match="paired_errors needs columns of one length"):
-        paired_errors(aurc, [[1.0, 2.0]], [1.0], [1])
-    with pytest.raises(TableError, match=r"defined on resamples; on 0 of 9 it was\. Give it more rows"):
-        paired_errors(auroc, [[1.0, 2.0]], [1.0, 2.0], [1, 1], resamples=9)
+def test_a_clear_winner():
+    rng = np.random.default_rng(1)
+    values = np.array([0.9, 0.5, 0.88])
+    draws = values[:, None] + 0.02 * rng.normal(size=(3, 500))
+    assert [one.surely for one in gap_to_best(values, draws)] == [False, True, False]
+
+
+def test_confidence_must_be_a_share():
+    with pytest.raises(ValueRangeError, match=r"gap_to_best needs a confidence in \(0, 1\).*got confidence=1.0"):
+        gap_to_best(np.array([1.0]), np.ones((1, 3)), confidence=1.0)

@@ -131,7 +131,7 @@ def test_one_class_is_an_error(metric):
     with pytest.raises(TableError) as error:
         metric([1.0, 2.0, 3.0], [1, 1, 1])
     assert str(error.value) == said
-    with pytest.raises(TableError, match="all 1 rows came with positives = 0"):
+    with pytest.raises(TableError, match="got all 1 rows with positives = 0"):
         metric([1.0], [False])
 
 

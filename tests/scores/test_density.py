@@ -86,7 +86,7 @@ def test_the_number_of_components():
     with pytest.raises(
         TableError,
         match=r"^density\.fit: with start='class' there is one component for each of the 3 labels of table in memory; "
-        r"components=4 came\. Leave components out, or choose start='free'\.",
+        r"got components=4\. Leave components out, or choose start='free'\.",
     ):
         Density(components=4).fit(train)
     with pytest.raises(

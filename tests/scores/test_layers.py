@@ -130,5 +130,5 @@ def test_names_that_are_not_there():
 
 @pytest.mark.parametrize("column", [torch.ones(3), torch.ones(3, 2, 2), torch.ones(3, 2).long(), torch.ones(3, 0)])
 def test_a_column_without_layers(column):
-    with pytest.raises(TableError, match=r"regrad\.score: column 'gradient' must have one number a layer, \(n, l\); "):
+    with pytest.raises(TableError, match=r"regrad\.score: column 'gradient' must have one number per layer, \(n, l\); "):
         REGrad().score(Table(gradient=column))

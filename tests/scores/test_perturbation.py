@@ -69,7 +69,7 @@ def test_what_cannot_be():
     )
     with pytest.raises(MissingColumnError, match=r'views\(\)\]\)\), with keep="logits", of which it is computed\.$'):
         PerturbationVariance("views").score(Table(logit=torch.ones(1, 2)))
-    with pytest.raises(TableError, match=r"must have one variance an image, \(n\); got \(1, 2\)"):
+    with pytest.raises(TableError, match=r"must have one variance per image, \(n\); got \(1, 2\)"):
         PerturbationVariance().score(Table(noise_variance=torch.ones(1, 2)))
     with pytest.raises(TableError, match="has one member, which always agrees with itself"):
         PerturbationVariance().score(Table(noise_logit=logits(m=1)))

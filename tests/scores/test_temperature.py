@@ -126,9 +126,9 @@ def test_labels_of_another_set():
 
 
 def test_labels_beyond_the_logits():
-    for label, came in (([0, 2], "0 to 2"), ([-1, 0], "-1 to 0")):
+    for label, classes in (([0, 2], "0 to 2"), ([-1, 0], "-1 to 0")):
         with pytest.raises(
-            ValueRangeError, match=rf"temperature\.fit: labels must be classes of the logits, 0 to 1; {came} came in"
+            ValueRangeError, match=rf"temperature\.fit: labels must be classes of the logits, 0 to 1; got {classes} in"
         ):
             Temperature().fit(Table(logit=[[1.0, 0.0], [0.0, 1.0]], label=label))
 

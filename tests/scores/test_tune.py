@@ -100,8 +100,8 @@ def test_no_fit_is_spent_on_what_cannot_be():
     }
     with pytest.raises(
         TableError,
-        match=r"with start='class' there is one component for each of the 3 labels of table in memory; only other "
-        r"numbers of components came\. Leave them out, or choose start='free'\.",
+        match=r"with start='class' there is one component for each of the 3 labels of table in memory; got only other "
+        r"numbers of components\. Leave them out, or choose start='free'\.",
     ):
         Density.tune(train, held_out, start="class", grid={"components": (1, 5)})
     with pytest.raises(MissingColumnError, match=r"density\.tune needs column 'label'"):

@@ -47,7 +47,7 @@ def test_by_hand():
         (0.0, False, None),
     ]
     assert [row["aurc"] for row in found.tried] == pytest.approx([5 / 24, 1 / 2])
-    assert [row["behind"] for row in found.tried] == pytest.approx([0, 7 / 24])
+    assert [row["gap_to_best"] for row in found.tried] == pytest.approx([0, 7 / 24])
     assert found.tried[0]["standard_error"] == 0
     assert {(row["column"], row["copies"], row["sigma"]) for row in found.tried} == {("gradient", None, None)}
 
@@ -127,7 +127,7 @@ def test_a_truncated_column_allows_its_own_betas():
 
 def test_its_text_is_a_table():
     lines = str(tune_regrad(table(gradient=[FALLING, RISING]), betas=(0.0, 4.0))).splitlines()
-    names = ["column", "copies", "sigma", "beta", "aurc", "behind", "standard_error", "chosen", "error"]
+    names = ["column", "copies", "sigma", "beta", "aurc", "gap_to_best", "standard_error", "chosen", "error"]
     assert lines[0].split() == names
     assert lines[1].split() == ["gradient", "-", "-", "4", "0.208333", "0", "0", "True", "-"]
     assert len(lines) == 3

@@ -223,7 +223,7 @@ def _summary(table: "Table", to: Path, before: dict[str, int], seconds: float) -
         "columns": {column: list(table.shape(column)) for column in table.columns},
         "label_space": table.label_space if "label" in table else None,
         "labels_by_place": _by_place(table),
-        "accuracy": _accuracy(table),
+        "accuracy": dubito.metrics.table_accuracy(table),
         "new_rows": new,
         "seconds": round(seconds, 3),
         "images_per_second": round(new / seconds, 2) if new else None,
@@ -235,16 +235,6 @@ def _by_place(table: "Table") -> bool:
     """Whether class names were taken for the model's classes in sorted order, since it does not name them."""
     known = table.classes is None and table.label_names is not None
     return known and "label" in table and table.label_space == "model"
-
-
-def _accuracy(table: "Table") -> float | None:
-    """Of labels that are the model's own classes."""
-    if "label" not in table or table.label_space != "model":
-        return None
-    right = sum(
-        int(dubito.metrics.correct(batch.logit, batch.label).sum()) for batch in table.batches("logit", "label")
-    )
-    return right / len(table)
 
 
 def _files(folder: Path) -> dict[str, int]:

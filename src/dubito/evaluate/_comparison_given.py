@@ -5,25 +5,12 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-import numpy as np
-
-from dubito.errors import DubitoWarning, TableError, ValueRangeError
+from dubito.errors import DubitoWarning, TableError
 from dubito.evaluate.uncertainties import check_fitted_scores
 from dubito.scores.possible import Possible
 from dubito.scores.registry import by_name
 from dubito.table import Table, check_table
 from dubito.table.overlap import example, shared_rows
-
-
-def check_settings(confidence: Any, resamples: Any, seed: Any) -> None:
-    """Raise ValueRangeError for what cannot be asked for."""
-    whole = all(isinstance(one, (int, np.integer)) for one in (resamples, seed))
-    share = isinstance(confidence, (float, np.floating)) and 0 < confidence < 1
-    if not (whole and share and resamples > 1 and seed >= 0):
-        raise ValueRangeError(
-            f"compare needs a confidence in (0, 1), at least two resamples, and a seed from 0 on; "
-            f"confidence={confidence}, resamples={resamples}, seed={seed} came. 0.95, 1000 and 0 are usual."
-        )
 
 
 def named_tables(ood: Table | Mapping[str, Table] | Sequence[Table] | str | PathLike[str] | None) -> dict[str, Table]:

@@ -29,8 +29,8 @@ def question_words(question: "Question") -> str:
     if len(leading) == 1:
         second, rival = list(question.scores.items())[1]
         said = (
-            f"{question.title}: {best} is better than every other score {where}, {rival.behind.value:.3f} "
-            f"[{rival.behind.low:.3f}, {rival.behind.high:.3f}] ahead of {second}, the next."
+            f"{question.title}: {best} is better than every other score {where}, {rival.gap_to_best.value:.3f} "
+            f"[{rival.gap_to_best.low:.3f}, {rival.gap_to_best.high:.3f}] ahead of {second}, the next."
         )
     else:
         left = len(question.scores) - len(leading)
@@ -40,7 +40,7 @@ def question_words(question: "Question") -> str:
     rare = f" Only {few} {'image of the rarer kind is' if few == 1 else 'images of the rarer kind are'} there"
     if few < FEWEST:
         return f"{said}{rare}: too few to tell any scores apart."
-    reach = median(one.behind.high - one.behind.value for one in list(question.scores.values())[1:])
+    reach = median(one.gap_to_best.high - one.gap_to_best.value for one in list(question.scores.values())[1:])
     noise = f" Differences below about {reach:.2g} are noise here." if reach > _SEEN and len(leading) > 1 else ""
     return said + (f"{rare}." if few < _FEW else "") + noise
 

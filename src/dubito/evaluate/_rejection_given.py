@@ -10,22 +10,13 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate._member_predictions import FIELDS, POOLED
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
-from dubito.validate import check_rows
+from dubito.validate import check_model_labels, check_rows
 
 Against = Literal["level", "uncertainty"]
 """What covariances are with: the level of a quantile, or the uncertainty in its bucket."""
 Predictions = Literal["own", "original"]
 """By whose predictions an ensemble's order is judged."""
 _ROWS = 2048
-
-
-def check_bootstrap(confidence: float, resamples: int, seed: int) -> None:
-    """Raise ValueRangeError for intervals that cannot be drawn."""
-    if not 0 < confidence < 1 or resamples < 1 or seed < 0:
-        raise ValueRangeError(
-            f"rejection_study needs a confidence in (0, 1), at least one resample and a seed that is not negative; "
-            f"confidence={confidence}, resamples={resamples}, seed={seed} came. 0.95, 1000 and 0 are usual."
-        )
 
 
 def check(
@@ -37,13 +28,7 @@ def check(
 ) -> None:
     """Raise for a table, names or choices that a study cannot be made of."""
     check_rows(table, by="rejection_study")
-    for column in ("logit", "label"):
-        table.require(column, by="rejection_study")
-    if table.label_space != "model":
-        raise TableError(
-            f"rejection_study needs labels of the model's own classes; those of {table.name} are another set's, so no "
-            f"prediction can be right. Use images of the classes that the model was trained for."
-        )
+    check_model_labels(table, by="rejection_study")
     if not 2 <= buckets <= len(table):
         raise ValueRangeError(
             f"rejection_study: buckets must be 2 to the number of rows, {len(table)} in {table.name}; got {buckets}. "
@@ -100,13 +85,7 @@ def temperatures_of(
 
 def _other_images(table: Table, calibration: Table) -> None:
     """A temperature fitted on the evaluated rows would flatter them."""
-    for column in ("logit", "label"):
-        calibration.require(column, by="rejection_study: calibration")
-    if calibration.label_space != "model":
-        raise TableError(
-            f"rejection_study: calibration needs labels of the model's own classes; those of {calibration.name} are "
-            f"another set's. Fit on images of the classes that the model was trained for."
-        )
+    check_model_labels(calibration, by="rejection_study: calibration")
     if table.model_id and calibration.model_id and table.model_id != calibration.model_id:
         raise TableError(
             f"rejection_study: calibration {calibration.name} was made by another model ({calibration.model_id}) than "

@@ -11,19 +11,18 @@ w · value say how many rows, and which sum of values, lie at or below each dist
 Covariances divide by the number of levels: the levels are a grid, not a sample.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Float64, Shaped
+
+from dubito.metrics.bootstrap import area_under_ranks, aurc_weights, chance_after
 
 CURVES = ("accuracy", "nll", "calibration_error")
 KINDS = ("bucket", "acceptance")
 FIGURES = ("auroc", "aurc", *(f"neg_{kind}_covariance_{curve}" for kind in KINDS for curve in CURVES))
 """What is resampled."""
-
-_CELLS = 2**21
-"""Of a block of resamples times rows."""
 
 
 class Ranked(NamedTuple):
@@ -63,20 +62,12 @@ def figures_of(
     bucket = [np.diff(total, axis=1, prepend=0.0) / width for total in below]
     accepted = [total / (levels * len(doubt)) for total in below[:3]]
     against = bucket[3] if against_uncertainty else np.broadcast_to(levels, bucket[3].shape)
-    ranking = [_auroc(rows, sums[0]), _aurc(rows, rows - sums[0])]
+    each, right = (np.diff(total, axis=1, prepend=0.0) for total in (rows, sums[0]))
+    wrong = each - right
+    ranking = [chance_after(right, wrong), area_under_ranks(each, wrong, aurc_weights(len(doubt)))]
     return np.stack(
         [*ranking, *(-_covariance(against, curve) for curve in (*_absolute(bucket[:3]), *_absolute(accepted)))], axis=1
     )
-
-
-def draws(n: int, resamples: int, seed: int) -> Iterator[Int64[np.ndarray, "b n"]]:
-    """How often each of n rows is drawn, a block of resamples at a time."""
-    rng = np.random.default_rng(seed)
-    block = max(1, _CELLS // n)
-    for start in range(0, resamples, block):
-        lines = min(block, resamples - start)
-        cell = rng.integers(n, size=(lines, n)) + n * np.arange(lines)[:, None]
-        yield np.bincount(cell.ravel(), minlength=lines * n).reshape(lines, n)
 
 
 def _absolute(curves: Sequence[Float64[np.ndarray, "b q"]]) -> list[Float64[np.ndarray, "b q"]]:
@@ -92,25 +83,6 @@ def _below(
     for line, (count, total) in enumerate(zip(rows, sums, strict=True)):
         found[line] = np.interp(levels * n, np.append(0.0, count), np.append(0.0, total))
     return found
-
-
-def _auroc(rows: Float64[np.ndarray, "b g"], right: Float64[np.ndarray, "b g"]) -> Float64[np.ndarray, "b"]:
-    wrong = np.diff(rows - right, axis=1, prepend=0.0)
-    below = right - np.diff(right, axis=1, prepend=0.0) / 2
-    pairs = right[:, -1] * (rows[:, -1] - right[:, -1])
-    with np.errstate(invalid="ignore"):
-        share: np.ndarray = (wrong * below).sum(axis=1) / np.where(pairs > 0, pairs, np.nan)
-    return share
-
-
-def _aurc(rows: Float64[np.ndarray, "b g"], wrong: Float64[np.ndarray, "b g"]) -> Float64[np.ndarray, "b"]:
-    n = int(rows[0, -1])
-    below = np.append(0.0, np.cumsum(np.cumsum(1 / np.arange(n, 0, -1))[::-1]))
-    of_ranks = np.diff(below[rows.astype(np.int64)], axis=1, prepend=0.0)
-    count = np.diff(rows, axis=1, prepend=0.0)
-    errors = np.diff(wrong, axis=1, prepend=0.0)
-    area: np.ndarray = (errors / np.maximum(count, 1) * of_ranks).sum(axis=1) / n
-    return area
 
 
 def _covariance(x: Float64[np.ndarray, "b q"], y: Float64[np.ndarray, "b q"]) -> Float64[np.ndarray, "b"]:

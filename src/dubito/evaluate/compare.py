@@ -4,8 +4,8 @@
     ood        are foreign images more uncertain than known ones?     OOD AUROC, one a set    needs a second table
 
 All scores see the same resamples of images (a paired bootstrap). How far each is behind the best has an interval that
-counts how many were compared and that the best was found on these very images (`metrics.best`): with the confidence
-asked for, the true best is among those that are not behind. Wrong answers are those of the table's own logits; AURC is
+counts how many were compared and that the best was found on these very images (`gap_to_best`): with the given
+confidence, the true best is among those that are not behind. Wrong answers are those of the table's own logits; AURC is
 better when lower, and is told as what more of it a score has than the best.
 """
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from dubito.errors import DubitoError, TableError
 from dubito.evaluate._comparison_given import (
     check_same_model,
-    check_settings,
     given_scores,
     named_tables,
     warn_of_shared,
@@ -28,12 +27,13 @@ from dubito.evaluate._comparison_given import (
 from dubito.evaluate._comparison_words import head_words
 from dubito.evaluate.comparison import ERRORS, Compared, Comparison, Cost, Question
 from dubito.evaluate.uncertainties import has_both
-from dubito.metrics import Interval, aurc, auroc, behind_the_best, correct, paired_draws
+from dubito.metrics import Interval, aurc, auroc, gap_to_best, paired_draws, wrong_predictions
+from dubito.metrics.bootstrap import percentiles
 from dubito.scores import UncertaintyHead
 from dubito.scores.possible import Possible, possible_scores, reads, why_not_foreign
 from dubito.table import Table, check_table
 from dubito.types import Score
-from dubito.validate import check_rows
+from dubito.validate import check_bootstrap, check_rows, has_model_labels
 
 Uncertainties = dict[str, dict[str | None, Float[Tensor, "_"]]]
 """By score and foreign table; None stands for the table of known images."""
@@ -70,7 +70,7 @@ def compare(
     ['max_probability', 'entropy', 'scaled_entropy', 'margin', 'max_logit', 'energy']
     """
     check_rows(table, by="compare")
-    check_settings(confidence, resamples, seed)
+    check_bootstrap(by="compare", confidence=confidence, resamples=resamples, seed=seed, least=2)
     strangers = named_tables(ood)
     if train is not None:
         check_table(train, by="compare", what="train")
@@ -102,7 +102,7 @@ def _questions(
 ) -> list[tuple[Question, dict[str, Tensor], Tensor]]:
     """Every question with the scores' values and the truth; why one cannot be asked becomes a remark."""
     asked: list[tuple[Question, dict[str, Tensor], Tensor]] = []
-    wrong = _wrong(table)
+    wrong = wrong_predictions(table, by="compare") if has_model_labels(table) else None
     if wrong is None:
         found.remarks.append(
             f"{table.name} has no labels of the model's classes beside its logits, so nothing is known of errors."
@@ -138,20 +138,14 @@ def _ranked(
     draws = paired_draws(metric, list(values.values()), positives, resamples=resamples, seed=seed, by="compare")
     exact = np.array([metric(one, positives) for one in values.values()])
     sign = -1.0 if question.metric == "aurc" else 1.0
-    behind = behind_the_best(sign * exact, sign * draws, confidence=confidence)
-    low, high = np.quantile(draws, ((1 - confidence) / 2, (1 + confidence) / 2), axis=1)
+    gaps = gap_to_best(sign * exact, sign * draws, confidence=confidence)
+    low, high = percentiles(draws, confidence)
     order = np.argsort(-sign * exact, kind="stable").tolist()
     names = list(values)
     return {
-        names[i]: Compared(rank, Interval(float(exact[i]), float(low[i]), float(high[i]), confidence), behind[i])
+        names[i]: Compared(rank, Interval(float(exact[i]), float(low[i]), float(high[i]), confidence), gaps[i])
         for rank, i in enumerate(order, start=1)
     }
-
-
-def _wrong(table: Table) -> Bool[Tensor, "n"] | None:
-    if "label" not in table or "logit" not in table or table.label_space != "model":
-        return None
-    return torch.cat([~correct(batch.logit, batch.label) for batch in table.batches("logit", "label")])
 
 
 def _scored(

@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 
 from dubito.errors import ValueRangeError
 from dubito.evaluate._comparison_words import FEWEST, question_words, summary_words, without_words
-from dubito.metrics import Behind, Interval
+from dubito.metrics import GapToBest, Interval
 from dubito.result import aligned, cell
 from dubito.types import Json
 
@@ -22,12 +22,12 @@ class Compared(NamedTuple):
     Attributes:
         rank: 1 for the best on these images.
         value: The metric, with an interval of its own.
-        behind: How far it is behind the best, with an interval that counts all comparisons.
+        gap_to_best: How far it is behind the best, with an interval that counts all comparisons.
     """
 
     rank: int
     value: Interval
-    behind: Behind
+    gap_to_best: GapToBest
 
 
 class Cost(NamedTuple):
@@ -86,7 +86,7 @@ class Question:
     @property
     def leading(self) -> list[str]:
         """The scores that could be the best: what separates them is noise on these images."""
-        return [name for name, found in self.scores.items() if self.rarer < FEWEST or not found.behind.surely]
+        return [name for name, found in self.scores.items() if self.rarer < FEWEST or not found.gap_to_best.surely]
 
 
 @final
@@ -143,7 +143,7 @@ class Comparison:
         """A header and one line a score; "=" marks those that cannot be told from the best."""
         header = ["score"]
         for question in self.questions:
-            header += [question.title, "behind the best"]
+            header += [question.title, "gap to best"]
         leading = [set(question.leading) for question in self.questions]
         body = []
         for name in self.ranking:
@@ -185,14 +185,18 @@ def _question_json(question: Question) -> Json:
         "positives": question.positives,
         "leading": question.leading,
         "scores": {
-            name: {"rank": found.rank, **found.value._asdict(), "behind": found.behind._asdict()}
+            name: {"rank": found.rank, **found.value._asdict(), "behind": found.gap_to_best._asdict()}
             for name, found in question.scores.items()
         },
     }
 
 
 def _difference(found: Compared) -> str:
-    return f"{found.behind.value:.3f} [{found.behind.low:.3f}, {found.behind.high:.3f}]" if found.behind.value else "-"
+    return (
+        f"{found.gap_to_best.value:.3f} [{found.gap_to_best.low:.3f}, {found.gap_to_best.high:.3f}]"
+        if found.gap_to_best.value
+        else "-"
+    )
 
 
 def _seconds(value: float | None) -> str:

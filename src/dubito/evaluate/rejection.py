@@ -37,11 +37,13 @@ from dubito.evaluate._member_predictions import (
     said_by_ensemble,
     said_by_model,
 )
-from dubito.evaluate._rejection_given import Against, Predictions, check, check_bootstrap, temperatures_of
-from dubito.evaluate._resampled_curves import FIGURES, Ranked, draws, figures_of
+from dubito.evaluate._rejection_given import Against, Predictions, check, temperatures_of
+from dubito.evaluate._resampled_curves import FIGURES, Ranked, figures_of
 from dubito.evaluate.rejection_result import ORIGINAL, Order, Rejected, RejectionStudy
 from dubito.metrics import Interval, acceptance_curve, bucket_curve
+from dubito.metrics.bootstrap import draw_counts, percentiles
 from dubito.table import Table
+from dubito.validate import check_bootstrap
 
 DEFAULT = ("mutual_information", "weighted_logsumexp", "weighted_sum")
 """The uncertainties of ensembles: weights by input, in both readings of "logit sum"."""
@@ -81,7 +83,7 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
         seed: Of the bootstrap.
     """
     check(table, ensembles, uncertainties, buckets, {"predictions": predictions, "against": against})
-    check_bootstrap(confidence, resamples, seed)
+    check_bootstrap(by="rejection_study", confidence=confidence, resamples=resamples, seed=seed)
     names = ensembles_of(table) if ensembles is None else list(dict.fromkeys(ensembles))
     wanted = _Wanted(names, list(dict.fromkeys(uncertainties)), predictions, calibration)
     chosen = temperatures_of(table, temperatures, calibration)
@@ -90,7 +92,7 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     orders = [order for temperature in chosen for order in wanted.orders(table, temperature)]
     ranked = [_ranked(said, doubt) for _, said, doubt in orders]
     everyone = np.ones((1, len(table)), dtype=np.int64)
-    figures = _figures(ranked, levels, against, chain([everyone], draws(len(table), resamples, seed)))
+    figures = _figures(ranked, levels, against, chain([everyone], draw_counts(len(table), resamples, seed)))
     first = {order.temperature: place for place, (order, _, _) in reversed(list(enumerate(orders)))}
     results = [
         _measured(order, said, doubt, levels, _intervals(figures[place], figures[first[order.temperature]], confidence))
@@ -175,7 +177,7 @@ def _intervals(
         value, resampled = float(values[0]), values[1:][np.isfinite(values[1:])]
         if not np.isfinite(value) or not len(resampled):
             return None
-        low, high = np.quantile(resampled, ((1 - confidence) / 2, (1 + confidence) / 2))
+        low, high = percentiles(resampled, confidence)
         return Interval(value, float(low), float(high), confidence)
 
     own = {name: told(figures[:, place]) for place, name in enumerate(FIGURES)}

@@ -28,12 +28,14 @@ from torch import Tensor, nn
 
 from dubito.choices import Covariance
 from dubito.errors import DubitoWarning, TableError
-from dubito.explain._balanced import Balanced, Estimate, balanced, estimate, points
+from dubito.explain._balanced import Estimate, estimate, points
 from dubito.explain._given import MEAN, Given, called, check_numbers, given
 from dubito.explain._sentences import ALL, CAUSES, REST, TOGETHER
 from dubito.explain._spread import cosines, directions
 from dubito.explain.causes_result import SCORES, Causes, Diagnosis
 from dubito.explain.last_layer import last_layer
+from dubito.metrics import balanced_auroc, table_accuracy
+from dubito.metrics.bootstrap import BalancedAuroc
 from dubito.scores import Entropy, MaxProbability, ScaledEntropy
 from dubito.scores.default_density import told
 from dubito.table import Table
@@ -82,7 +84,9 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
     inside = _scored(asked.known, fitted, weight)
     outside = {name: _scored(table, fitted, weight) for name, table in asked.foreign.items()}
     found = {
-        name: balanced(_stacked(inside), _stacked(scores), draws=draws, resamples=resamples, seed=seed, number=number)
+        name: balanced_auroc(
+            _stacked(inside), _stacked(scores), draws=draws, resamples=resamples, seed=seed, number=number
+        )
         for number, (name, scores) in enumerate(outside.items())
     }
     by_set = {
@@ -93,7 +97,7 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
         known=called(asked.known, "known"),
         known_rows=len(asked.known),
         classes=asked.known.shape("logit")[1],
-        accuracy=_accuracy(asked.known),
+        accuracy=table_accuracy(asked.known),
         saturated=_saturated(asked.known),
         by_set=by_set,
         mean=_causes(MEAN, list(found.values()), shares, confidence) if len(found) > 1 else None,
@@ -139,7 +143,7 @@ def _stacked(scores: Mapping[str, Tensor]) -> Float64[np.ndarray, "s n"]:
     return torch.stack([scores[name] for name in SCORES]).numpy()
 
 
-def _causes(name: str, results: Sequence[Balanced], saturated: Sequence[float], confidence: float) -> Causes:
+def _causes(name: str, results: Sequence[BalancedAuroc], saturated: Sequence[float], confidence: float) -> Causes:
     """From one set, or the mean over several, draw by draw and resample by resample."""
     drawn = _with_parts(np.mean([result.drawn for result in results], axis=0))
     resampled = _with_parts(np.mean([result.resampled for result in results], axis=0))
@@ -181,13 +185,6 @@ def _saturated(table: Table) -> float:
     """As users compute it: in float32, where all that rounds to one has no order."""
     full = sum(int((batch.logit.float().softmax(1).amax(1) == 1).sum()) for batch in table.batches("logit"))
     return full / len(table)
-
-
-def _accuracy(table: Table) -> float | None:
-    if "label" not in table or table.label_space != "model":
-        return None
-    right = sum(int((batch.logit.argmax(1) == batch.label).sum()) for batch in table.batches("logit", "label"))
-    return right / len(table)
 
 
 def _notes(asked: Given) -> tuple[str, ...]:

@@ -28,10 +28,10 @@ import torch
 from jaxtyping import Float64
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.explain._balanced import balanced
 from dubito.explain._members import BY, Said, check_alike, check_asked_alike, said
 from dubito.explain.collapse_result import Collapse, Decay, EnsembleDiagnosis, Level
-from dubito.metrics import Interval
+from dubito.metrics import Interval, balanced_auroc
+from dubito.metrics.bootstrap import draw_rows, percentiles
 from dubito.table import Table
 
 _NOTHING = 1e-9
@@ -160,14 +160,13 @@ def _averaging(known: Said) -> list[float]:
 def _means(of: Said, resamples: int, seed: int) -> Means:
     """MI is averaged over partitions before rows are drawn: intervals are those of images."""
     rows = torch.stack([of.total, of.aleatoric, *(values.mean(1) for values in of.between)], 1).numpy()
-    rng = np.random.default_rng(seed)
-    drawn = [rows[rng.integers(len(rows), size=len(rows))].mean(0) for _ in range(resamples)]
+    drawn = [rows[line].mean(0) for block in draw_rows(len(rows), resamples, seed) for line in block]
     return np.stack([rows.mean(0), *drawn])
 
 
 def _aurocs(known: Said, foreign: Said, resamples: int, seed: int) -> _Aurocs:
     inside, outside = (torch.cat(side.between, 1).T.contiguous().numpy() for side in (known, foreign))
-    found = balanced(inside, outside, draws=5, resamples=resamples, seed=seed)
+    found = balanced_auroc(inside, outside, draws=5, resamples=resamples, seed=seed)
     both = np.concatenate([found.drawn.mean(0, keepdims=True), found.resampled])
     ends = np.cumsum([values.shape[1] for values in known.between])
     by_size = np.split(both, ends[:-1], axis=1)
@@ -193,7 +192,7 @@ def _exponents(mi: Float64[np.ndarray, "b q"], sizes: Sequence[float]) -> Float6
 def _interval(values: Float64[np.ndarray, "b"], confidence: float) -> Interval:
     """The first is the value; the others are resamples. Infinite ones stay so."""
     kept = np.where(np.isfinite(values[1:]), values[1:], np.finfo(float).max)
-    low, high = np.quantile(kept, ((1 - confidence) / 2, (1 + confidence) / 2), method="nearest")
+    low, high = percentiles(kept, confidence, method="nearest")
     least, most = (math.inf if end == np.finfo(float).max else float(end) for end in (low, high))
     return Interval(float(values[0]), least, most, confidence)
 

@@ -9,11 +9,12 @@ import torch
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import DubitoWarning, GuardError, ModelError, ValueRangeError
 from dubito.guard.promise import Guarantee
-from dubito.scores._answers import errors_of
+from dubito.metrics import wrong_predictions
 from dubito.table import Provenance, Table
 from dubito.table.overlap import example, shared_rows
 from dubito.table.views import chosen_rows
 from dubito.types import Classifier
+from dubito.validate import has_model_labels
 
 _LEARN, _CHOOSE, _CHOOSE_ALONE = 0.15, 0.15, 0.2
 """Shares of a table: for scores to learn from, to choose on; and to choose on where nothing must be learned."""
@@ -96,9 +97,9 @@ def check_apart(table: Table, learn: Table) -> None:
 def checked_labels(table: Table, promise: Guarantee) -> bool:
     """Whether labels tell which answers are wrong; a promise of coverage does without."""
     table.require("logit", by="guard.fit")
-    if promise.kind == "coverage" and ("label" not in table or table.label_space != "model"):
+    if promise.kind == "coverage" and not has_model_labels(table):
         return False
-    errors_of(table, by="guard.fit")
+    wrong_predictions(table, by="guard.fit")
     return True
 
 

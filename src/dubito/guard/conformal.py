@@ -25,7 +25,7 @@ from torch import Tensor
 from dubito.choices import SetMethod
 from dubito.errors import ArtefactError, DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.guard.thresholds import check_levels
-from dubito.scores._answers import errors_of
+from dubito.metrics import wrong_predictions
 from dubito.table import Table
 from dubito.types import Json
 
@@ -95,7 +95,7 @@ class PredictionSets:
         Raises:
             GuardError: There are fewer images than the coverage needs; the message says how many it takes.
         """
-        errors_of(table, by="sets.fit")
+        wrong_predictions(table, by="sets.fit")
         least = needed_for_sets(self.coverage)
         if len(table) < least:
             raise GuardError(

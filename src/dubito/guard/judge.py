@@ -15,7 +15,7 @@ from dubito.guard.candidates import Roles, roles_of
 from dubito.guard.combine import Combination, choose, quantiles
 from dubito.guard.promise import Guarantee, Judged
 from dubito.guard.thresholds import Threshold
-from dubito.scores._answers import errors_of
+from dubito.metrics import wrong_predictions
 from dubito.table import Table
 from dubito.types import Score
 
@@ -41,7 +41,7 @@ class Judge:
         """From the selection images alone."""
         roles = roles_of(scores, table)
         scored = {name: score.score(table) for name, score in scores.items()}
-        wrong = errors_of(table, by="guard.fit").numpy() if labelled else None
+        wrong = wrong_predictions(table, by="guard.fit").numpy() if labelled else None
         if wrong is None:
             combination = Combination({candidates[0]: 1.0}, {})
         else:
@@ -64,7 +64,7 @@ class Judge:
         far = novel_rows(scored, self.roles.density, self.gate, len(split.calibrate))
         self.novel = int(far.sum())
         u = torch.where(far, torch.inf, self.combination.of(scored, self.grids)).numpy()
-        wrong = None if self.selection[1] is None else errors_of(split.calibrate, by="guard.fit").numpy()
+        wrong = None if self.selection[1] is None else wrong_predictions(split.calibrate, by="guard.fit").numpy()
         try:
             return promise.threshold(self.selection, (u, wrong))
         except GuardError as error:

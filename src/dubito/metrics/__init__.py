@@ -5,7 +5,7 @@ infinity are errors, never ranks.
 """
 
 from dubito.metrics._arrays import Array
-from dubito.metrics.best import Behind, behind_the_best
+from dubito.metrics.bootstrap import balanced_auroc, paired_draws, paired_errors
 from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import (
     accuracy,
@@ -13,8 +13,11 @@ from dubito.metrics.classification import (
     brier_per_row,
     confidence,
     correct,
+    labelled_logits,
     nll,
     nll_per_row,
+    table_accuracy,
+    wrong_predictions,
 )
 from dubito.metrics.correlation import spearman
 from dubito.metrics.information import (
@@ -28,7 +31,7 @@ from dubito.metrics.information import (
     sub_ensembles,
     variation_ratio,
 )
-from dubito.metrics.intervals import Interval, interval, paired_draws, paired_errors
+from dubito.metrics.intervals import GapToBest, Interval, gap_to_best, interval
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
 from dubito.metrics.rejection import (
     RiskCoverage,
@@ -40,15 +43,14 @@ from dubito.metrics.rejection import (
     risk_coverage,
 )
 from dubito.metrics.retrieval import nearest, neighbour_matches, r_auroc, recall_at_1
-from dubito.metrics.spread import VarianceStream
-from dubito.metrics.streaming import SUMMARY, MemberStream
+from dubito.metrics.streaming import SUMMARY, MemberStream, VarianceStream
 
 __all__ = [
     "SUMMARY",
     "Array",
-    "Behind",
     "ChainRule",
     "Decomposition",
+    "GapToBest",
     "Interval",
     "MemberStream",
     "RiskCoverage",
@@ -59,7 +61,7 @@ __all__ = [
     "aurc",
     "auroc",
     "average_precision",
-    "behind_the_best",
+    "balanced_auroc",
     "brier",
     "brier_per_row",
     "bucket_calibration_error",
@@ -72,7 +74,9 @@ __all__ = [
     "ece",
     "excess_aurc",
     "fpr_at_tpr",
+    "gap_to_best",
     "interval",
+    "labelled_logits",
     "member_weights",
     "nearest",
     "neighbour_matches",
@@ -86,5 +90,7 @@ __all__ = [
     "risk_coverage",
     "spearman",
     "sub_ensembles",
+    "table_accuracy",
     "variation_ratio",
+    "wrong_predictions",
 ]

@@ -21,8 +21,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from dubito.errors import ValueRangeError
-from dubito.metrics._arrays import Array, flags, numbers, same_length
-from dubito.metrics._ties import in_expected_order, sum_below
+from dubito.metrics._arrays import Array, flags, in_expected_order, numbers, same_length, sum_below
 
 
 def ece(confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["width", "mass"] = "width") -> float:

@@ -4,20 +4,21 @@
     NLL      = mean -log p_y                       in nats
     Brier    = mean Σ_c (p_c - 1[c = y])²          summed over classes: 0 is sure and right, 2 sure and wrong
 
-Each is the mean of a column with one value a row (`correct`, `nll_per_row`, `brier_per_row`), which
-rejection curves take.
+Each is the mean of a column with one value per row (`correct`, `nll_per_row`, `brier_per_row`), which rejection curves
+take. `wrong_predictions` is the one answer to "which rows of this table does the model get wrong?".
 """
 
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Bool, Float64, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array, integers, same_length
-from dubito.table import to_tensor
+from dubito.table import Table, to_tensor
 from dubito.types import finite
+from dubito.validate import check_model_labels, has_model_labels
 
 _ROWS = 8192
 
@@ -74,6 +75,43 @@ def confidence(logits: Array) -> Float64[Tensor, "n"]:
     return torch.cat([block.softmax(1).amax(1) for _, block in _blocks(z, "confidence")])
 
 
+def wrong_predictions(table: Table, *, by: str, repair: str = "Give labelled images.") -> Bool[Tensor, "n"]:
+    """Which rows of a table the model predicts wrong.
+
+    Args:
+        table: Images with logits, and labels that are the model's own classes.
+        by: The function that the user called, for errors.
+        repair: What to do about a table without rows, for errors.
+
+    >>> wrong_predictions(Table(logit=[[1.0, 0.0], [0.0, 2.0]], label=[0, 0]), by="here").tolist()
+    [False, True]
+    """
+    check_model_labels(table, by=by)
+    return torch.cat([logit.argmax(1) != label for logit, label in labelled_logits(table, by=by, repair=repair)])
+
+
+def table_accuracy(table: Table, *, by: str = "accuracy") -> float | None:
+    """The accuracy of a table's predictions; None where its labels are not the model's own classes."""
+    return float((~wrong_predictions(table, by=by)).double().mean()) if has_model_labels(table) else None
+
+
+def labelled_logits(
+    table: Table, *, by: str, repair: str = "Give labelled images."
+) -> Iterator[tuple[Float[Tensor, "b c"], Int64[Tensor, "b"]]]:
+    """Logits and labels of a table, block by block.
+
+    Raises:
+        TableError: There are no rows; `repair` says what to do.
+        ValueRangeError: Logits are not finite, or labels are not columns of them.
+    """
+    if len(table) == 0:
+        raise TableError(f"{by} needs labelled rows; {table.name} has none. {repair}")
+    for batch in table.batches("logit", "label"):
+        finite(batch.logit, f"{by}: logits of {table.name}")
+        _check_classes(batch.label, batch.logit.shape[1], by, f" in {table.name}")
+        yield batch.logit, batch.label
+
+
 def _nll(z: Float64[Tensor, "n c"], y: Int[Tensor, "n"]) -> Float64[Tensor, "n"]:
     return -z.log_softmax(1).gather(1, y[:, None])[:, 0]
 
@@ -89,14 +127,18 @@ def _each_row(
 ) -> Shaped[Tensor, "n"]:
     z, y = _logits(logits, by), integers(labels, f"{by}: labels")
     same_length(by, logits=len(z), labels=len(y))
-    low, high, c = int(y.min()), int(y.max()), z.shape[1]
-    if low < 0 or high >= c:
-        raise ValueRangeError(
-            f"{by}: labels must be classes of the logits, 0 to {c - 1}; got {low} to {high}. "
-            f"Give labels in the order of the logits' columns."
-        )
+    _check_classes(y, z.shape[1], by)
     parts = [per_row(block, y[start : start + _ROWS]) for start, block in _blocks(z, by)]
     return torch.cat(parts)
+
+
+def _check_classes(labels: Int[Tensor, "n"], c: int, by: str, where: str = "") -> None:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= c:
+        raise ValueRangeError(
+            f"{by}: labels must be classes of the logits, 0 to {c - 1}; got {low} to {high}{where}. "
+            f"Give labels in the order of the logits' columns."
+        )
 
 
 def _logits(logits: Array, by: str) -> Shaped[Tensor, "n c"]:
@@ -104,7 +146,7 @@ def _logits(logits: Array, by: str) -> Shaped[Tensor, "n c"]:
     if z.ndim != 2 or 0 in z.shape:
         raise TableError(
             f"{by}: logits must have the axes (n, c), neither of them empty; got shape {tuple(z.shape)}. "
-            f"Give one row per image, one column a class."
+            f"Give one row per image, one column per class."
         )
     return z
 

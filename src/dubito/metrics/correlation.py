@@ -3,15 +3,14 @@
     Spearman = Pearson correlation of the ranks = Σ_i (r_i - r̄)(q_i - q̄) / sqrt(Σ_i (r_i - r̄)² Σ_i (q_i - q̄)²)
 
 r and q are the ranks of the two columns. Equal values share the middle of the ranks that they take up, so that the
-order in which rows came never counts. A column of one single value has no order, and no correlation.
+order of the rows never counts. A column of one single value has no order, and no correlation.
 """
 
 import numpy as np
 from jaxtyping import Float64
 
 from dubito.errors import TableError
-from dubito.metrics._arrays import Array, numbers, same_length
-from dubito.metrics._ties import tie_groups
+from dubito.metrics._arrays import Array, numbers, same_length, tie_groups
 
 
 def spearman(x: Array, y: Array) -> float:

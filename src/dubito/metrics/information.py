@@ -228,8 +228,8 @@ def _tensor(values: Array, what: str, axes: str) -> Float64[Tensor, "..."]:
     given = to_tensor(values, what)
     if given.dim() != len(axes.split()) or 0 in given.shape:
         raise TableError(
-            f"{what} must have the axes ({axes.replace(' ', ', ')}), none of them empty; shape {tuple(given.shape)} "
-            f"came. m is the members, n the inputs, c the classes."
+            f"{what} must have the axes ({axes.replace(' ', ', ')}), none of them empty; got shape "
+            f"{tuple(given.shape)}. m is the members, n the inputs, c the classes."
         )
     return given.double()
 

@@ -1,40 +1,47 @@
-"""How sure is a metric? A percentile bootstrap: draw n rows with replacement, all columns together, often.
+"""How sure is a metric, and which of several scores could be the best? Percentile and paired bootstrap intervals.
 
-    low, high = the (1 - confidence) / 2 and (1 + confidence) / 2 quantiles of the metric over the resamples
+    low, high = the (1 - confidence) / 2 and (1 + confidence) / 2 quantiles of the metric over resamples of the rows
 
-What a row means is fixed before rows are drawn: `r_auroc` and `recall_at_1` resample queries, whose
-neighbours stay those of the full set (in a resample, a row drawn twice would find itself), and the metrics
-of logits resample one value a row. A resample in which the metric is undefined, such as one with a single
-class, is drawn again. The resamples of calibration errors, which noise pushes up, are moved so that their
-mean is the value, and end at 0.
+The unit of resampling is fixed before rows are drawn: `r_auroc` and `recall_at_1` resample queries, whose neighbours
+stay those of the full set (in a resample, a row drawn twice would find itself), and the metrics of logits resample one
+value per row. A resample in which the metric is undefined, such as one with a single class, is drawn again. Resamples
+of calibration errors, which noise pushes up, are shifted so that their mean is the value, and clipped at 0.
 
-The metrics of `ranking` and `rejection` sort the rows once and count a block of resamples at a time
-(`_resampled`); any other metric is called once a resample. Both see the same draws.
+Several scores are compared with the best of them (`gap_to_best`):
+
+    d_i        = v_b - v_i                                 gap to the best on these rows, b = argmax_i v_i
+    e_ij       = standard error of v_j - v_i               over resamples that all of them share
+    q_i        = quantile of max_j (c_j - c_i) / e_ij      c = resampled values minus their mean
+    low, high  = d_i -+ q_i e_ib                           i is worse than the best where low > 0
+
+The best was chosen on the same rows, and the more are compared, the further ahead the luckiest seems. q_i accounts for
+both: it is the lead over i of the best of all the others that chance alone gives. So those without a sure gap contain
+the true best with the given confidence: multiple comparisons with the best (Hsu 1981), here by a paired bootstrap. Two
+scores that order the rows alike have no error between them, and no gap.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64, Shaped
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array, same_length
-from dubito.metrics._resampled import RESAMPLED, Resampled
+from dubito.metrics.bootstrap import Metric, Resampled, draw_rows, percentiles, resampled
 from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import accuracy, brier, brier_per_row, correct, nll, nll_per_row
 from dubito.metrics.ranking import auroc
 from dubito.metrics.retrieval import neighbour_matches, r_auroc, recall_at_1
 from dubito.table import Column, to_tensor
-
-Metric = Callable[..., float]
+from dubito.validate import check_bootstrap
 
 _ATTEMPTS = 100
-_DRAWN_AT_ONCE = 2**15
-"""Rows of a block of resamples: columns of that length stay in the processor's cache."""
+_SAME = 1e-12
+"""Smaller differences are rounding."""
 
 
 class Interval(NamedTuple):
@@ -44,6 +51,28 @@ class Interval(NamedTuple):
     low: float
     high: float
     confidence: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+class GapToBest(NamedTuple):
+    """How much worse one score is than the best on the rows at hand. Each end holds with the confidence by itself.
+
+    Attributes:
+        value: The difference to the best, never negative.
+        low: Lower end of the interval; above 0 where the gap is more than noise.
+        high: Upper end of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def surely(self) -> bool:
+        """Whether the gap is more than noise."""
+        return self.low > _SAME
 
     def __str__(self) -> str:
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
@@ -60,99 +89,62 @@ def interval(
 
     Args:
         metric: A metric of this package, or any function of tensors that returns a float; with options, as a
-            functools.partial. It says "undefined" with a TableError or NaN.
-        arrays: What the metric takes, one row per image in each; features may be a column that stays on disk.
+            functools.partial. It reports "undefined" with a TableError or NaN.
+        arrays: The metric's arguments, one row per image in each; features may be a column that stays on disk.
         confidence: The share of repetitions whose interval should hold the true value, in (0, 1).
-        resamples: How many.
-        seed: A number, or a generator of which one number is drawn.
+        resamples: Number of resamples.
+        seed: Seed of the bootstrap, or a generator from which one is drawn.
 
     >>> str(interval(auroc, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0, 0, 1, 0, 1, 1], resamples=200))
     '0.8889 [0.5000, 1.0000]'
     """
-    if not 0 < confidence < 1 or resamples < 1:
-        raise ValueRangeError(
-            f"interval needs a confidence in (0, 1) and at least one resample; "
-            f"confidence={confidence}, resamples={resamples} came. 0.95 and 1000 are usual."
-        )
-    rows, summary = _ONCE.get(metric, (_as_given, metric))
+    check_bootstrap(by="interval", confidence=confidence, resamples=resamples, seed=seed)
+    rows, summary = _ONCE.get(metric, (_unchanged, metric))
     columns = [to_tensor(column, f"interval: array {i}") for i, column in enumerate(rows(*arrays))]
     same_length("interval", **{f"array {i}": len(column) for i, column in enumerate(columns)})
     value = summary(*columns)
     if not math.isfinite(value):
         raise ValueRangeError(
-            f"interval needs a metric that is defined on the rows given; it came as {value}. "
+            f"interval needs a metric that is defined on these rows; got {value}. "
             f"Call it alone on the same arrays to see why."
         )
-    rng = np.random.default_rng(_number(seed))
-    draws = _draws(_of_rows(summary, columns), len(columns[0]), resamples, rng)
+    draws = _defined_draws(resampled(summary, columns), len(columns[0]), resamples, _number(seed))
     if metric in _CENTRED or getattr(metric, "func", None) in _CENTRED:
         draws = np.maximum(draws - (draws.mean() - value), 0)
-    low, high = np.quantile(draws, ((1 - confidence) / 2, (1 + confidence) / 2))
-    return Interval(value, float(low), float(high), confidence)
+    low, high = percentiles(draws, confidence).tolist()
+    return Interval(value, low, high, confidence)
 
 
-def paired_errors(
-    metric: Metric, scores: Sequence[Array], reference: Array, *arrays: Array, resamples: int = 1000, seed: int = 0
-) -> list[float]:
-    """The standard error of metric(one, ...) - metric(reference, ...) for each of several scores of the same rows.
-
-    Rows are drawn with replacement, the same for all scores, so that what they have in common cancels.
+def gap_to_best(
+    values: Float64[np.ndarray, "s"], draws: Float64[np.ndarray, "s b"], *, confidence: float = 0.95
+) -> list[GapToBest]:
+    """How much worse each of several scores is than the best of them.
 
     Args:
-        metric: Of `ranking` or `rejection`, which takes (n) scores first.
-        scores: Each (n).
-        reference: (n), the scores to compare with.
-        arrays: What else the metric takes, (n) each.
-        resamples: How many; at least 2.
-        seed: Of the draws.
+        values: The metric of each score, higher = better.
+        draws: The same on resamples that all scores share, from `paired_draws`.
+        confidence: The probability that the true best is among those without a sure gap.
 
-    >>> paired_errors(auroc, [[5, 6, 7, 8]], [1, 2, 3, 4], [0, 1, 0, 1])  # one order, one AUROC
-    [0.0]
+    >>> draws = np.array([[0.9, 0.8, 0.9, 0.8], [0.8, 0.9, 0.7, 0.8], [0.1, 0.2, 0.2, 0.1]])
+    >>> [one.surely for one in gap_to_best(draws.mean(axis=1), draws)]
+    [False, False, True]
     """
-    if resamples < 2:
-        raise ValueRangeError(f"paired_errors needs at least 2 resamples; got {resamples}. 1000 are usual.")
-    draws = paired_draws(metric, [reference, *scores], *arrays, resamples=resamples, seed=seed, by="paired_errors")
-    return [float((one - draws[0]).std(ddof=1)) for one in draws[1:]]
+    check_bootstrap(by="gap_to_best", confidence=confidence)
+    best = int(values.argmax())
+    centred = draws - draws.mean(axis=1, keepdims=True)
+    gaps = []
+    for i, value in enumerate(values):
+        lead = centred - centred[i]
+        error = lead.std(axis=1, ddof=1)
+        others = error > _SAME
+        share = (lead[others] / error[others, None]).max(axis=0) if others.any() else np.zeros(1)
+        reach = max(0.0, float(np.quantile(share, confidence))) * float(error[best])
+        gap = float(values[best] - value)
+        gaps.append(GapToBest(gap, gap - reach, gap + reach))
+    return gaps
 
 
-def paired_draws(
-    metric: Metric, scores: Sequence[Array], *arrays: Array, resamples: int = 1000, seed: int = 0, by: str = "draws"
-) -> Float64[np.ndarray, "s b"]:
-    """The metric of several scores of the same rows, one line a score, on resamples that all of them share.
-
-    Resamples on which the metric is undefined are left out, so that there may be fewer than asked for.
-
-    Args:
-        metric: Of `ranking` or `rejection`, which takes (n) scores first.
-        scores: Each (n).
-        arrays: What else the metric takes, (n) each.
-        resamples: How many; at least 2.
-        seed: Of the draws.
-        by: Who asks, for errors.
-
-    >>> draws = paired_draws(auroc, [[1, 2, 3, 4], [2, 1, 4, 3]], [0, 1, 0, 1], resamples=50)
-    >>> len(draws), bool((draws[0] >= draws[1]).all())  # on every resample with both classes
-    (2, True)
-    """
-    rest = [to_tensor(array, f"{by}: array") for array in arrays]
-    lined_up = [to_tensor(one, f"{by}: scores") for one in scores]
-    same_length(by, **{f"array {i}": len(one) for i, one in enumerate((*rest, *lined_up))})
-    of_rows = [_of_rows(metric, [one, *rest]) for one in lined_up]
-    rng, n, blocks = np.random.default_rng(seed), len(lined_up[0]), []
-    for start in range(0, resamples, size := max(1, _DRAWN_AT_ONCE // n)):
-        rows = rng.integers(n, size=(min(size, resamples - start), n))
-        blocks.append(np.stack([values(rows) for values in of_rows]))
-    draws = np.concatenate(blocks, axis=1)
-    defined: np.ndarray = draws[:, np.isfinite(draws).all(axis=0)]
-    if defined.shape[1] < 2:
-        raise TableError(
-            f"{by} needs a metric that is defined on resamples; on {defined.shape[1]} of {resamples} it was. "
-            f"Give it more rows, or more rows of the rarer class."
-        )
-    return defined
-
-
-def _as_given(*arrays: Array | Column) -> tuple[Array | Column, ...]:
+def _unchanged(*arrays: Array | Column) -> tuple[Array | Column, ...]:
     return arrays
 
 
@@ -174,40 +166,22 @@ _CENTRED: frozenset[Metric] = frozenset({ece, bucket_calibration_error})
 """Absolute gaps grow with noise, and a resample adds noise of its own: its mean is moved back onto the value."""
 
 
-def _of_rows(summary: Metric, columns: list[Tensor]) -> Resampled:
-    """The metric as a function of drawn rows: counted where it can be, else called once a resample."""
-    name, options = getattr(summary, "func", summary), getattr(summary, "keywords", {})
-    if name in RESAMPLED and not getattr(summary, "args", ()):
-        return RESAMPLED[name](*columns, **options)
-
-    def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
-        return np.array([_value(summary, columns, torch.from_numpy(drawn)) for drawn in rows])
-
-    return values
-
-
-def _value(summary: Metric, columns: list[Tensor], rows: Int64[Tensor, "n"]) -> float:
-    try:
-        return float(summary(*(column.index_select(0, rows) for column in columns)))
-    except TableError:
-        return math.nan
-
-
-def _draws(values: Resampled, n: int, resamples: int, rng: np.random.Generator) -> Float64[np.ndarray, "_"]:
+def _defined_draws(values: Resampled, n: int, resamples: int, seed: int) -> Float64[np.ndarray, "_"]:
     """The metric of the first `resamples` resamples on which it is defined."""
+    rng = np.random.default_rng(seed)
     found: list[float] = []
     undefined = 0
     while len(found) < resamples:
-        block = min(max(1, _DRAWN_AT_ONCE // n), resamples - len(found))
-        for value in values(rng.integers(n, size=(block, n))).tolist():
-            undefined = 0 if math.isfinite(value) else undefined + 1
-            if not undefined:
-                found.append(value)
-            elif undefined == _ATTEMPTS:
-                raise TableError(
-                    f"interval needs a metric that is defined on resamples; {_ATTEMPTS} resamples of the {n} rows in "
-                    f"succession were not. Give it more rows, or more rows of the rarer class."
-                )
+        for rows in draw_rows(n, resamples - len(found), rng):
+            for value in values(rows).tolist():
+                undefined = 0 if math.isfinite(value) else undefined + 1
+                if not undefined:
+                    found.append(value)
+                elif undefined == _ATTEMPTS:
+                    raise TableError(
+                        f"interval needs a metric that is defined on resamples; {_ATTEMPTS} resamples of the {n} rows "
+                        f"in succession were not. Give it more rows, or more rows of the rarer class."
+                    )
     return np.array(found)
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.metrics._arrays import Array, flags, numbers, same_length
-from dubito.metrics._ties import tie_groups
+from dubito.metrics._arrays import Array, flags, numbers, same_length, tie_groups
 
 
 def auroc(scores: Array, positives: Array) -> float:

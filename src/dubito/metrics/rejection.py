@@ -26,8 +26,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.errors import ValueRangeError
-from dubito.metrics._arrays import Array, numbers, same_length
-from dubito.metrics._ties import in_expected_order, sum_below
+from dubito.metrics._arrays import Array, in_expected_order, numbers, same_length, sum_below
 
 DECILES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 

@@ -85,8 +85,8 @@ class _Directions:
         shape = tuple(self.rows.shape)
         if len(shape) != 2 or shape[0] < 2:
             raise TableError(
-                f"nearest: features must have the axes (n, d) and at least two rows; shape {shape} "
-                f"came. Give one row per image: a row alone has no neighbour."
+                f"nearest: features must have the axes (n, d) and at least two rows; got shape {shape}. "
+                f"Give one row per image: a row alone has no neighbour."
             )
         self.n, self.d = shape
         self.size = max(_BLOCK, math.ceil(self.n / _MOST_BLOCKS))

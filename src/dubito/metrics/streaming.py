@@ -1,15 +1,27 @@
-"""What members say, taken in block by block and never kept: the same numbers as `information`, from sums over members.
+"""Uncertainties of ensembles without keeping their members: the same numbers as `information`, from running sums.
 
     p̄ = Σ_m w_m p_m,   aleatoric = Σ_m w_m H(p_m),   epistemic = H(p̄) - aleatoric
+    variance = Σ_c Var_m p_mc = mean_m ||p_m - p̄||_2^2
 
-For each of the three weightings (equal, by log-sum-exp, by sum of logits) one sum of probabilities (n, c) and one of
-entropies (n) are kept; the weights exp(l_m - max l) are rescaled whenever a larger l comes. For sub-ensembles of
-neighbouring members, sum and entropy of the one that is being filled. So memory does not grow with the members.
-All in float64, whatever the logits are: a probability of exp(-150) is none in float32, and a loss of 150 is one.
+`MemberStream` takes members block by block. For each of the three weightings (equal, by log-sum-exp, by sum of logits)
+it keeps one sum of probabilities (n, c) and one of entropies (n); the weights exp(l_m - max l) are rescaled whenever a
+larger l arrives. For sub-ensembles of neighbouring members it keeps sum and entropy of the one that is being filled. So
+memory does not grow with the members. All in float64, whatever the logits are: a probability of exp(-150) is none in
+float32, and a loss of 150 is one.
+
+`VarianceStream` sums deviations from the running mean (Welford 1962): a mean of squares minus a square of means would
+leave nothing of the small variances of confident inputs. The variance is that of the members at hand, with 1/m.
+
+`Groups` summarises several ensembles whose members come out of one pass anyway, such as tiles of an image, where
+summarising costs as much as computing them: (n, m, c) logits of all members, one product for all ensembles and
+weightings. With s = logit - max, p = softmax(s) and log Σ exp s = -log max p, an entropy is -Σ p s - log max p: one
+softmax gives everything, and nothing large is subtracted. It works in the precision of the logits.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -31,7 +43,7 @@ SUMMARY = (
     "predicted",
     "confidence",
 )
-"""What is told of an ensemble, in the order of a summary column: the number of members; total, aleatoric and epistemic
+"""What is known of an ensemble, in the order of a summary column: the number of members; total, aleatoric and epistemic
 uncertainty; the epistemic one with weights by input; the variation ratio; the class that the mean predicts, and its
 probability."""
 
@@ -39,11 +51,11 @@ _WEIGHINGS: tuple[WeighedBy, ...] = ("logsumexp", "sum")
 
 
 class MemberStream:
-    """Takes the logits of members, block by block, and sums up.
+    """Sums up the logits of members, block by block.
 
     Args:
         temperature: Logits are divided by it.
-        sizes: Of sub-ensembles, whose uncertainty between them is asked for; members are then given one by one.
+        sizes: Sizes of sub-ensembles, for the uncertainty `between` them.
 
     >>> stream = MemberStream()
     >>> stream.add(torch.tensor([[[40.0, 0.0]]]))
@@ -57,16 +69,13 @@ class MemberStream:
         self._members = 0
 
     def add(self, logits: Float[Tensor, "n b c"]) -> None:
-        """The logits of some more members."""
+        """Add the logits of some more members."""
         z = logits.to(summing_device(logits.device)).double() / self._temperature
         n, b, c = z.shape
         if self._members == 0:
             self._begin(n, c, z.device)
-        elif (n, c) != (before := tuple(self._probs.shape[::2])):
-            raise TableError(
-                f"members must have equal inputs and classes; (n, c) was {before} at first and is {(n, c)} now. "
-                f"Members of one ensemble share their classes, in one order."
-            )
+        else:
+            _check_alike(tuple(self._probs.shape[::2]), (n, c))
         log_p = z.log_softmax(-1)
         p = log_p.exp()
         entropy = -(p * log_p).sum(-1)
@@ -86,12 +95,12 @@ class MemberStream:
         return self.summary()[:, SUMMARY.index(name)]
 
     def summary(self) -> Float64[Tensor, "n s"]:
-        """All of SUMMARY, one row an input."""
+        """All of SUMMARY, one row per input."""
         means = self._means()
         total, aleatoric = entropy_of(means), self._entropies / self._masses
         epistemic = (total - aleatoric).clamp_min(0)
         confidence, predicted = means[:, 0].max(-1)
-        told = {
+        fields = {
             "members": torch.full_like(confidence, self._members),
             "total": total[:, 0],
             "aleatoric": aleatoric[:, 0],
@@ -101,10 +110,10 @@ class MemberStream:
             "predicted": predicted.double(),
             "confidence": confidence,
         }
-        return finite(torch.stack([told[name] for name in SUMMARY], 1), "uncertainty of members")
+        return finite(torch.stack([fields[name] for name in SUMMARY], 1), "uncertainty of members")
 
     def probs(self) -> Float64[Tensor, "n c"]:
-        """The mean of the members' probabilities, which is what the ensemble says."""
+        """The mean of the members' probabilities, which is the ensemble's prediction."""
         return self._means()[:, 0]
 
     def loss(self, label: Int[Tensor, "n"]) -> Float64[Tensor, "n"]:
@@ -133,7 +142,7 @@ class MemberStream:
         self._filling, self._filled = zeros(len(self._sizes), n, c), zeros(n, len(self._sizes))
 
     def _weigh(self, z: Float64[Tensor, "n b c"], by: WeighedBy, number: int) -> Float64[Tensor, "n b"]:
-        """Weights of these members, after those before were made smaller if a larger size has come."""
+        """Weights of these members, after earlier ones were scaled down if a larger size has arrived."""
         size = log_size(z, by)
         largest = torch.maximum(self._largest[:, number], size.amax(1))
         shrink = (self._largest[:, number] - largest).exp()
@@ -158,6 +167,121 @@ class MemberStream:
         return self._probs / self._masses[..., None]
 
 
+class VarianceStream:
+    """Sums up how far the probabilities of members scatter, block by block of their logits.
+
+    Args:
+        temperature: Logits are divided by it.
+
+    >>> stream = VarianceStream()
+    >>> stream.add(torch.tensor([[[80.0, 0.0], [0.0, 80.0]]]))
+    >>> stream.variance().tolist()  # both classes are 1 for one member and 0 for the other: 1/4 + 1/4
+    [0.5]
+    """
+
+    def __init__(self, *, temperature: float = 1.0) -> None:
+        self._temperature = check_temperature(temperature)
+        self._members = 0
+
+    def add(self, logits: Float[Tensor, "n b c"]) -> None:
+        """Add the logits of some more members."""
+        p = (logits.to(summing_device(logits.device)).double() / self._temperature).softmax(-1)
+        if self._members == 0:
+            self._mean, self._squares = torch.zeros_like(p[:, 0]), torch.zeros_like(p[:, 0, 0])
+        else:
+            _check_alike(tuple(self._mean.shape), tuple(p[:, 0].shape))
+        for one in p.unbind(1):
+            self._members += 1
+            away = one - self._mean
+            self._mean += away / self._members
+            self._squares += (away * (one - self._mean)).sum(-1)
+
+    def variance(self) -> Float64[Tensor, "n"]:
+        """The variance over members, summed over classes."""
+        if self._members == 0:
+            raise TableError("no member was given. Add the logits of at least one.")
+        return finite(self._squares.clamp_min(0) / self._members, "variance of members")
+
+
+class Summaries(NamedTuple):
+    """Of several ensembles on n inputs: the fields of SUMMARY and, where labels are known, -log p̄ of the label."""
+
+    summary: Float[Tensor, "g n s"]
+    loss: Float[Tensor, "g n"] | None
+
+
+class Groups:
+    """Summarises ensembles that lie side by side.
+
+    Args:
+        sizes: Number of members of each, in order.
+        temperature: Logits are divided by it.
+
+    >>> groups = Groups([2, 1])
+    >>> summaries = groups.summarise(torch.tensor([[[40.0, 0.0], [0.0, 40.0], [40.0, 0.0]]]))
+    >>> [round(float(value), 4) for value in summaries.summary[:, 0, SUMMARY.index("epistemic")]]
+    [0.6931, 0.0]
+    """
+
+    def __init__(self, sizes: Sequence[int], *, temperature: float = 1.0) -> None:
+        if not sizes or min(sizes) < 1:
+            raise ValueRangeError(f"sizes must be at least 1; got {list(sizes)}. Give the number of members per group.")
+        self.sizes, self._temperature = tuple(sizes), check_temperature(temperature)
+        self._group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.sizes))
+        self._mine = self._group == torch.arange(len(sizes))[:, None]
+
+    def summarise(self, logits: Float[Tensor, "n m c"], label: Int[Tensor, "n"] | None = None) -> Summaries:
+        """Summary and, with labels, loss of every ensemble."""
+        z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        z = z if self._temperature == 1 else z / self._temperature
+        largest = z.amax(-1)
+        shifted = z - largest[..., None]
+        p = shifted.softmax(-1)
+        log_sum = -p.amax(-1).log()
+        entropy = log_sum - torch.linalg.vecdot(p, shifted)
+        weights = self._weights(largest + log_sum, z.sum(-1))
+        means = (weights.flatten(1, 2) @ p).view(*weights.shape[:3], p.shape[-1])
+        aleatoric = (weights * entropy[:, None, None]).sum(-1)
+        total = -torch.linalg.vecdot(means, means.clamp_min(torch.finfo(p.dtype).tiny).log())
+        epistemic = (total - aleatoric).clamp_min(0)
+        confidence, predicted = means[:, :, 0].max(-1)
+        fields = {
+            "members": torch.tensor(self.sizes).to(total).expand_as(confidence),
+            "total": total[..., 0],
+            "aleatoric": aleatoric[..., 0],
+            "epistemic": epistemic[..., 0],
+            "weighted_logsumexp": epistemic[..., 1],
+            "weighted_sum": epistemic[..., 2],
+            "variation": self._variation(shifted),
+            "predicted": predicted.to(total),
+            "confidence": confidence,
+        }
+        loss = None if label is None else self._loss(shifted, log_sum, label)
+        return Summaries(torch.stack([fields[name] for name in SUMMARY], -1).transpose(0, 1), loss)
+
+    def _weights(self, log_sum: Float[Tensor, "n m"], plain_sum: Float[Tensor, "n m"]) -> Float[Tensor, "n g w m"]:
+        """Equal, by log-sum-exp and by sum of logits: a softmax over each ensemble's members, zero for all others."""
+        size = torch.stack([torch.zeros_like(log_sum), log_sum, plain_sum], 1)
+        others = ~self._mine.to(size.device)
+        return size[:, None].masked_fill(others[:, None], -torch.inf).softmax(-1)
+
+    def _loss(
+        self, z: Float[Tensor, "n m c"], log_sum: Float[Tensor, "n m"], label: Int[Tensor, "n"]
+    ) -> Float[Tensor, "g n"]:
+        """From the logarithms of the members' probabilities: one that vanishes in p still has its loss."""
+        log_p = z[torch.arange(len(z)), :, label.to(z.device)] - log_sum
+        parts = torch.split(log_p, list(self.sizes), dim=1)
+        return torch.stack([(math.log(part.shape[1]) - part.logsumexp(1)).clamp_min(0) for part in parts])
+
+    def _variation(self, z: Float[Tensor, "n m c"]) -> Float[Tensor, "n g"]:
+        """The share of members that do not vote for the class with most votes."""
+        n, _, c = z.shape
+        place = z.argmax(-1) + c * self._group.to(z.device)
+        votes = z.new_zeros(n, len(self.sizes) * c).scatter_add_(1, place, z.new_ones(()).expand_as(place))
+        most = votes.view(n, len(self.sizes), c).amax(-1)
+        return 1 - most / torch.tensor(self.sizes).to(most)
+
+
 def summing_device(device: torch.device) -> torch.device:
     """Where sums over members are kept: with the logits, but for Apple's GPUs, which have no float64.
 
@@ -174,3 +298,11 @@ def check_temperature(temperature: float) -> float:
             f"temperature must be positive and finite; got {temperature}. 1 leaves logits as they are."
         )
     return temperature
+
+
+def _check_alike(before: tuple[int, ...], now: tuple[int, ...]) -> None:
+    if before != now:
+        raise TableError(
+            f"members must have equal inputs and classes; (n, c) was {before} at first and is {now} now. "
+            f"Members of one ensemble share their classes, in one order."
+        )

@@ -22,8 +22,7 @@ from torch import Tensor
 from dubito.choices import Keep
 from dubito.errors import ValueRangeError
 from dubito.metrics.information import sub_ensembles
-from dubito.metrics.spread import VarianceStream
-from dubito.metrics.streaming import MemberStream, check_temperature
+from dubito.metrics.streaming import MemberStream, VarianceStream, check_temperature
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes._classes import as_classes
 from dubito.probes._several import Several, Source

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from dubito.choices import Keep
 from dubito.errors import ModelError, ValueRangeError
-from dubito.metrics.groups import Groups
-from dubito.metrics.streaming import check_temperature
+from dubito.metrics.streaming import Groups, check_temperature
 from dubito.probes._classes import as_classes
 from dubito.types import Classifier, Json, Tiled, Tiling
 
@@ -111,7 +110,7 @@ class Tiles:
         self, groups: Groups, grids: Sequence[int], members: Float[Tensor, "n m c"], label: Int[Tensor, "n"] | None
     ) -> dict[str, Tensor]:
         """Those of a few images, by name."""
-        told = groups.tell(members, label)
+        told = groups.summarise(members, label)
         columns = {f"tiles_{k}": one.float() for k, one in zip(grids, told.summary, strict=True)}
         if told.loss is not None:
             columns |= {f"tiles_{k}_loss": one.float() for k, one in zip(grids, told.loss, strict=True)}

@@ -94,8 +94,8 @@ def sum_over_layers(
     values = table.whole(column)
     if values.dim() != 2 or not values.is_floating_point() or values.shape[1] == 0:
         raise TableError(
-            f"{by}.score: column '{column}' must have one number a layer, (n, l); {values.dtype} of shape "
-            f"{tuple(values.shape)} came in {table.name}. Extract it with the gradient probe."
+            f"{by}.score: column '{column}' must have one number per layer, (n, l); got {values.dtype} of shape "
+            f"{tuple(values.shape)} in {table.name}. Extract it with the gradient probe."
         )
     where = f"{by}.score: column '{column}' of {table.name}"
     kept = layers_kept(table, of, values.shape[1], where)

@@ -55,7 +55,7 @@ class ScoreOfMembers(Score, ABC):
         if summary.dim() != 2 or summary.shape[1] != len(SUMMARY):
             raise TableError(
                 f"{self.name}.score: column '{self.of}' must be the summary of an ensemble, (n, {len(SUMMARY)}); "
-                f"{tuple(summary.shape)} came in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
+                f"got {tuple(summary.shape)} in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
             )
         if len(summary):
             self.check_members(int(summary[:, SUMMARY.index("members")].min()), batch)
@@ -109,8 +109,8 @@ def members_of(score: ScoreOfMembers, batch: Table, by: str = "score") -> Iterat
     logits = batch.whole(score.logits)
     if logits.dim() != 3 or not logits.is_floating_point() or 0 in logits.shape[1:]:
         raise TableError(
-            f"{score.name}.{by}: column '{score.logits}' must be the logits of members, (n, m, c); "
-            f"{logits.dtype} of shape {tuple(logits.shape)} came in {batch.name}."
+            f"{score.name}.{by}: column '{score.logits}' must be the logits of members, (n, m, c); got "
+            f"{logits.dtype} of shape {tuple(logits.shape)} in {batch.name}."
         )
     if logits.shape[2] < 2:
         raise ValueRangeError(

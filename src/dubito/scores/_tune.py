@@ -168,7 +168,7 @@ def _candidates(
     if not cells:
         raise TableError(
             f"density.tune: with start='class' there is one component for each of the {labels} labels of {train.name}; "
-            f"only other numbers of components came. Leave them out, or choose start='free'."
+            f"got only other numbers of components. Leave them out, or choose start='free'."
         )
     generator, queues = random.Random(seed), list(cells.values())  # noqa: S311 (nothing secret)
     generator.shuffle(queues)

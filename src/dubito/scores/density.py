@@ -91,7 +91,7 @@ class Density(Score):
         means_: (k, d).
         factors_: Cholesky factors of the precisions: full (k, d, d), tied (d, d), diagonal (k, d), spherical (k).
         neurons_: (d) which features are used.
-        width_: Of the features that came.
+        width_: Width of the features that it was fitted on.
         log_likelihoods_: Mean over the training rows, before each iteration of EM.
     """
 

@@ -87,7 +87,7 @@ class WeightedMutualInformation(ScoreOfMembers):
             if getattr(self, setting) not in get_args(kinds):
                 raise ValueRangeError(
                     f"{self.name}: {setting} must be one of {', '.join(get_args(kinds))}; "
-                    f"'{getattr(self, setting)}' came."
+                    f"got '{getattr(self, setting)}'."
                 )
         learns = self.over == "pooled"
         self.needs = (self.logits,) if learns else (self.of,)

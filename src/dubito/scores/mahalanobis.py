@@ -92,7 +92,7 @@ class Mahalanobis(Score):
         if batch.shape("feature")[1] != self.means_.shape[1]:
             raise TableError(
                 f"mahalanobis.score: features must be {self.means_.shape[1]} wide, as in fit; "
-                f"{batch.shape('feature')[1]} came in {batch.name}. Score a table of the same model."
+                f"got {batch.shape('feature')[1]} in {batch.name}. Score a table of the same model."
             )
         z = finite_features(batch.feature, "mahalanobis.score")
         nearest: Tensor = mahalanobis(z, self.means_, self.factor_).amin(1)

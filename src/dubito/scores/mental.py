@@ -86,7 +86,7 @@ class MentalModel(Score):
         if batch.shape("feature")[1] != self.weights_.shape[1]:
             raise TableError(
                 f"mental.score: features must be {self.weights_.shape[1]} wide, as in fit; "
-                f"{batch.shape('feature')[1]} came in {batch.name}. Score a table of the same model."
+                f"got {batch.shape('feature')[1]} in {batch.name}. Score a table of the same model."
             )
         return mental_log_odds(finite_features(batch.feature, "mental.score"), self.weights_)
 

@@ -77,7 +77,7 @@ class Neighbours(Score):
         if feature.shape[1] != self.bank_.shape[1]:
             raise TableError(
                 f"neighbours.score: features must be {self.bank_.shape[1]} wide, as in fit; "
-                f"{feature.shape[1]} came in {batch.name}. Score a table of the same model."
+                f"got {feature.shape[1]} in {batch.name}. Score a table of the same model."
             )
         return kth_distance(_normalised(feature, "score"), self.bank_, self.k)
 

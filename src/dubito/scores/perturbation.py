@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.metrics.spread import VarianceStream
+from dubito.metrics.streaming import VarianceStream
 from dubito.scores._members import ScoreOfMembers, members_of
 from dubito.table import Table
 
@@ -52,8 +52,8 @@ class PerturbationVariance(ScoreOfMembers):
         variance: Tensor = batch.whole(column)
         if variance.dim() != 1:
             raise TableError(
-                f"{self.name}.score: column '{column}' must have one variance an image, (n); {tuple(variance.shape)} "
-                f"came in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
+                f"{self.name}.score: column '{column}' must have one variance per image, (n); got "
+                f"{tuple(variance.shape)} in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
             )
         return variance.double()
 

@@ -17,18 +17,19 @@ from torch import Tensor
 
 from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
-from dubito.scores._answers import answers, check_own_classes
+from dubito.metrics import labelled_logits
 from dubito.scores._members import ScoreOfMembers, score_blocks
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
 from dubito.types import Score
+from dubito.validate import check_model_labels
 
 _SMALLEST, _LARGEST = 1e-3, 1e3
 
 
 def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -> float:
     """The T that minimises the mean negative log-likelihood of the labels."""
-    for _ in answers(table, by="temperature.fit", repair="Fit on held-out images."):
+    for _ in labelled_logits(table, by="temperature.fit", repair="Fit on held-out images."):
         pass  # every block is checked before the first step
     low, high, b = 1 / _LARGEST, 1 / _SMALLEST, 1.0
     for _ in range(steps):
@@ -82,7 +83,7 @@ class Temperature(Score):
 
     def learn(self, table: Table) -> None:
         """Fit T on the labels."""
-        check_own_classes(table, by="temperature.fit")
+        check_model_labels(table, by="temperature.fit")
         self.temperature_ = fit_temperature(table)
 
     def score(self, table: Table) -> Float[Tensor, "n"]:

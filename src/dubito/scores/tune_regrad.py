@@ -24,8 +24,7 @@ from torch import Tensor
 
 from dubito.choices import ClassWeighting
 from dubito.errors import TableError, ValueRangeError
-from dubito.metrics import aurc, paired_errors
-from dubito.scores._answers import errors_of
+from dubito.metrics import aurc, paired_errors, wrong_predictions
 from dubito.scores._tune import listed
 from dubito.scores.gradient import REGrad
 from dubito.table import Table
@@ -42,7 +41,7 @@ class TunedREGrad:
     Attributes:
         score: The candidate that was chosen.
         tried: Every candidate, by rising `aurc`: `column`, `copies`, `sigma`, `beta`, what its AURC is above the best
-            one (`behind`), the `standard_error` of that, whether it was `chosen`, and the `error` of one that the
+            one (`gap_to_best`), the `standard_error` of that, whether it was `chosen`, and the `error` of one that the
             column does not allow. Copies and sigma are None where the table does not know them.
     """
 
@@ -107,8 +106,8 @@ def _choose(
     best = min(values, key=lambda place: (tried[place]["aurc"], _plain(tried[place])))
     errors = paired_errors(aurc, list(values.values()), values[best], wrong, resamples=resamples, seed=seed)
     for place, error in zip(values, errors, strict=True):
-        tried[place] |= {"behind": tried[place]["aurc"] - tried[best]["aurc"], "standard_error": error}
-    as_good = [place for place in values if tried[place]["behind"] <= tried[place]["standard_error"]]
+        tried[place] |= {"gap_to_best": tried[place]["aurc"] - tried[best]["aurc"], "standard_error": error}
+    as_good = [place for place in values if tried[place]["gap_to_best"] <= tried[place]["standard_error"]]
     return min(as_good, key=lambda place: _plain(tried[place]))
 
 
@@ -117,15 +116,15 @@ def _plain(row: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def _told(row: dict[str, Any], *, chosen: bool) -> dict[str, Any]:
-    names = ("column", "copies", "sigma", "beta", "aurc", "behind", "standard_error")
+    names = ("column", "copies", "sigma", "beta", "aurc", "gap_to_best", "standard_error")
     return {**{name: row.get(name) for name in names}, "chosen": chosen, "error": row["error"]}
 
 
 def _candidates(columns: Sequence[str], betas: Sequence[float], weighting: ClassWeighting) -> list[REGrad]:
     if isinstance(columns, str) or not columns or not betas:
         raise ValueRangeError(
-            f"{_BY}: columns and betas must be lists with at least one entry; columns={columns!r} and betas={betas!r} "
-            f"came. Give for instance columns=['gradient'], betas=[0, 4]."
+            f"{_BY}: columns and betas must be lists with at least one entry; got columns={columns!r} and "
+            f"betas={betas!r}. Give for instance columns=['gradient'], betas=[0, 4]."
         )
     return [
         REGrad(weighting, beta=beta, of=column) for column in dict.fromkeys(columns) for beta in dict.fromkeys(betas)
@@ -134,7 +133,7 @@ def _candidates(columns: Sequence[str], betas: Sequence[float], weighting: Class
 
 def _errors(table: Table) -> Bool[Tensor, "n"]:
     """Where the model is wrong; TableError where that tells nothing."""
-    wrong = errors_of(table, by=_BY, repair="Give a validation split.")
+    wrong = wrong_predictions(table, by=_BY, repair="Give a validation split.")
     if wrong.all() or not wrong.any():
         raise TableError(
             f"{_BY}: the model is {'wrong' if wrong.all() else 'right'} on all {len(wrong)} images of {table.name}, so "
