@@ -32,7 +32,7 @@ from _resnet_cifar import resnet
 
 import dubito
 from dubito.guard import Guard
-from dubito.protocols.human_ambiguity import ambiguity, vote_entropy
+from dubito.protocols.human_ambiguity import human_ambiguity, vote_entropy
 from dubito.table import Table
 from dubito.table.views import chosen_rows, ensemble
 
@@ -73,7 +73,7 @@ def studied(tables: list[Table], counts: np.ndarray) -> dict[str, Any]:
         .score(known),
         "members": dubito.ExpectedEntropy().score(both),
     }
-    found = ambiguity(scores, known, ambiguous=people > AMBIGUOUS, degree=people)
+    found = human_ambiguity(scores, known, ambiguous=people > AMBIGUOUS, degree=people)
     print(found)
     several = int((people > AMBIGUOUS).sum())
     ordered = scores | {

@@ -162,13 +162,13 @@ class Study:
             warnings.simplefilter("ignore", ConstantHeadWarning)
             training = dubito.train(corpus, to, seeds=seeds, recipe=recipe, progress=False, **setting.head)
         heads = {f"seed {head.seed}": head for head in training.heads}
-        transfer = dubito.transfer(heads, self.unseen, resamples=100).over_seeds(list(heads))
-        judged = dubito.ambiguity(heads, self.known, ambiguous=self.ambiguous, resamples=100)
+        transfer = dubito.protocols.transfer(heads, self.unseen, resamples=100).over_seeds(list(heads))
+        agreement = dubito.protocols.human_ambiguity(heads, self.known, ambiguous=self.ambiguous, resamples=100)
         ranges = [float(u.max() - u.min()) for u in (head.score(self.known) for head in heads.values())]
         return {
             "published": None if setting.published is None else setting.published._asdict(),
             "r_auroc": {where: rounded(value) for where, value in transfer.items()},
-            "ambiguity": rounded(median_and_spread([judged.auroc[seed].value for seed in heads])),
+            "ambiguity": rounded(median_and_spread([agreement.auroc[seed].value for seed in heads])),
             "range": statistics.median(ranges),
             "collapsed_seeds": sum(one <= COLLAPSED for one in ranges),
             "seeds": len(seeds),

@@ -41,7 +41,7 @@ from dubito.data import Subset
 from dubito.data.annotations import read_label_sets, read_votes
 from dubito.data.deteriorated import Deteriorated
 from dubito.metrics import auroc
-from dubito.protocols.human_ambiguity import Ambiguity, ambiguous_images, vote_degree
+from dubito.protocols.human_ambiguity import HumanAmbiguity, ambiguous_images, vote_degree
 from dubito.protocols.transfer import median_and_spread
 from dubito.table.views import chosen_rows
 from dubito.types import Classifier, Images
@@ -100,17 +100,17 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
     result = {"photographs": len(clean), "published": {"auroc": PUBLISHED}}
 
     jobs = [(target, seed) for target in TARGETS for seed in seeds]
-    doubts = {}
+    uncertainties = {}
     for target, seed in track(jobs, description="targets"):
-        doubts[f"{target} {seed}"] = cross_fitted(
+        uncertainties[f"{target} {seed}"] = cross_fitted(
             clean, augmented, halves, dubito.Recipe(target=target, **RECIPE), seed
         )
     for seed in seeds:
         head = trained(dubito.concat(clean, augmented), dubito.Recipe(target="expected", **RECIPE), seed)
-        doubts[f"without labels {seed}"] = head.score(clean)
-    result |= compared(doubts, clean, photos, seeds)
+        uncertainties[f"without labels {seed}"] = head.score(clean)
+    result |= compared(uncertainties, clean, photos, seeds)
     result["halves"] = {
-        name: one_half(doubts, clean, half, photos, seeds)
+        name: one_half(uncertainties, clean, half, photos, seeds)
         for name, half in zip(("chosen_on", "reported"), halves, strict=True)
     }
 
@@ -129,11 +129,11 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
     }
     head = trained(corpus(clean, augmented, halves[0]), best, 1)
     some = Subset(images, halves[1].tolist())
-    steps = dubito.corruption_curve(
+    curves = dubito.protocols.corruption_curve(
         model, some, {"head": head, "entropy": dubito.Entropy()}, cache / "corruption_curve"
     )
-    print(steps)
-    result["corruption_curve"] = {**steps.to_json(), "images": PHOTOS}
+    print(curves)
+    result["corruption_curve"] = {**curves.to_dict(), "name": PHOTOS}
     return result
 
 
@@ -150,31 +150,33 @@ def several_epochs(model: Classifier, images: Images, cache: Path) -> dubito.Tab
     )
 
 
-def compared(doubts: dict[str, torch.Tensor], clean: dubito.Table, photos: Path, seeds: list[int]) -> dict:
+def compared(uncertainties: dict[str, torch.Tensor], clean: dubito.Table, photos: Path, seeds: list[int]) -> dict:
     """All heads and the classifier's own scores against what people said."""
     flags = ambiguous_images(read_label_sets(photos / "labels.csv"))
     asked = vote_degree(read_votes(photos / "rater_votes.csv"))
-    found = dubito.ambiguity(doubts, clean, ambiguous=flags, degree=asked)
-    everyone = dubito.ambiguity(doubts, clean, degree={name: asked.get(name, 0.0) for name in flags})
+    found = dubito.protocols.human_ambiguity(uncertainties, clean, ambiguous=flags, degree=asked)
+    everyone = dubito.protocols.human_ambiguity(
+        uncertainties, clean, degree={name: asked.get(name, 0.0) for name in flags}
+    )
     print(found)
     print("photographs that nobody was asked about count as unambiguous:")
     print(everyone)
     kinds = (*TARGETS, "without labels")
     return {
-        "scores": {**found.to_json(), "table": PHOTOS},
-        "scores_all_photographs": {**everyone.to_json(), "table": PHOTOS},
+        "scores": {**found.to_dict(), "name": PHOTOS},
+        "scores_all_photographs": {**everyone.to_dict(), "name": PHOTOS},
         "baselines": {name: found.auroc[name].value for name in ("max_probability", "entropy")},
         "targets": {kind: over_seeds(found, everyone, kind, seeds) for kind in kinds},
     }
 
 
 def one_half(
-    doubts: dict[str, torch.Tensor], clean: dubito.Table, half: torch.Tensor, photos: Path, seeds: list[int]
+    uncertainties: dict[str, torch.Tensor], clean: dubito.Table, half: torch.Tensor, photos: Path, seeds: list[int]
 ) -> dict[str, float | list[float]]:
     """The same AUROC among the photographs of one half, with an interval of the first seed."""
     flags = ambiguous_images(read_label_sets(photos / "labels.csv"))
-    mine = {f"{BEST} {seed}": doubts[f"{BEST} {seed}"][half] for seed in seeds}
-    found = dubito.ambiguity(mine, chosen_rows(clean, half), ambiguous=flags)
+    mine = {f"{BEST} {seed}": uncertainties[f"{BEST} {seed}"][half] for seed in seeds}
+    found = dubito.protocols.human_ambiguity(mine, chosen_rows(clean, half), ambiguous=flags)
     median, distance = median_and_spread([found.auroc[name].value for name in mine])
     first = found.auroc[f"{BEST} {seeds[0]}"]
     own = {name: found.auroc[name].value for name in ("max_probability", "entropy")}
@@ -234,7 +236,7 @@ def point(
     return {"auroc": median, "distance": distance}
 
 
-def over_seeds(found: Ambiguity, everyone: Ambiguity, target: str, seeds: list[int]) -> dict[str, float]:
+def over_seeds(found: HumanAmbiguity, everyone: HumanAmbiguity, target: str, seeds: list[int]) -> dict[str, float]:
     """Median and distance of a target's AUROC and correlations."""
     result = {}
     figures = {"auroc": found.auroc, "spearman": found.spearman, "spearman_all": everyone.spearman}

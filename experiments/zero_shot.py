@@ -10,8 +10,8 @@ EfficientNet-Lite0: by default the one that ships, else a name of `dubito list h
     Table 2     R-AUROC of the head and, beside it, of the classifier's entropy; Recall@1 of the features
     Figure 8    AUROC of each data set's images, and of all together, against ImageNet photographs
 
-all with 95 % intervals over images. Nothing is fitted here, and labels serve the measurement only. The known
-photographs of Figure 8 are all of imagenet_val_dev2000, which the head that ships has learned from (the paper, too,
+all with 95 % intervals over images. Nothing is fitted here, and labels serve the measurement only. The
+in-distribution photographs of Figure 8 are all of imagenet_val_dev2000, which the head that ships has learned from (the paper, too,
 compares with images of the pretraining); with --split-seed, only the second half of that random order, for a head that
 was trained on the first. The published columns are ViT-Base's, on the whole data sets. --gallery writes a page of the
 textures that the head finds clearest and most unclear; --write puts the result into experiments/expected. The last line
@@ -59,22 +59,24 @@ def main() -> None:
         sets = {name: first(images, asked.images) for name, images in data_sets(asked.data, asked.more_data)}
         tables = {name: extracted(model, images, cache / name) for name, images in sets.items()}
         split = asked.split_seed
-        known_images = first(known(asked.data, split), asked.images)
-        known_table = extracted(model, known_images, cache / f"known-{'all' if split is None else split}")
-        transfer = dubito.transfer({"head": head}, tables)
-        shift = dubito.ood_auroc_by_dataset({"head": head, "entropy": dubito.Entropy()}, known_table, tables)
+        id_images = first(in_distribution(asked.data, split), asked.images)
+        id_table = extracted(model, id_images, cache / f"in-distribution-{'all' if split is None else split}")
+        transfer = dubito.protocols.transfer({"head": head}, tables)
+        by_dataset = dubito.protocols.ood_auroc_by_dataset(
+            {"head": head, "entropy": dubito.Entropy()}, id_table, tables
+        )
         if asked.gallery:
             textures = tables["dtd10"]
             page = asked.gallery / "textures.html"
             write_gallery(
                 sets["dtd10"], head.score(textures), page, ids=textures.id, title="Clear and unclear textures"
             )
-    print(f"{transfer}\n\n{shift}")
+    print(f"{transfer}\n\n{by_dataset}")
     result = {
         "head": Path(asked.head).name,
         "corpus": head.trained_.get("corpus"),
-        "transfer": transfer.to_json(),
-        "ood_auroc_by_dataset": shift.to_json() | {"known": "imagenet_val_dev2000"},
+        "transfer": transfer.to_dict(),
+        "ood_auroc_by_dataset": by_dataset.to_dict() | {"in_distribution": "imagenet_val_dev2000"},
     }
     if asked.write:
         write_expected(EXPECTED, f"--data DIR{' --more-data DIR' if asked.more_data else ''}", result)
@@ -94,7 +96,7 @@ def digits(folder: Path) -> Images:
         return dubito.open_images(pixels, labels["y"].astype(np.int64))
 
 
-def known(data: Path, split_seed: int | None) -> Images:
+def in_distribution(data: Path, split_seed: int | None) -> Images:
     """ImageNet photographs: all of them, or the second half of a random order."""
     photos = dubito.open_images(data / "imagenet_val_dev2000" / "images256.zip")
     if split_seed is None:

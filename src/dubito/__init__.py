@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from dubito.probes import Tiles as Tiles
     from dubito.protocols.benchmarks import open_benchmark as open_benchmark
     from dubito.protocols.corruption_curve import corruption_curve as corruption_curve
-    from dubito.protocols.human_ambiguity import ambiguity as ambiguity
+    from dubito.protocols.human_ambiguity import human_ambiguity as human_ambiguity
     from dubito.protocols.ood import ood_auroc_by_dataset as ood_auroc_by_dataset
     from dubito.protocols.transfer import transfer as transfer
     from dubito.report.image_map import Map as Map
@@ -148,7 +148,7 @@ _HOMES = {
     "Map": "dubito.report.image_map",
     "draw_map": "dubito.report.map",
     "transfer": "dubito.protocols.transfer",
-    "ambiguity": "dubito.protocols.human_ambiguity",
+    "human_ambiguity": "dubito.protocols.human_ambiguity",
     "corruption_curve": "dubito.protocols.corruption_curve",
     "ood_auroc_by_dataset": "dubito.protocols.ood",
     "SafeIndex": "dubito.search",

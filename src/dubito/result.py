@@ -52,6 +52,10 @@ class Result:
         """What was found, in whole sentences."""
         return []
 
+    def heading(self, key: str) -> str:
+        """The heading of a column of `records`."""
+        return self.titles.get(key, key.replace("_", " "))
+
     def cell(self, key: str, value: Any) -> str:  # noqa: ARG002 (for subclasses that format by key)
         """One value of `records` as people see it."""
         return cell(value)
@@ -86,7 +90,7 @@ class Result:
         """The table as text: a header and one line per row; empty without records."""
         records = self.records()
         keys = list(dict.fromkeys(key for record in records for key in record))
-        header = [self.titles.get(key, key.replace("_", " ")) for key in keys]
+        header = [self.heading(key) for key in keys]
         return [header, *([self.cell(key, one.get(key)) for key in keys] for one in records)] if records else []
 
     def __str__(self) -> str:
@@ -200,6 +204,30 @@ def axes(ax: "Axes | None" = None, *, size: tuple[float, float] = (5, 4)) -> "Ax
     except ImportError as error:
         raise MissingPackageError("plot needs matplotlib: pip install 'dubito[figures]'") from error
     return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def plot_intervals(picture: "Axes", series: Mapping[str, Mapping[str, Any]]) -> "Axes":
+    """Draw values with their intervals: one line per name, one colour per series; None is left out."""
+    names = list(dict.fromkeys(name for values in series.values() for name in values))
+    for place, (label, values) in enumerate(series.items()):
+        shown = {name: one for name, one in values.items() if one is not None}
+        beside = 0.6 * ((place + 0.5) / len(series) - 0.5)
+        # A value may lie outside its percentile interval.
+        below = [max(0.0, one.value - one.low) for one in shown.values()]
+        above = [max(0.0, one.high - one.value) for one in shown.values()]
+        picture.errorbar(
+            [one.value for one in shown.values()],
+            [names.index(name) + beside for name in shown],
+            xerr=[below, above],
+            fmt="o",
+            capsize=3,
+            label=label,
+        )
+    picture.set_yticks(range(len(names)), names)
+    picture.invert_yaxis()
+    if len(series) > 1:
+        picture.legend(frameon=False)
+    return picture
 
 
 def _is_interval(value: Any) -> bool:

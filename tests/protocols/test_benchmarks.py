@@ -11,8 +11,9 @@ import torch
 from scipy.io import savemat
 from torchvision import datasets
 
-from dubito.data import ArrayImages, _layouts, open_images
+from dubito.data import ArrayImages, open_images
 from dubito.errors import ImagesError, MissingPackageError
+from dubito.protocols import benchmarks
 from dubito.protocols.benchmarks import BENCHMARKS, class_split, open_benchmark
 from dubito.protocols.transfer import PUBLISHED
 from dubito.types import Images
@@ -109,7 +110,7 @@ def test_sop_without_its_train_list(folder: Folder):
     root = products(folder, "")
     (root / "Ebay_train.txt").unlink()
     with pytest.raises(
-        ImagesError, match=r"sop: .* must be whole; reading it gave: .*Ebay_train.txt.* Expected: Stanford"
+        ImagesError, match=r"sop: .* must be complete; reading it failed: .*Ebay_train.txt.* Expected: Stanford"
     ):
         open_benchmark("sop", root, split="train")
 
@@ -219,7 +220,7 @@ def test_a_pickle_of_unknown_origin_is_not_opened(tmp_path: Path):
     base.mkdir()
     for name in ("test_batch", "batches.meta", *(f"data_batch_{i}" for i in range(1, 6))):
         (base / name).write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(ImagesError, match=r"cifar10: .*cifar-10-batches-py' must be whole; .*corrupted"):
+    with pytest.raises(ImagesError, match=r"cifar10: .*cifar-10-batches-py' must be complete; .*corrupted"):
         open_benchmark("cifar10", tmp_path)
     assert not (tmp_path / "sprung").exists()
 
@@ -269,17 +270,15 @@ def test_another_layout(folder: Folder, files: dict):
 
 
 def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Folder):
-    with pytest.raises(
-        ImagesError, match=r"'.*no' must be a folder that is there. Expected in it: cifar-10-batches-py"
-    ):
+    with pytest.raises(ImagesError, match=r"'.*no' must be an existing folder. Expected in it: cifar-10-batches-py"):
         open_benchmark("cifar10", tmp_path / "no")
-    with pytest.raises(ImagesError, match=r"'CUB' came. Nearest: cub200"):
+    with pytest.raises(ImagesError, match=r"name must be one of cub200, .*; got 'CUB'. Nearest: cub200"):
         open_benchmark("CUB", tmp_path)
-    with pytest.raises(ImagesError, match=r"'xyz' came. Known: cub200, cars196, sop"):
+    with pytest.raises(ImagesError, match=r"got 'xyz'. Nearest: cub200, cars196, sop"):
         open_benchmark("xyz", tmp_path)
     with pytest.raises(ImagesError, match="split of caltech101 must be all; got 'test'"):
         open_benchmark("caltech101", tmp_path, split="test")
-    monkeypatch.setattr(_layouts, "find_spec", lambda name: None)
+    monkeypatch.setattr(benchmarks, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"cars196 has annotations in .mat files.*pip install scipy"):
         open_benchmark("cars196", cars(folder))
 

@@ -1,5 +1,6 @@
-"""The deterioration ladder: every step run once, medians and rises by hand, resumable."""
+"""Corruption curves: every level run once, medians and rises by hand, resumable."""
 
+import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import final
 import numpy as np
 import pytest
 import torch
-from dubito.apps import corruption_curve as module
 from scipy.stats import spearmanr
 from torch import nn
 
@@ -19,8 +19,8 @@ from dubito.errors import NotFittedError, SkippedImagesWarning, TableError, Valu
 from dubito.metrics import Interval
 from dubito.protocols.corruption_curve import (
     CorruptionCurve,
+    CorruptionCurves,
     CorruptionLevel,
-    Ladder,
     corruption_curve,
     rank_correlations,
 )
@@ -28,6 +28,7 @@ from dubito.scores import Entropy, Neighbours
 from dubito.table import Table
 from dubito.types import Score
 
+module = importlib.import_module("dubito.protocols.corruption_curve")  # the room exports a function of its name
 QUICK = {"resamples": 40, "progress": False, "workers": 0}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,14 +65,14 @@ def images() -> ArrayImages:
 def run(model, images, tmp_path_factory):
     to = tmp_path_factory.mktemp("corruption_curve")
     scores = {"flatness": Flatness(), "entropy": Entropy()}
-    return to, corruption_curve(model, images, scores, to, kinds=("blur", "box"), severities=(0, 2, 5), **QUICK)
+    return to, corruption_curve(model, images, scores, to, corruptions=("blur", "box"), severities=(0, 2, 5), **QUICK)
 
 
-def test_every_step_has_a_cache_and_the_clean_images_one(run):
+def test_every_level_has_a_cache_and_the_clean_images_one(run):
     to, found = run
     assert sorted(path.name for path in to.iterdir()) == ["blur-2", "blur-5", "box-2", "box-5", "clean"]
     assert (found.rows, found.severities, found.name) == (7, (0, 2, 5), "images in memory")
-    assert [(one.score, one.kind) for one in found.climbs] == [
+    assert [(one.score, one.corruption) for one in found.curves] == [
         ("flatness", "blur"),
         ("flatness", "box"),
         ("entropy", "blur"),
@@ -83,15 +84,15 @@ def test_quartiles_and_correlations_are_those_of_the_tables(run):
     to, found = run
     tables = [dubito.open(to / name) for name in ("clean", "box-2", "box-5")]
     u = np.stack([Entropy().score(table).numpy() for table in tables], axis=1)
-    climb = found.climb("box", "entropy")
-    for column, rung in zip(u.T, climb.rungs, strict=True):
-        assert (rung.low, rung.median, rung.high) == pytest.approx(tuple(np.quantile(column, (0.25, 0.5, 0.75))))
+    curve = found.curve("box", "entropy")
+    for column, level in zip(u.T, curve.levels, strict=True):
+        assert level[1:] == pytest.approx(tuple(np.quantile(column, (0.25, 0.5, 0.75))))
     expected = np.mean([spearmanr([0, 2, 5], row).statistic for row in u])
-    assert climb.spearman.value == pytest.approx(expected)
-    assert climb.rises == sum(np.diff(np.median(u, axis=0)) > 0)
+    assert curve.spearman.value == pytest.approx(expected)
+    assert curve.rises == sum(np.diff(np.median(u, axis=0)) > 0)
 
 
-def test_steps_are_the_images_made_worse(run, images):
+def test_levels_are_the_corrupted_images(run, images):
     to, _ = run
     assert dubito.open(to / "box-5").id.tolist() == list(images.ids)
     assert dubito.open(to / "box-5").label_space == "own"
@@ -103,11 +104,12 @@ def test_a_second_run_runs_no_model(run, model, images, monkeypatch):
     to, found = run
     before = {path: path.stat().st_mtime_ns for path in to.rglob("*") if path.name != ".lock" and path.is_file()}
     scores = {"flatness": Flatness(), "entropy": Entropy()}
-    assert corruption_curve(model, images, scores, to, kinds=("blur", "box"), severities=(0, 2, 5), **QUICK) == found
+    call = {"corruptions": ("blur", "box"), "severities": (0, 2, 5), **QUICK}
+    assert corruption_curve(model, images, scores, to, **call) == found
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_a_stopped_ladder_goes_on(model, images, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(model, images, tmp_path, monkeypatch):
     done = []
     extract = module.extract
 
@@ -117,7 +119,7 @@ def test_a_stopped_ladder_goes_on(model, images, tmp_path, monkeypatch):
         done.append(Path(to).name)
         return extract(model, images, to, **options)
 
-    call = {"kinds": ("noise",), "severities": (0, 1, 2), **QUICK}
+    call = {"corruptions": ("noise",), "severities": (0, 1, 2), **QUICK}
     monkeypatch.setattr(module, "extract", stop)
     with pytest.raises(KeyboardInterrupt):
         corruption_curve(model, images, {"entropy": Entropy()}, tmp_path / "a", **call)
@@ -130,14 +132,14 @@ def test_a_stopped_ladder_goes_on(model, images, tmp_path, monkeypatch):
 def test_fitted_scores_serve(model, images, tmp_path):
     table = dubito.extract(model, images, tmp_path / "train", label_space="own", progress=False)
     scores = {"neighbours": Neighbours(k=1).fit(table)}
-    found = corruption_curve(model, images, scores, tmp_path / "l", kinds=["noise"], severities=[0, 5], **QUICK)
+    found = corruption_curve(model, images, scores, tmp_path / "l", corruptions=["noise"], severities=[0, 5], **QUICK)
     # Its own feature is in the bank, so a clean image is at distance 0, and a noisy one is not.
-    assert found.climb("noise", "neighbours").rungs[0].median == pytest.approx(0, abs=1e-6)
-    assert found.climb("noise", "neighbours").spearman.value == 1
-    assert found.climb("noise", "neighbours").rises == 1
+    assert found.curve("noise", "neighbours").levels[0].median == pytest.approx(0, abs=1e-6)
+    assert found.curve("noise", "neighbours").spearman.value == 1
+    assert found.curve("noise", "neighbours").rises == 1
 
 
-def test_a_broken_image_is_left_out_of_every_step(model, images, tmp_path):
+def test_a_broken_image_is_left_out_of_every_level(model, images, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     for name in images.ids[:3]:
@@ -145,12 +147,12 @@ def test_a_broken_image_is_left_out_of_every_step(model, images, tmp_path):
     (folder / "broken.png").write_bytes(b"no image")
     with pytest.warns(SkippedImagesWarning, match="1 of 4 images could not be decoded"):
         found = corruption_curve(
-            model, folder, {"u": Entropy()}, tmp_path / "l", kinds=["box"], severities=[0, 3], **QUICK
+            model, folder, {"u": Entropy()}, tmp_path / "l", corruptions=["box"], severities=[0, 3], **QUICK
         )
     assert found.rows == 3
 
 
-def test_steps_with_other_images_cannot_be_compared(model, images, tmp_path, monkeypatch):
+def test_levels_with_other_images_cannot_be_compared(model, images, tmp_path, monkeypatch):
     def forget(model, images, to, **options):
         return Table(
             id=list(images.ids)[: 7 if to.name == "clean" else 6], logit=torch.zeros(7, 2)[: 7 - (to.name != "clean")]
@@ -158,9 +160,9 @@ def test_steps_with_other_images_cannot_be_compared(model, images, tmp_path, mon
 
     monkeypatch.setattr(module, "extract", forget)
     with pytest.raises(
-        TableError, match="every step must have the same images; table in memory has 6, the first step 7"
+        TableError, match="every level must have the same images; table in memory has 6, the first level 7"
     ):
-        corruption_curve(model, images, {"u": Entropy()}, tmp_path, kinds=["box"], severities=[0, 3], **QUICK)
+        corruption_curve(model, images, {"u": Entropy()}, tmp_path, corruptions=["box"], severities=[0, 3], **QUICK)
 
 
 def test_rank_correlations():
@@ -169,48 +171,59 @@ def test_rank_correlations():
     assert rank_correlations(u).tolist() == pytest.approx([1, -1, 0, 1.5 / 3**0.5, 0.5])
 
 
-def climb(medians: list[float]) -> CorruptionCurve:
-    rungs = tuple(CorruptionLevel(step, value - 1, value, value + 1) for step, value in enumerate(medians))
-    return CorruptionCurve("blur", "u", rungs, Interval(0.5, 0.25, 0.75, 0.95))
+def curve(medians: list[float]) -> CorruptionCurve:
+    levels = tuple(CorruptionLevel(step, value - 1, value, value + 1) for step, value in enumerate(medians))
+    return CorruptionCurve("blur", "u", levels, Interval(0.5, 0.25, 0.75, 0.95))
 
 
 def test_rises_count_strict_steps():
-    up_and_down = climb([1.0, 2.0, 2.0, 1.0, 3.0])
+    up_and_down = curve([1.0, 2.0, 2.0, 1.0, 3.0])
     assert (up_and_down.rises, up_and_down.steps) == (2, 4)
 
 
 def test_text_and_json():
-    found = Ladder("photos", 9, (0, 1, 2), (climb([1.0, 2.0, 3.0]),))
+    found = CorruptionCurves("photos", 9, (0, 1, 2), (curve([1.0, 2.0, 3.0]),))
     assert str(found).splitlines() == [
         "photos: 9 images",
-        "score  kind  median at 0  median at 1  median at 2  rises  Spearman",
-        "u      blur  1.000        2.000        3.000        2/2    0.500 [0.250, 0.750]",
+        "score  corruption  median at 0  median at 1  median at 2  rises  Spearman",
+        "u      blur        1.000        2.000        3.000        2/2    0.500 [0.250, 0.750]",
     ]
-    plain = json.loads(json.dumps(found.to_json()))
-    assert plain["climbs"][0]["rungs"][1] == {"severity": 1, "low": 1, "median": 2, "high": 3}
-    assert plain["climbs"][0]["rises"] == 2
-    assert plain["climbs"][0]["spearman"]["low"] == 0.25
+    plain = json.loads(found.to_json())
+    assert plain["curves"][0]["levels"][1] == {"severity": 1, "low": 1, "median": 2, "high": 3}
+    assert plain["curves"][0]["rises"] == 2
+    assert plain["curves"][0]["spearman"]["low"] == 0.25
+
+
+def test_plot_draws_one_score_over_severity(run, axes):
+    _, found = run
+    assert found.plot(axes, score="entropy") is axes
+    assert [line.get_label() for line in axes.lines] == ["blur", "box"]
+    medians = [level.median for level in found.curve("box", "entropy").levels]
+    assert axes.lines[1].get_xydata().tolist() == [list(point) for point in zip((0, 2, 5), medians, strict=True)]
+    assert found.plot(axes).get_ylabel() == "flatness"
+    with pytest.raises(ValueRangeError, match="score must be one of flatness, entropy; got 'margin'"):
+        found.plot(score="margin")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kinds": ("fog",)}, r"kinds must be a list of blur, box, zoom, noise; got \('fog',\)"),
-        ({"kinds": "blur"}, "'blur' came"),
-        ({"kinds": ()}, "kinds must be a list"),
+        ({"corruptions": ("fog",)}, r"corruptions must be a list of blur, box, zoom, noise; got \('fog',\)"),
+        ({"corruptions": "blur"}, "got 'blur'"),
+        ({"corruptions": ()}, "corruptions must be a list"),
         ({"severities": (0,)}, "severities must be at least two, rising, from 0 to 5"),
         ({"severities": (2, 1)}, "severities must be at least two, rising"),
         ({"severities": (0, 6)}, r"from 0 to 5; got \(0, 6\)"),
         ({"severities": (1, 1)}, "rising"),
     ],
 )
-def test_steps_that_are_no_ladder(model, images, tmp_path, options, message):
+def test_levels_that_make_no_curve(model, images, tmp_path, options, message):
     with pytest.raises(ValueRangeError, match=message):
         corruption_curve(model, images, {"u": Entropy()}, tmp_path, **options, **QUICK)
 
 
-def test_scores_are_asked_before_the_model_is_run(model, images, tmp_path):
-    with pytest.raises(TableError, match="ladder needs at least one score"):
+def test_scores_are_checked_before_the_model_is_run(model, images, tmp_path):
+    with pytest.raises(TableError, match="corruption_curve needs at least one score"):
         corruption_curve(model, images, {}, tmp_path, **QUICK)
     with pytest.raises(NotFittedError, match=r"neighbours.score was called before fit"):
         corruption_curve(model, images, {"u": Neighbours()}, tmp_path, **QUICK)

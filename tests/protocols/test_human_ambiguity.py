@@ -11,7 +11,13 @@ from scipy.stats import entropy as scipy_entropy
 from dubito import metrics
 from dubito.data.annotations import Votes, read_label_sets, read_votes
 from dubito.errors import ImagesError, MissingColumnError, TableError, ValueRangeError
-from dubito.protocols.human_ambiguity import ambiguity, ambiguous_images, ambiguous_sets, vote_degree, vote_entropy
+from dubito.protocols.human_ambiguity import (
+    ambiguous_images,
+    ambiguous_sets,
+    human_ambiguity,
+    vote_degree,
+    vote_entropy,
+)
 from dubito.scores import Entropy, Margin, MaxProbability
 from dubito.table import Table
 
@@ -34,7 +40,7 @@ def test_sets():
     by_image = dict(zip("abcd", sets, strict=True))
     assert ambiguous_images(by_image) == {"a": False, "b": True, "c": True, "d": False}
     assert ambiguous_images(by_image, none="drop") == {"a": False, "b": True, "d": False}
-    with pytest.raises(ValueRangeError, match="none must be 'ambiguous' or 'drop'; got 'clear'"):
+    with pytest.raises(ValueRangeError, match="none must be one of ambiguous, drop; got 'clear'"):
         ambiguous_sets(sets, none="clear")
 
 
@@ -60,7 +66,7 @@ def test_degree_of_votes():
     assert vote_degree(votes) == pytest.approx({"one label": 0.0, "two": expected})
 
 
-def test_values_are_those_of_the_metrics_on_the_judged_rows(table, tmp_path):
+def test_values_are_those_of_the_metrics_on_the_annotated_rows(table, tmp_path):
     rng = np.random.default_rng(1)
     sizes = rng.integers(0, 3, N)
     sets = "val_id,label,real_labels\n" + "".join(
@@ -72,7 +78,7 @@ def test_values_are_those_of_the_metrics_on_the_judged_rows(table, tmp_path):
         f"{2 * i + 1},{label},0,0,{yes[i, label]},0.5\n" for i in range(N // 2) for label in range(3)
     )
     (tmp_path / "votes.csv").write_text(votes)
-    found = ambiguity(
+    found = human_ambiguity(
         {"margin": Margin(), "array": torch.linspace(0, 1, N)},
         table,
         ambiguous=ambiguous_images(read_label_sets(tmp_path / "labels.csv"), none="drop"),
@@ -88,47 +94,58 @@ def test_values_are_those_of_the_metrics_on_the_judged_rows(table, tmp_path):
         assert found.auroc[name].low < found.auroc[name].value < found.auroc[name].high
         assert found.spearman[name].low < found.spearman[name].value < found.spearman[name].high
     assert list(found.auroc) == ["margin", "array", "entropy", "max_probability"]
-    assert (found.judged, found.ambiguous, found.graded) == (int(kept.sum()), int((sizes > 1).sum()), N // 2)
+    assert (found.annotated, found.ambiguous, found.graded) == (int(kept.sum()), int((sizes > 1).sum()), N // 2)
 
 
 def test_the_order_of_the_keys_does_not_count(table):
     degree = {f"{i + 1}": float(i % 7) for i in range(N)}
     turned = dict(reversed(degree.items()))
-    first, second = (ambiguity({"m": Margin()}, table, degree=given, **QUICK) for given in (degree, turned))
+    first, second = (
+        human_ambiguity({"m": Margin()}, table, degree=annotation, **QUICK) for annotation in (degree, turned)
+    )
     assert first == second
-    assert first == ambiguity({"m": Margin()}, table, degree=[i % 7 for i in range(N)], **QUICK)
+    assert first == human_ambiguity({"m": Margin()}, table, degree=[i % 7 for i in range(N)], **QUICK)
 
 
-def test_one_judgement_is_enough(table):
+def test_one_kind_of_annotation_is_enough(table):
     flags = [i % 3 == 0 for i in range(N)]
-    found = ambiguity({"m": Margin()}, table, ambiguous=flags, **QUICK)
+    found = human_ambiguity({"m": Margin()}, table, ambiguous=flags, **QUICK)
     assert found.spearman == {}
     assert found.lines()[0] == ["score", "AUROC"]
     assert str(found).startswith("cache/val: 20 of 60 images ambiguous\nscore ")
-    graded = ambiguity({"m": Margin()}, table, degree=torch.arange(N), **QUICK)
+    graded = human_ambiguity({"m": Margin()}, table, degree=torch.arange(N), **QUICK)
     assert graded.lines()[0] == ["score", "Spearman"]
     assert str(graded).startswith("cache/val: 60 images with a degree\n")
-    plain = json.loads(json.dumps(found.to_json()))
+    plain = json.loads(found.to_json())
     assert plain["auroc"]["m"]["value"] == found.auroc["m"].value
     assert (plain["published_auroc"], plain["ambiguous"]) == (0.701, 20)
 
 
 def test_a_table_without_logits_has_no_baselines(table):
-    found = ambiguity({"u": torch.arange(N)}, table.select("id"), degree=torch.arange(N), **QUICK)
+    found = human_ambiguity({"u": torch.arange(N)}, table.select("id"), degree=torch.arange(N), **QUICK)
     assert list(found.spearman) == ["u"]
     assert found.spearman["u"].value == pytest.approx(1.0)
 
 
 def test_errors(table):
-    with pytest.raises(TableError, match="ambiguity needs ambiguous= or degree=; got neither"):
-        ambiguity({"m": Margin()}, table)
-    with pytest.raises(ImagesError, match="ambiguity: degree must name images of the table"):
-        ambiguity({"m": Margin()}, table, degree={"cat": 1.0})
-    with pytest.raises(MissingColumnError, match="ambiguity: degree by image needs column 'id'"):
-        ambiguity({"m": Margin()}, table.select("logit"), degree={"1": 1.0})
-    with pytest.raises(TableError, match=r"ambiguous must have one value a row of cache/val, \(60,\); got \(2,\)"):
-        ambiguity({"m": Margin()}, table, ambiguous=[True, False])
-    with pytest.raises(TableError, match=r"score 'u' must have one value a row of cache/val, \(60,\); got \(3,\)"):
-        ambiguity({"u": [1.0, 2.0, 3.0]}, table, degree=torch.arange(N))
+    with pytest.raises(TableError, match="human_ambiguity needs ambiguous= or degree=; got neither"):
+        human_ambiguity({"m": Margin()}, table)
+    with pytest.raises(ImagesError, match="human_ambiguity: degree must name images of the table"):
+        human_ambiguity({"m": Margin()}, table, degree={"cat": 1.0})
+    with pytest.raises(MissingColumnError, match="human_ambiguity: degree by image needs column 'id'"):
+        human_ambiguity({"m": Margin()}, table.select("logit"), degree={"1": 1.0})
+    with pytest.raises(TableError, match=r"ambiguous must have one value per row of cache/val, \(60,\); got \(2,\)"):
+        human_ambiguity({"m": Margin()}, table, ambiguous=[True, False])
+    with pytest.raises(TableError, match=r"score 'u' must have one value per row of cache/val, \(60,\); got \(3,\)"):
+        human_ambiguity({"u": [1.0, 2.0, 3.0]}, table, degree=torch.arange(N))
     with pytest.raises(TableError, match="auroc needs positives and negatives"):
-        ambiguity({"m": Margin()}, table, ambiguous=[True] * N)
+        human_ambiguity({"m": Margin()}, table, ambiguous=[True] * N)
+
+
+def test_plot_shows_both_measures(table, axes):
+    flags = [i % 3 == 0 for i in range(N)]
+    found = human_ambiguity({"m": Margin()}, table, ambiguous=flags, degree=torch.arange(N), **QUICK)
+    assert found.plot(axes) is axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["m", "entropy", "max_probability"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["AUROC", "Spearman"]
+    assert axes.containers[0].lines[0].get_xdata()[0] == found.auroc["m"].value

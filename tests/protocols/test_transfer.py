@@ -1,11 +1,11 @@
-"""Zero-shot transfer: the metrics' own values, one search a table, the paper's figures beside."""
+"""Zero-shot transfer: the metrics' own values, one search per table, the paper's figures beside."""
 
+import importlib
 import json
 import statistics
 
 import pytest
 import torch
-from dubito.apps import transfer as module
 
 from dubito import metrics
 from dubito.errors import MissingColumnError, NotFittedError, TableError, ValueRangeError
@@ -13,6 +13,7 @@ from dubito.protocols.transfer import PUBLISHED, Spread, median_and_spread, tran
 from dubito.scores import Entropy, MaxProbability, Neighbours
 from dubito.table import Table
 
+module = importlib.import_module("dubito.protocols.transfer")  # the room exports a function of its name
 QUICK = {"resamples": 40}
 
 
@@ -55,10 +56,10 @@ def test_means_count_every_data_set_the_same(found):
     assert found.mean("neighbours") == statistics.fmean([v.value for v in found["neighbours"].values()])
 
 
-def test_neighbours_are_searched_once_a_table(monkeypatch, scores, tables):
+def test_neighbours_are_searched_once_per_table(monkeypatch, scores, tables):
     calls = []
     search = module.neighbour_matches
-    monkeypatch.setattr(module, "neighbour_matches", lambda *given: calls.append(1) or search(*given))
+    monkeypatch.setattr(module, "neighbour_matches", lambda *arrays: calls.append(1) or search(*arrays))
     transfer(scores, tables, **QUICK)
     assert len(calls) == 2
 
@@ -92,7 +93,7 @@ def test_text_and_json(found):
     assert lines[1][-2:] == ["0.626 ± 0.008", "0.608"]
     assert lines[2][-2:] == ["-", "-"]
     assert lines[3][:2] == ["mean", "210"]
-    plain = json.loads(json.dumps(found.to_json()))
+    plain = json.loads(found.to_json())
     assert plain["r_auroc"]["entropy"]["mine"]["value"] == found["entropy"]["mine"].value
     assert plain["published"] == {"cub200": {"head": {"median": 0.626, "distance": 0.008}, "entropy": 0.608}}
     assert plain["mean"]["entropy"] == found.mean("entropy")
@@ -145,3 +146,9 @@ def test_errors(tables):
         transfer({"entropy": Entropy()}, {"mine": tables["mine"].select("feature", "logit")})
     with pytest.raises(NotFittedError, match=r"neighbours.score was called before fit"):
         transfer({"n": Neighbours()}, tables)
+
+
+def test_plot_shows_every_score_on_every_data_set(found, axes):
+    assert found.plot(axes) is axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["cub200", "mine"]
+    assert axes.containers[0].lines[0].get_xdata().tolist() == [one.value for one in found["max_probability"].values()]

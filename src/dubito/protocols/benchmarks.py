@@ -1,48 +1,60 @@
-"""The twelve data sets on which pretrained uncertainties are tried without training on them, by name.
+"""The twelve data sets on which pretrained uncertainties are tested without training on them, by name.
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), section 4.1. CUB, CARS and SOP follow the class split of metric
-learning: the second half of the classes is the test side. Which images of the other nine were used the paper does not
-say (OPEN); here it is the official test split where there is one, and all images otherwise.
+learning: the second half of the classes is the test side. The paper does not say which images of the other nine were
+used (OPEN); here it is the official test split where there is one, and all images otherwise.
 
-Nothing is downloaded. Each data set is found in the layout that its authors or torchvision give it, or as a plain
-folder with one sub-folder a class: all classes of CUB and CARS, which are then halved; of the others `train` and `test`
-folders of classes, or the wanted split itself. Images that are files keep their paths as ids. Labels are the data set's
-own classes: extract with `label_space="own"`.
+Nothing is downloaded. Each data set is read in the layout of its authors or of torchvision, or as a plain folder with
+one sub-folder per class: for CUB and CARS all classes, which are then halved; for the others `train` and `test` folders
+of classes, or the split itself. Images that are files keep their paths as ids. Labels are the data set's own classes:
+extract with `label_space="own"`.
+
+torchvision's classes read their own annotations; the images themselves are opened here, as files or arrays. CIFAR's
+files are pickles: torchvision opens them only if their hash is that of the files that CIFAR's authors published.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import final
+from typing import Any, final
 
-from dubito.data.files import open_folder
+import numpy as np
+import torch
+
+from dubito.data.arrays import ArrayImages
+from dubito.data.files import FileImages, open_folder
 from dubito.data.image_set import some
+from dubito.data.tree import class_folders
 from dubito.data.views import Subset
-from dubito.errors import ImagesError
-from dubito.protocols import _layouts as layouts
+from dubito.errors import ImagesError, MissingPackageError
 from dubito.types import Images
+from dubito.validate import nearest
 
 Opener = Callable[[Path, str], Images]
-"""From a place and a split to images."""
+"""Opens one split of the data set below a root."""
 
 _HALVES = {"test": "second", "train": "first"}
+_SPLIT = ("test", "train", "all")
+_FOLDERS = "one folder per class"
+_LISTS = {"test": "Ebay_test.txt", "train": "Ebay_train.txt"}
+_LIST_HEADER = ["image_id", "class_id", "super_class_id", "path"]
 
 
 @final
 @dataclass(frozen=True)
 class Benchmark:
-    """One data set: how it is called, how it lies on disk, which of its images count.
+    """One data set: its names, its layout on disk, and its splits.
 
     Attributes:
-        name: For `open_benchmark`.
-        title: As the paper calls it.
+        name: Name for `open_benchmark`.
+        title: Name in the paper.
         layout: What the root should hold, in words.
-        splits: What `split` may be, the default first.
-        by_class: The splits are halves of the classes, not of the images.
-        places: What below the root marks a layout, and what opens it; the first that is there counts.
+        splits: Values of `split`, the default first.
+        places: What marks a layout below the root, and what opens it; the first that exists counts.
+        by_class: Whether splits are halves of the classes, not of the images.
     """
 
     name: str
@@ -59,13 +71,19 @@ def open_benchmark(name: str, root: str | Path, *, split: str | None = None) -> 
     Args:
         name: One of `BENCHMARKS`.
         root: The folder that holds it; `BENCHMARKS[name].layout` says how.
-        split: "test", "train" or "all", as far as the data set has them; its test side by default.
+        split: "test", "train" or "all", if the data set has them. Default: its test side.
 
     Raises:
-        ImagesError: No such data set, split or place, or another layout; the message says which is expected.
-        MissingPackageError: A file of annotations is a .mat file, and scipy is not installed.
+        ImagesError: There is no such data set, split or folder, or the layout is another; the message says which one
+            is expected.
+        MissingPackageError: Annotations are in .mat files, and scipy is not installed.
     """
-    benchmark = _benchmark(name)
+    if name not in BENCHMARKS:
+        raise ImagesError(
+            f"open_benchmark: name must be one of {', '.join(BENCHMARKS)}; got '{name}'. "
+            f"Nearest: {', '.join(nearest(name.lower(), BENCHMARKS))}."
+        )
+    benchmark = BENCHMARKS[name]
     folder = Path(root).expanduser()
     chosen = benchmark.splits[0] if split is None else split
     if chosen not in benchmark.splits:
@@ -73,16 +91,16 @@ def open_benchmark(name: str, root: str | Path, *, split: str | None = None) -> 
             f"split of {name} must be {' or '.join(benchmark.splits)}; got '{chosen}'. Choose one of those."
         )
     if not folder.is_dir():
-        raise ImagesError(f"{name}: '{folder}' must be a folder that is there. Expected in it: {benchmark.layout}.")
-    images = _open(benchmark, folder, chosen, asked=split is not None)
+        raise ImagesError(f"{name}: '{folder}' must be an existing folder. Expected in it: {benchmark.layout}.")
+    images = _open(benchmark, folder, chosen, explicit=split is not None)
     return class_split(images, half=_HALVES[chosen]) if benchmark.by_class and chosen in _HALVES else images
 
 
 def class_split(images: Images, *, half: str = "second") -> Subset:
     """The images of the first or second half of the classes, in the order of the class numbers.
 
-    Of k classes the first half is 0..k//2 - 1. So no class is on both sides: whoever learns from one side has
-    never seen a class of the other.
+    Of k classes the first half is 0..k//2 - 1. No class is on both sides, so whatever learns from one side has never
+    seen a class of the other.
     """
     if half not in ("first", "second"):
         raise ImagesError(f"half must be 'first' or 'second'; got '{half}'. Choose one of the two.")
@@ -98,20 +116,20 @@ def class_split(images: Images, *, half: str = "second") -> Subset:
     return Subset(images, chosen.nonzero()[:, 0].tolist())
 
 
-def _open(benchmark: Benchmark, root: Path, split: str, *, asked: bool) -> Images:
-    """By the first layout whose mark is there, else as class folders."""
+def _open(benchmark: Benchmark, root: Path, split: str, *, explicit: bool) -> Images:
+    """Open the first layout that exists, else class folders."""
     for place, opener in benchmark.places.items():
         if (root / place).exists():
             try:
                 return opener(root, split)
             except (RuntimeError, OSError, KeyError, ValueError) as error:
                 raise ImagesError(
-                    f"{benchmark.name}: '{root / place}' must be whole; reading it gave: {error}. "
+                    f"{benchmark.name}: '{root / place}' must be complete; reading it failed: {error}. "
                     f"Expected: {benchmark.layout}."
                 ) from error
     whole = benchmark.by_class or split == "all"
     below = root if whole or not (root / split).is_dir() else root / split
-    if asked and not whole and below == root:
+    if explicit and not whole and below == root:
         raise _another_layout(benchmark, root)
     try:
         images = open_folder(below)
@@ -130,18 +148,105 @@ def _another_layout(benchmark: Benchmark, root: Path) -> ImagesError:
     )
 
 
-def _benchmark(name: str) -> Benchmark:
-    if name not in BENCHMARKS:
-        near = get_close_matches(name.lower(), BENCHMARKS, n=3, cutoff=0.4)
+def _class_folders(place: str, root: Path, split: str, *, without: str = "") -> FileImages:  # noqa: ARG001 (one signature)
+    """One folder per class, all images; `without` names a folder that is not a class."""
+    images = open_folder(root / place)
+    kept = [path for path in images.ids if path.split("/")[0] != without]
+    return FileImages(root / place, kept, *class_folders(kept, f"folder '{root / place}'"))
+
+
+def _online_products(root: Path, split: str) -> FileImages:
+    """Stanford Online Products: lists of image_id, class_id, super_class_id and path, split by class already."""
+    below = root / "Stanford_Online_Products"
+    folder = below if below.is_dir() else root
+    rows = [row for name in (_LISTS if split == "all" else (split,)) for row in _product_list(folder / _LISTS[name])]
+    numbers = sorted({number for number, _ in rows})
+    label_of = {number: label for label, number in enumerate(numbers)}
+    labels = torch.tensor([label_of[number] for number, _ in rows])
+    return FileImages(folder, [path for _, path in rows], labels, [str(number) for number in numbers])
+
+
+def _torchvision_files(kind: str, names: Mapping[str, str], root: Path, split: str) -> FileImages:
+    """A torchvision data set of image files; `names` has its own name of each split."""
+    chosen = list(names.values()) if split == "all" else [names[split]]
+    return _files(root, [_torchvision(kind, root, split=name) for name in chosen])
+
+
+def _flowers(root: Path, split: str) -> FileImages:
+    """Oxford Flowers 102, whose annotations are .mat files."""
+    _need_scipy("flowers102")
+    return _torchvision_files("Flowers102", {"test": "test", "train": "train", "val": "val"}, root, split)
+
+
+def _cars(root: Path, split: str) -> FileImages:  # noqa: ARG001 (one signature)
+    """CARS 196, all images: the official splits share their classes, and the class split takes from both."""
+    _need_scipy("cars196")
+    return _files(root, [_torchvision("StanfordCars", root, split=name) for name in ("train", "test")])
+
+
+def _sun(root: Path, split: str) -> FileImages:  # noqa: ARG001 (one signature)
+    """SUN 397, whose classes may lie in folders of folders."""
+    return _files(root, [_torchvision("SUN397", root)])
+
+
+def _cifar(kind: str, root: Path, split: str) -> ArrayImages:
+    """CIFAR 10 or 100, as arrays."""
+    chosen = {"test": (False,), "train": (True,), "all": (True, False)}[split]
+    sets = [_torchvision(kind, root, train=train) for train in chosen]
+    pixels = np.concatenate([one.data for one in sets])
+    labels = [label for one in sets for label in one.targets]
+    return ArrayImages(images=pixels, labels=labels, classes=sets[0].classes, name=f"{kind} {split} of {root}")
+
+
+def _svhn(root: Path, split: str) -> ArrayImages:
+    """SVHN, cropped digits, as arrays."""
+    _need_scipy("svhn")
+    sets = [_torchvision("SVHN", root, split=name) for name in (("train", "test") if split == "all" else (split,))]
+    pixels = np.concatenate([one.data.transpose(0, 2, 3, 1) for one in sets])
+    labels = np.concatenate([one.labels for one in sets])
+    digits = [str(digit) for digit in range(10)]
+    return ArrayImages(images=pixels, labels=labels, classes=digits, name=f"SVHN {split} of {root}")
+
+
+def _product_list(path: Path) -> list[tuple[int, str]]:
+    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines or lines[0] != _LIST_HEADER or any(len(line) != 4 or not line[1].isdecimal() for line in lines[1:]):
         raise ImagesError(
-            f"name must be one of the benchmarks; got '{name}'. "
-            + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(BENCHMARKS)}.")
+            f"sop: '{path}' must begin with the line '{' '.join(_LIST_HEADER)}' and have these four in every line. "
+            f"Use the file that comes with Stanford Online Products."
         )
-    return BENCHMARKS[name]
+    return [(int(number), image) for _, number, _, image in lines[1:]]
 
 
-_SPLIT = ("test", "train", "all")
-_FOLDERS = "one folder a class"
+def _torchvision(kind: str, root: Path, **options: Any) -> Any:
+    from torchvision import datasets  # noqa: PLC0415 (slow to import, and few need it)
+
+    return getattr(datasets, kind)(root, download=False, **options)
+
+
+def _files(root: Path, sets: list[Any]) -> FileImages:
+    """Files and labels that torchvision lists, sorted by path: the order of a folder's listing must not matter."""
+    # torchvision numbers the classes of each split by itself; names are what splits share.
+    classes = list(dict.fromkeys(name for one in sets for name in getattr(one, "classes", ()))) or None
+    samples = sorted(
+        (Path(path).relative_to(root).as_posix(), classes.index(one.classes[label]) if classes else int(label))
+        for one in sets
+        for path, label in _samples(one)
+    )
+    return FileImages(root, [path for path, _ in samples], torch.tensor([label for _, label in samples]), classes)
+
+
+def _samples(dataset: Any) -> list[tuple[Any, int]]:
+    """Paths with labels; torchvision's classes keep them under one of these names."""
+    if hasattr(dataset, "_samples"):
+        return list(dataset._samples)
+    paths = dataset._image_files if hasattr(dataset, "_image_files") else dataset._images
+    return list(zip(paths, dataset._labels, strict=True))
+
+
+def _need_scipy(name: str) -> None:
+    if find_spec("scipy") is None:
+        raise MissingPackageError(f"{name} has annotations in .mat files, which need scipy: pip install scipy")
 
 
 def _list(*benchmarks: Benchmark) -> Mapping[str, Benchmark]:
@@ -154,7 +259,7 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         "CUB 200",
         "CUB_200_2011/images/001.Black_footed_Albatross/*.jpg and so on, or " + _FOLDERS,
         _SPLIT,
-        {place: partial(layouts.class_folders, place) for place in ("CUB_200_2011/images", "images")},
+        {place: partial(_class_folders, place) for place in ("CUB_200_2011/images", "images")},
         by_class=True,
     ),
     Benchmark(
@@ -163,7 +268,7 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         "stanford_cars with cars_train, cars_test, devkit and cars_test_annos_withlabels.mat as torchvision has it, or "
         + _FOLDERS,
         _SPLIT,
-        {"stanford_cars": layouts.cars},
+        {"stanford_cars": _cars},
         by_class=True,
     ),
     Benchmark(
@@ -171,7 +276,7 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         "Stanford Online Products",
         "Stanford_Online_Products with Ebay_train.txt, Ebay_test.txt and their images, or " + _FOLDERS,
         _SPLIT,
-        {"Stanford_Online_Products/Ebay_test.txt": layouts.online_products, "Ebay_test.txt": layouts.online_products},
+        {"Stanford_Online_Products/Ebay_test.txt": _online_products, "Ebay_test.txt": _online_products},
     ),
     Benchmark(
         "caltech101",
@@ -179,7 +284,7 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         "caltech101/101_ObjectCategories, or " + _FOLDERS,
         ("all",),
         {
-            place: partial(layouts.class_folders, place, without="BACKGROUND_Google")
+            place: partial(_class_folders, place, without="BACKGROUND_Google")
             for place in ("caltech101/101_ObjectCategories", "101_ObjectCategories")
         },
     ),
@@ -188,42 +293,42 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         "Oxford Pets",
         "oxford-iiit-pet with images and annotations as torchvision has it, or " + _FOLDERS,
         _SPLIT,
-        {"oxford-iiit-pet": partial(layouts.torchvision_files, "OxfordIIITPet", {"test": "test", "train": "trainval"})},
+        {"oxford-iiit-pet": partial(_torchvision_files, "OxfordIIITPet", {"test": "test", "train": "trainval"})},
     ),
     Benchmark(
         "cifar10",
         "CIFAR 10",
         "cifar-10-batches-py as torchvision has it, or " + _FOLDERS,
         _SPLIT,
-        {"cifar-10-batches-py": partial(layouts.cifar, "CIFAR10")},
+        {"cifar-10-batches-py": partial(_cifar, "CIFAR10")},
     ),
     Benchmark(
         "cifar100",
         "CIFAR 100",
         "cifar-100-python as torchvision has it, or " + _FOLDERS,
         _SPLIT,
-        {"cifar-100-python": partial(layouts.cifar, "CIFAR100")},
+        {"cifar-100-python": partial(_cifar, "CIFAR100")},
     ),
     Benchmark(
         "sun397",
         "SUN",
         "SUN397 with ClassName.txt as torchvision has it, or " + _FOLDERS,
         ("all",),
-        {"SUN397": layouts.sun},
+        {"SUN397": _sun},
     ),
     Benchmark(
         "flowers102",
         "Oxford Flowers",
         "flowers-102 with jpg, imagelabels.mat and setid.mat as torchvision has it, or " + _FOLDERS,
         _SPLIT,
-        {"flowers-102": layouts.flowers},
+        {"flowers-102": _flowers},
     ),
     Benchmark(
         "dtd",
         "Describable Textures",
         "dtd/dtd with images and labels as torchvision has it (its first partition), or " + _FOLDERS,
         _SPLIT,
-        {"dtd/dtd/labels": partial(layouts.torchvision_files, "DTD", {"test": "test", "train": "train", "val": "val"})},
+        {"dtd/dtd/labels": partial(_torchvision_files, "DTD", {"test": "test", "train": "train", "val": "val"})},
     ),
     Benchmark("treeversity1", "Treeversity", _FOLDERS, ("all",), {}),
     Benchmark(
@@ -231,7 +336,7 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         "SVHN",
         "test_32x32.mat and train_32x32.mat as torchvision has them, or " + _FOLDERS,
         _SPLIT,
-        {"test_32x32.mat": layouts.house_numbers, "train_32x32.mat": layouts.house_numbers},
+        {"test_32x32.mat": _svhn, "train_32x32.mat": _svhn},
     ),
 )
 """The twelve by name."""

@@ -1,21 +1,21 @@
-"""Does an uncertainty grow as images are made worse? Blur, a grey box, zoom and noise, step by step.
+"""Does an uncertainty grow as images are corrupted? Blur, a grey box, zoom and noise, severity by severity.
 
-Kirchhof et al., Pretrained Visual Uncertainties (2024), section 4.5 and Figure 6; the steps are those of
-`dubito.data.deteriorate` (the paper's were not released). For each kind and score there is, at every severity s, the
-median and the quartiles of u over the images, and two figures of monotonicity, both ours:
+Kirchhof et al., Pretrained Visual Uncertainties (2024), section 4.5 and Figure 6; the corruptions are those of
+`dubito.data.deteriorate` (the paper's were not released). For each corruption and score there are, at every severity s,
+the median and the quartiles of u over the images, and two measures of monotonicity, both ours:
 
-    rises    = how many steps s -> s' of the ladder raise the median of u
+    rises    = how many steps s -> s' to the next severity raise the median of u
     Spearman = mean over images i of the rank correlation of s with u_i(s); 0 for an image whose u never changes
 
-The first asks about the images as a whole, the second about every image by itself. Its interval is a bootstrap over
-images. Every step is a cache of its own, so that a ladder goes on where it was stopped; clean images are run once.
+The first is about the images as a whole, the second about every image by itself; its interval is a bootstrap over
+images. Every level has a cache of its own, so an interrupted run resumes; the clean images are run once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -30,17 +30,19 @@ from dubito.data.deteriorated import Deteriorated
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval
-from dubito.result import aligned, cell
+from dubito.result import Result, axes, plain
 from dubito.table import Table
 from dubito.types import Classifier, Images, Json, Score
+from dubito.validate import check_choice
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SEVERITIES = (0, 1, 2, 3, 4, 5)
 CLEAN = "clean"
 
 
-@final
-@dataclass(frozen=True)
-class CorruptionLevel:
+class CorruptionLevel(NamedTuple):
     """The quartiles of one score over all images, at one severity."""
 
     severity: int
@@ -52,81 +54,86 @@ class CorruptionLevel:
 @final
 @dataclass(frozen=True)
 class CorruptionCurve:
-    """One score as one deterioration grows.
+    """One score as one corruption grows.
 
     Attributes:
-        kind: The deterioration.
-        score: The score's name.
-        rungs: By rising severity.
+        corruption: Name of the corruption.
+        score: Name of the score.
+        levels: Quartiles, by rising severity.
         spearman: Mean over images of the rank correlation of severity and uncertainty.
     """
 
-    kind: str
+    corruption: str
     score: str
-    rungs: tuple[CorruptionLevel, ...]
+    levels: tuple[CorruptionLevel, ...]
     spearman: Interval
 
     @property
     def steps(self) -> int:
-        """How many steps the ladder has."""
-        return len(self.rungs) - 1
+        """Number of steps from one severity to the next."""
+        return len(self.levels) - 1
 
     @property
     def rises(self) -> int:
-        """How many of them raise the median."""
-        return sum(after.median > before.median for before, after in zip(self.rungs, self.rungs[1:], strict=False))
+        """Number of steps that raise the median."""
+        return sum(after.median > before.median for before, after in zip(self.levels, self.levels[1:], strict=False))
 
 
 @final
 @dataclass(frozen=True)
-class Ladder:
-    """All scores on all deteriorations: print it, or take it as JSON.
+class CorruptionCurves(Result):
+    """All scores on all corruptions.
 
     Attributes:
-        name: The images.
-        rows: How many of them.
-        severities: The steps.
-        climbs: One for each score and kind.
+        name: Name of the images.
+        rows: Number of images.
+        severities: The severities that were run.
+        curves: One curve for each score and corruption.
     """
 
     name: str
     rows: int
     severities: tuple[int, ...]
-    climbs: tuple[CorruptionCurve, ...]
+    curves: tuple[CorruptionCurve, ...]
 
-    def climb(self, kind: str, score: str) -> CorruptionCurve:
-        """One of them."""
-        return next(one for one in self.climbs if (one.kind, one.score) == (kind, score))
+    titles: ClassVar[Mapping[str, str]] = {"spearman": "Spearman"}
 
-    def to_json(self) -> Json:
-        """Plain numbers."""
-        return {
-            "images": self.name,
-            "rows": self.rows,
-            "severities": list(self.severities),
-            "climbs": [
-                asdict(one) | {"spearman": one.spearman._asdict(), "rises": one.rises, "steps": one.steps}
-                for one in self.climbs
-            ],
-        }
+    def curve(self, corruption: str, score: str) -> CorruptionCurve:
+        """One of the curves."""
+        return next(one for one in self.curves if (one.corruption, one.score) == (corruption, score))
 
-    def lines(self) -> list[list[str]]:
-        """A header and one line for each score and kind, as text cells: the medians, and how they rise."""
-        header = ["score", "kind", *(f"median at {severity}" for severity in self.severities), "rises", "Spearman"]
-        body = [
-            [
-                one.score,
-                one.kind,
-                *(cell(rung.median) for rung in one.rungs),
-                f"{one.rises}/{one.steps}",
-                cell(one.spearman),
-            ]
-            for one in self.climbs
+    def title(self) -> str:
+        """The images."""
+        return f"{self.name}: {self.rows} images"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row for each score and corruption: the medians, and how they rise."""
+        return [
+            {"score": one.score, "corruption": one.corruption}
+            | {f"median_at_{level.severity}": level.median for level in one.levels}
+            | {"rises": f"{one.rises}/{one.steps}", "spearman": one.spearman}
+            for one in self.curves
         ]
-        return [header, *body]
 
-    def __str__(self) -> str:
-        return "\n".join([f"{self.name}: {self.rows} images", *aligned(self.lines())])
+    def to_dict(self) -> Json:
+        """Everything as plain values."""
+        curves = [plain(one) | {"rises": one.rises, "steps": one.steps} for one in self.curves]
+        return {**super().to_dict(), "curves": curves}
+
+    def plot(self, ax: "Axes | None" = None, *, score: str | None = None) -> "Axes":
+        """The median of one score, by default the first, over severity; one line per corruption with its quartiles."""
+        scores = list(dict.fromkeys(one.score for one in self.curves))
+        chosen = scores[0] if score is None else score
+        check_choice(chosen, scores, by="CorruptionCurves.plot", what="score")
+        picture = axes(ax)
+        for one in self.curves:
+            if one.score == chosen:
+                severity, low, median, high = zip(*one.levels, strict=True)
+                (line,) = picture.plot(severity, median, marker="o", label=one.corruption)
+                picture.fill_between(severity, low, high, color=line.get_color(), alpha=0.15)
+        picture.set(xlabel="severity", ylabel=chosen, title=self.title(), xticks=self.severities)
+        picture.legend(frameon=False)
+        return picture
 
 
 def corruption_curve(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -135,74 +142,54 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     scores: Mapping[str, Score],
     to: str | Path,
     *,
-    kinds: Sequence[str] = tuple(DETERIORATIONS),
+    corruptions: Sequence[str] = tuple(DETERIORATIONS),
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
     confidence: float = 0.95,
     resamples: int = 1000,
     progress: bool = True,
     **extraction: Any,
-) -> Ladder:
-    """Run the model over the images at every step, or open what was run before, and score each step.
+) -> CorruptionCurves:
+    """Run the model over the images at every severity, or open what was run before, and score each level.
 
     Args:
-        model: From dubito.load or dubito.wrap.
-        images: Whatever dubito.open_images takes, as long as it gives pictures; labels are not used.
+        model: A classifier from dubito.load or dubito.wrap.
+        images: Whatever dubito.open_images accepts, as long as it yields pictures; labels are not used.
         scores: Fitted scores by name.
-        to: A folder, which gets one cache a step: `clean`, `blur-1`, `blur-2` and so on.
-        kinds: Which deteriorations.
-        severities: Rising, at least two, from 0 (clean) to 5.
-        seed: Of the places of boxes and zooms, of the noise, and of the bootstrap.
-        confidence: Of the bootstrap intervals.
-        resamples: Of the bootstrap.
-        progress: Show one bar when a terminal is watching.
+        to: Folder for one cache per level: `clean`, `blur-1`, `blur-2` and so on.
+        corruptions: Names of the corruptions.
+        severities: At least two rising severities, from 0 (clean) to 5.
+        seed: Seed of the places of boxes and zooms, of the noise, and of the bootstrap.
+        confidence: Confidence of the bootstrap intervals.
+        resamples: Number of bootstrap resamples.
+        progress: Whether to show a progress bar on a terminal.
         extraction: Further settings for dubito.extract, such as batch_size or workers.
     """
     check_fitted_scores(scores, by="corruption_curve")
-    _check_steps(kinds, severities)
+    _check_levels(corruptions, severities)
     opened = open_images(images)
-    steps = _steps(opened, kinds, severities, seed)
+    levels = _levels(opened, corruptions, severities, seed)
     bootstrap = partial(interval, _mean, confidence=confidence, resamples=resamples, seed=seed)
-    found: dict[str, dict[str, Float[Tensor, "n"]]] = {}
+    values: dict[str, dict[str, Float[Tensor, "n"]]] = {}
     ids: list[str] = []
-    with bar(f"corruption_curve {opened.name}", len(opened) * len(steps), show=progress) as advance:
-        for name, step in steps.items():
-            table = extract(model, step, Path(to) / name, label_space="own", progress=False, **extraction)
+    with bar(f"corruption_curve {opened.name}", len(opened) * len(levels), show=progress) as advance:
+        for name, level in levels.items():
+            table = extract(model, level, Path(to) / name, label_space="own", progress=False, **extraction)
             ids = _same_images(ids, table)
-            found[name] = uncertainties(scores, table, by=f"corruption_curve ({name})")
+            values[name] = uncertainties(scores, table, by=f"corruption_curve ({name})")
             advance(len(opened))
-    climbs = [
-        _climb(kind, score, severities, [found[_step(kind, severity)][score] for severity in severities], bootstrap)
-        for score in scores
-        for kind in kinds
-    ]
-    return Ladder(opened.name, len(ids), tuple(severities), tuple(climbs))
-
-
-def _steps(images: Images, kinds: Sequence[str], severities: Sequence[int], seed: int) -> dict[str, Images]:
-    """Every set of images to run, by the name of its cache; the clean ones serve all kinds."""
-    return {
-        _step(kind, severity): Deteriorated(images, kind, severity, seed=seed) if severity else images
-        for kind in kinds
-        for severity in severities
-    }
-
-
-def _step(kind: str, severity: int) -> str:
-    return f"{kind}-{severity}" if severity else CLEAN
-
-
-def _climb(
-    kind: str, score: str, severities: Sequence[int], steps: Sequence[Tensor], bootstrap: Any
-) -> CorruptionCurve:
-    u = torch.stack(list(steps), dim=1)
-    quartiles = np.quantile(u.numpy(), (0.25, 0.5, 0.75), axis=0).T.tolist()
-    rungs = tuple(CorruptionLevel(severity, *row) for severity, row in zip(severities, quartiles, strict=True))
-    return CorruptionCurve(kind, score, rungs, bootstrap(rank_correlations(u)))
+    curves = []
+    for score in scores:
+        for corruption in corruptions:
+            u = torch.stack([values[_level(corruption, severity)][score] for severity in severities], dim=1)
+            quartiles = np.quantile(u.numpy(), (0.25, 0.5, 0.75), axis=0).T.tolist()
+            rows = tuple(CorruptionLevel(severity, *row) for severity, row in zip(severities, quartiles, strict=True))
+            curves.append(CorruptionCurve(corruption, score, rows, bootstrap(rank_correlations(u))))
+    return CorruptionCurves(opened.name, len(ids), tuple(severities), tuple(curves))
 
 
 def rank_correlations(u: Float[Tensor, "n s"]) -> Float[Tensor, "n"]:
-    """Of every row, the Spearman correlation with its position 0..s-1; 0 for a constant row."""
+    """The Spearman correlation of every row with its positions 0..s-1; 0 for a constant row."""
     steps = u.shape[1]
     above = (u[:, :, None] > u[:, None, :]).double() + (u[:, :, None] == u[:, None, :]).double() / 2
     ranks = above.sum(-1) - steps / 2  # mid ranks, minus their mean
@@ -211,28 +198,42 @@ def rank_correlations(u: Float[Tensor, "n s"]) -> Float[Tensor, "n"]:
     return torch.where(size > 0, ranks @ places / size.clamp(min=1e-12), 0.0)
 
 
+def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int], seed: int) -> dict[str, Images]:
+    """The images of every level, by the name of its cache; the clean ones serve all corruptions."""
+    return {
+        _level(corruption, severity): Deteriorated(images, corruption, severity, seed=seed) if severity else images
+        for corruption in corruptions
+        for severity in severities
+    }
+
+
+def _level(corruption: str, severity: int) -> str:
+    return f"{corruption}-{severity}" if severity else CLEAN
+
+
 def _same_images(before: list[str], table: Table) -> list[str]:
-    """The ids, or TableError: steps are compared image by image."""
+    """The ids, or TableError: levels are compared image by image."""
     ids = [str(name) for name in table.id]
     if before and ids != before:
         raise TableError(
-            f"corruption_curve: every step must have the same images; {table.name} has {len(ids)}, the first step "
+            f"corruption_curve: every level must have the same images; {table.name} has {len(ids)}, the first level "
             f"{len(before)}. Look at the images that were skipped there."
         )
     return ids
 
 
-def _check_steps(kinds: Sequence[str], severities: Sequence[int]) -> None:
-    unknown = [kind for kind in kinds if kind not in DETERIORATIONS]
-    if unknown or not kinds or isinstance(kinds, str):
+def _check_levels(corruptions: Sequence[str], severities: Sequence[int]) -> None:
+    unknown = [name for name in corruptions if name not in DETERIORATIONS]
+    if unknown or not corruptions or isinstance(corruptions, str):
         raise ValueRangeError(
-            f"corruption_curve: kinds must be a list of {', '.join(DETERIORATIONS)}; got {kinds!r}. Choose among those."
+            f"corruption_curve: corruptions must be a list of {', '.join(DETERIORATIONS)}; got {corruptions!r}. "
+            f"Choose among those."
         )
     allowed = [severity for severity in severities if severity in SEVERITIES]
     if len(severities) < 2 or allowed != sorted(set(severities)):
         raise ValueRangeError(
-            f"corruption_curve: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; got {tuple(severities)}. "
-            f"Leave them out for all."
+            f"corruption_curve: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; "
+            f"got {tuple(severities)}. Leave them out for all."
         )
 
 

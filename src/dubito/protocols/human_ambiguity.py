@@ -1,7 +1,7 @@
-"""Is an image uncertain to the model where it is ambiguous to people? AUROC and rank correlation with their judgement.
+"""Is an image uncertain to the model where it is ambiguous to people? AUROC and rank correlation with annotations.
 
     ambiguous   people accept several labels for the image, or none       AUROC of u, ambiguous against clear
-    degree      H(p), p_l = w_l / Σ_l w_l over labels l                    Spearman of u with it
+    degree      H(p), p_l = w_l / Σ_l w_l over labels l                    Spearman correlation of u with it
                 w_l = people who chose l;  of yes/maybe/no votes on l: yes + maybe / 2
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), section 4.5 and Figure 7: AUROC 0.701 on ImageNet ReaL, where
@@ -12,7 +12,7 @@ label only have the degree 0, however divided they are; where nobody said yes or
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,10 +22,14 @@ from dubito.data.annotations import Votes, find_rows
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import uncertainties
 from dubito.metrics import Array, Interval, auroc, interval, spearman
-from dubito.result import aligned, cell
+from dubito.result import Result, axes, plot_intervals
 from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score, finite
+from dubito.validate import check_choice
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PUBLISHED_AUROC = 0.701
 """The paper's value on ImageNet ReaL, ViT-Base."""
@@ -34,17 +38,16 @@ PUBLISHED_AUROC = 0.701
 def ambiguous_sets(
     sets: Sequence[Collection[int]], none: str = "ambiguous"
 ) -> tuple[Bool[Tensor, "n"], Bool[Tensor, "n"]]:
-    """Which images have not exactly one label, and which images count.
+    """Which images do not have exactly one label, and which images count.
 
     Args:
-        sets: The labels that people accept, an image each.
+        sets: The labels that people accept, one collection per image.
         none: An image without any label is "ambiguous", as in the paper, or left out, "drop".
 
     >>> [flags.tolist() for flags in ambiguous_sets([{3}, {3, 5}, set()], none="drop")]
     [[False, True, True], [True, True, False]]
     """
-    if none not in ("ambiguous", "drop"):
-        raise ValueRangeError(f"none must be 'ambiguous' or 'drop'; got '{none}'. Choose one of the two.")
+    check_choice(none, ("ambiguous", "drop"), by="ambiguous_sets", what="none")
     sizes = torch.tensor([len(set(labels)) for labels in sets], dtype=torch.long)
     return sizes != 1, (sizes > 0) | (none == "ambiguous")
 
@@ -64,8 +67,8 @@ def vote_entropy(counts: Array) -> Float[Tensor, "n"]:
     votes = finite(to_tensor(counts, "vote_entropy: counts").double(), "vote_entropy: counts")
     if votes.ndim != 2 or bool((votes < 0).any()) or bool((votes.sum(-1) <= 0).any()):
         raise ValueRangeError(
-            f"vote_entropy: counts must have the axes (n, c), no negative value and at least one vote a row; "
-            f"shape {tuple(votes.shape)} came. Leave images without votes out."
+            f"vote_entropy: counts must have the axes (n, c), no negative value and at least one vote per row; "
+            f"got shape {tuple(votes.shape)}. Leave images without votes out."
         )
     entropy: Tensor = torch.special.entr(votes / votes.sum(-1, keepdim=True)).sum(-1)
     return entropy
@@ -77,11 +80,11 @@ def vote_degree(votes: Mapping[str, Mapping[int, Votes]]) -> dict[str, float]:
     >>> vote_degree({"a": {1: Votes(no=0, maybe=2, yes=3), 2: Votes(no=1, maybe=0, yes=4)}})  # 4 against 4
     {'a': 0.6931471805599453}
     """
-    weights = {name: [vote.yes + vote.maybe / 2 for vote in asked.values()] for name, asked in votes.items()}
+    weights = {name: [vote.yes + vote.maybe / 2 for vote in labels.values()] for name, labels in votes.items()}
     return {name: float(vote_entropy([row])) for name, row in weights.items() if sum(row) > 0}
 
 
-def ambiguity(
+def human_ambiguity(
     scores: Mapping[str, Array | Score],
     table: Table,
     *,
@@ -90,96 +93,97 @@ def ambiguity(
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
-) -> "Ambiguity":
+) -> "HumanAmbiguity":
     """Every score, and the classifier's own max-probability and entropy, against what people said.
 
     Args:
-        scores: By name: fitted scores, or uncertainties (n) of the table's rows.
-        table: The images; it needs the column id unless people's judgements come as arrays.
-        ambiguous: By image or by row, whether it is ambiguous: gives the AUROC.
-        degree: By image or by row, how ambiguous it is: gives the rank correlation. The two may know different images.
-        confidence: Of the bootstrap intervals.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        scores: Fitted scores, or arrays (n,) with the uncertainties of the table's rows, by name.
+        table: The images. It needs the column id unless annotations are arrays.
+        ambiguous: Whether each image is ambiguous, by image or by row: gives the AUROC.
+        degree: How ambiguous each image is, by image or by row: gives the rank correlation. The two annotations may
+            cover different images.
+        confidence: Confidence of the bootstrap intervals.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
     """
     if ambiguous is None and degree is None:
-        raise TableError("ambiguity needs ambiguous= or degree=; got neither. Give what people said, by image or row.")
-    values = uncertainties(scores, table, by="ambiguity", baselines=(Entropy.name, MaxProbability.name))
+        raise TableError(
+            "human_ambiguity needs ambiguous= or degree=; got neither. Give what people said, by image or by row."
+        )
+    values = uncertainties(scores, table, by="human_ambiguity", baselines=(Entropy.name, MaxProbability.name))
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
-    found = Ambiguity(table.name, 0, 0, 0, {}, {})
+    result = HumanAmbiguity(table.name, 0, 0, 0, {}, {})
     if ambiguous is not None:
-        rows, flags = _judged(ambiguous, table, "ambiguous")
-        found.judged, found.ambiguous = len(rows), int(flags.sum())
-        found.auroc = {name: bootstrap(auroc, u[rows], flags) for name, u in values.items()}
+        rows, flags = _annotated(ambiguous, table, "ambiguous")
+        result.annotated, result.ambiguous = len(rows), int(flags.sum())
+        result.auroc = {name: bootstrap(auroc, u[rows], flags) for name, u in values.items()}
     if degree is not None:
-        rows, degrees = _judged(degree, table, "degree")
-        found.graded = len(rows)
-        found.spearman = {name: bootstrap(spearman, u[rows], degrees) for name, u in values.items()}
-    return found
+        rows, degrees = _annotated(degree, table, "degree")
+        result.graded = len(rows)
+        result.spearman = {name: bootstrap(spearman, u[rows], degrees) for name, u in values.items()}
+    return result
 
 
 @final
 @dataclass
-class Ambiguity:
-    """How far each score agrees with people: print it, or take it as JSON.
+class HumanAmbiguity(Result):
+    """How far each score agrees with people.
 
     Attributes:
-        name: The table.
-        judged: How many images people called ambiguous or clear.
-        ambiguous: How many of those ambiguous.
-        graded: How many images have a degree of ambiguity.
-        auroc: By score, ambiguous against clear images; empty without such a judgement.
-        spearman: By score, rank correlation with the degree; empty without degrees.
+        name: Name of the table.
+        annotated: Number of images that people called ambiguous or clear.
+        ambiguous: Number of those that are ambiguous.
+        graded: Number of images with a degree of ambiguity.
+        auroc: By score, ambiguous against clear images; empty without such annotations.
+        spearman: By score, the rank correlation with the degree; empty without degrees.
     """
 
     name: str
-    judged: int
+    annotated: int
     ambiguous: int
     graded: int
     auroc: dict[str, Interval]
     spearman: dict[str, Interval]
 
-    def to_json(self) -> Json:
-        """Plain numbers."""
-        return {
-            "table": self.name,
-            "judged": self.judged,
-            "ambiguous": self.ambiguous,
-            "graded": self.graded,
-            "auroc": {name: value._asdict() for name, value in self.auroc.items()},
-            "spearman": {name: value._asdict() for name, value in self.spearman.items()},
-            "published_auroc": PUBLISHED_AUROC,
-        }
+    titles: ClassVar[Mapping[str, str]] = {"auroc": "AUROC", "spearman": "Spearman"}
 
-    def lines(self) -> list[list[str]]:
-        """A header and one line a score, as text cells."""
-        shown = {"AUROC": self.auroc, "Spearman": self.spearman}
-        columns = {title: values for title, values in shown.items() if values}
-        names = self.auroc or self.spearman
+    def title(self) -> str:
+        """The table and what people said about it."""
+        parts = [f"{self.ambiguous} of {self.annotated} images ambiguous"] if self.auroc else []
+        parts += [f"{self.graded} images with a degree"] if self.spearman else []
+        return f"{self.name}: {', '.join(parts)}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per score."""
+        columns = {key: values for key in self.titles if (values := getattr(self, key))}
         return [
-            ["score", *columns],
-            *([name, *(cell(values[name]) for values in columns.values())] for name in names),
+            {"score": name, **{key: values[name] for key, values in columns.items()}}
+            for name in self.auroc or self.spearman
         ]
 
-    def __str__(self) -> str:
-        parts = [
-            f"{self.ambiguous} of {self.judged} images ambiguous" if self.auroc else "",
-            f"{self.graded} images with a degree" if self.spearman else "",
-        ]
-        return "\n".join([f"{self.name}: {', '.join(filter(None, parts))}", *aligned(self.lines())])
+    def to_dict(self) -> Json:
+        """Everything as plain values, with the published AUROC."""
+        return {**super().to_dict(), "published_auroc": PUBLISHED_AUROC}
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The agreement of every score with people, one colour per measure."""
+        shown = {title: values for key, title in self.titles.items() if (values := getattr(self, key))}
+        picture = plot_intervals(axes(ax), shown)
+        picture.set(xlabel=" and ".join(shown), title=self.title())
+        return picture
 
 
-def _judged(given: Mapping[str, Any] | Array, table: Table, what: str) -> tuple[Int[Tensor, "k"], Tensor]:
-    """The rows that people judged, and their judgement, in the order of the table."""
-    if isinstance(given, Mapping):
-        table.require("id", by=f"ambiguity: {what} by image")
-        by_name = find_rows(given, [str(name) for name in table.id], f"ambiguity: {what}")
-        by_row = sorted((row, given[name]) for name, row in by_name.items())
-        return torch.tensor([row for row, _ in by_row]), torch.tensor([float(value) for _, value in by_row])
-    values = to_tensor(given, f"ambiguity: {what}")
-    if tuple(values.shape) != (len(table),):
+def _annotated(values: Mapping[str, Any] | Array, table: Table, what: str) -> tuple[Int[Tensor, "k"], Tensor]:
+    """The annotated rows and their annotations, in the order of the table."""
+    if isinstance(values, Mapping):
+        table.require("id", by=f"human_ambiguity: {what} by image")
+        row_of = find_rows(values, [str(name) for name in table.id], f"human_ambiguity: {what}")
+        by_row = sorted((row, float(values[name])) for name, row in row_of.items())
+        return torch.tensor([row for row, _ in by_row]), torch.tensor([value for _, value in by_row])
+    array = to_tensor(values, f"human_ambiguity: {what}")
+    if tuple(array.shape) != (len(table),):
         raise TableError(
-            f"ambiguity: {what} must have one value a row of {table.name}, ({len(table)},); "
-            f"{tuple(values.shape)} came. Give it in the order of the table, or as a mapping from image to value."
+            f"human_ambiguity: {what} must have one value per row of {table.name}, ({len(table)},); "
+            f"got {tuple(array.shape)}. Give it in the order of the table, or as a mapping from image to value."
         )
-    return torch.arange(len(table)), values
+    return torch.arange(len(table)), array

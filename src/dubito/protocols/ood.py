@@ -1,17 +1,17 @@
-"""Does an uncertainty rise on images from elsewhere? AUROC of foreign against known images, per data set and pooled.
+"""Does an uncertainty rise on out-of-distribution images? AUROC of OOD against in-distribution images, per data set.
 
-    AUROC = Pr(u(foreign) > u(known)) + Pr(equal) / 2        one half: nothing tells them apart
+    AUROC = Pr(u(ood) > u(in-distribution)) + Pr(equal) / 2        one half: u does not separate them
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), section 4.5 and Figure 8, pool CUB, CARS and SOP into one
-value, 0.503, and read it as "no epistemic uncertainty". Pooled, opposite values cancel: recomputed from the authors'
-files, the three are 0.15, 0.53 and 0.47. So here every data set has its own value, and where the pooled one hides them,
-it is said. Pooled are all foreign images as they are; a larger data set weighs more.
+value, 0.503, and conclude that there is no epistemic uncertainty. Pooled, opposite values cancel: recomputed from the
+authors' files, the three are 0.15, 0.53 and 0.47. So here every data set has a value of its own, and a finding says
+where the pooled value hides opposite ones. All OOD images are pooled as they are; a larger data set weighs more.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Float
@@ -20,9 +20,12 @@ from torch import Tensor
 from dubito.errors import TableError
 from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, auroc, interval
-from dubito.result import aligned, cell
+from dubito.result import Result, axes, plot_intervals
 from dubito.table import Table
 from dubito.types import Json, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PUBLISHED_POOLED = 0.503
 """The pooled value of the paper's Figure 8, ViT-Base."""
@@ -30,104 +33,102 @@ PUBLISHED_POOLED = 0.503
 
 def ood_auroc_by_dataset(
     scores: Mapping[str, Score],
-    known: Table,
-    foreign: Mapping[str, Table],
+    in_distribution: Table,
+    ood: Mapping[str, Table],
     *,
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
-) -> "Shift":
-    """AUROC of every score for each foreign table against the known one, and for all of them together.
+) -> "OodAurocByDataset":
+    """AUROC of every score for each OOD table against the in-distribution one, and for all of them pooled.
 
     Args:
         scores: Fitted scores by name.
-        known: Images like those that the model or the head was trained on, but not the very same.
-        foreign: By data set, images from elsewhere.
-        confidence: Of the bootstrap intervals.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        in_distribution: Images like those that the model or the head was trained on, but not the very same.
+        ood: Out-of-distribution images, by data set.
+        confidence: Confidence of the bootstrap intervals.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
     """
     check_fitted_scores(scores, by="ood_auroc_by_dataset")
-    if not foreign:
+    if not ood:
         raise TableError(
-            "ood_auroc_by_dataset needs at least one foreign table; got none. Give some by name: {'cub200': table}."
+            "ood_auroc_by_dataset needs at least one OOD table; got none. Give some by name: {'cub200': table}."
         )
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
-    at_home = uncertainties(scores, known, by=f"ood_auroc_by_dataset ({known.name})")
-    away = {name: uncertainties(scores, table, by=f"ood_auroc_by_dataset ({name})") for name, table in foreign.items()}
-    by_set: dict[str, dict[str, Interval]] = {}
+    u_id = uncertainties(scores, in_distribution, by=f"ood_auroc_by_dataset ({in_distribution.name})")
+    u_ood = {name: uncertainties(scores, table, by=f"ood_auroc_by_dataset ({name})") for name, table in ood.items()}
+    by_dataset: dict[str, dict[str, Interval]] = {}
     pooled: dict[str, Interval] = {}
-    for score, u in at_home.items():
-        others = {name: rows[score] for name, rows in away.items()}
-        by_set[score] = {name: bootstrap(*_against(u, other)) for name, other in others.items()}
-        pooled[score] = bootstrap(*_against(u, torch.cat(list(others.values()))))
-    return Shift(known.name, len(known), {name: len(table) for name, table in foreign.items()}, by_set, pooled)
+    for score, u in u_id.items():
+        by_dataset[score] = {name: bootstrap(*_against(u, values[score])) for name, values in u_ood.items()}
+        pooled[score] = bootstrap(*_against(u, torch.cat([values[score] for values in u_ood.values()])))
+    rows = {name: len(table) for name, table in ood.items()}
+    return OodAurocByDataset(in_distribution.name, len(in_distribution), rows, by_dataset, pooled)
 
 
 @final
 @dataclass(frozen=True)
-class Shift:
-    """How far each score tells foreign images from known ones: print it, or take it as JSON.
+class OodAurocByDataset(Result):
+    """How well each score separates OOD from in-distribution images.
 
     Attributes:
-        known: The name of the known table.
-        known_rows: How many images it has.
-        rows: By foreign data set, how many images.
-        by_set: By score and data set; above one half, the foreign images are the more uncertain ones.
-        pooled: By score, all foreign images together.
+        in_distribution: Name of the in-distribution table.
+        in_distribution_rows: Number of its images.
+        rows: Number of images, by OOD data set.
+        by_dataset: AUROC by score and data set; above one half, the OOD images are the more uncertain ones.
+        pooled: AUROC by score, all OOD images together.
     """
 
-    known: str
-    known_rows: int
+    in_distribution: str
+    in_distribution_rows: int
     rows: dict[str, int]
-    by_set: dict[str, dict[str, Interval]]
+    by_dataset: dict[str, dict[str, Interval]]
     pooled: dict[str, Interval]
 
+    def title(self) -> str:
+        """What is separated from what."""
+        return f"AUROC of OOD images against {self.in_distribution} ({self.in_distribution_rows} images)"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per score."""
+        return [{"score": score, **row, "pooled": self.pooled[score]} for score, row in self.by_dataset.items()]
+
+    def heading(self, key: str) -> str:
+        """Data sets keep their names."""
+        return key
+
     def findings(self) -> list[str]:
-        """A sentence for each score whose pooled value hides data sets that lie on opposite sides of one half."""
-        return [sentence for score in self.by_set if (sentence := self._finding(score))]
+        """A sentence for each score whose pooled value hides data sets on opposite sides of one half."""
+        return [sentence for score in self.by_dataset if (sentence := self._finding(score))]
 
-    def to_json(self) -> Json:
-        """Plain numbers."""
-        return {
-            "known": self.known,
-            "known_rows": self.known_rows,
-            "rows": self.rows,
-            "scores": {
-                score: {name: value._asdict() for name, value in row.items()} | {"pooled": self.pooled[score]._asdict()}
-                for score, row in self.by_set.items()
-            },
-            "findings": self.findings(),
-            "published_pooled": PUBLISHED_POOLED,
-        }
+    def to_dict(self) -> Json:
+        """Everything as plain values, with the published pooled value."""
+        return {**super().to_dict(), "findings": self.findings(), "published_pooled": PUBLISHED_POOLED}
 
-    def lines(self) -> list[list[str]]:
-        """A header and one line a score, as text cells."""
-        body = [
-            [score, *(cell(value) for value in row.values()), cell(self.pooled[score])]
-            for score, row in self.by_set.items()
-        ]
-        return [["score", *self.rows, "pooled"], *body]
-
-    def __str__(self) -> str:
-        title = f"AUROC of foreign images against {self.known} ({self.known_rows} images)"
-        return "\n".join([title, *aligned(self.lines()), *self.findings()])
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The AUROC of every data set and pooled, one colour per score."""
+        rows = {score: {**row, "pooled": self.pooled[score]} for score, row in self.by_dataset.items()}
+        picture = plot_intervals(axes(ax), rows)
+        picture.axvline(0.5, color="grey", linestyle="--")
+        picture.set(xlabel=f"AUROC against {self.in_distribution}")
+        return picture
 
     def _finding(self, score: str) -> str:
         """By intervals: a value that may be one half lies on neither side."""
-        below = {name: value.value for name, value in self.by_set[score].items() if value.high < 0.5}
-        above = {name: value.value for name, value in self.by_set[score].items() if value.low > 0.5}
+        below = {name: value.value for name, value in self.by_dataset[score].items() if value.high < 0.5}
+        above = {name: value.value for name, value in self.by_dataset[score].items() if value.low > 0.5}
         if not below or not above:
             return ""
         return (
-            f"{score}: the pooled {self.pooled[score].value:.3f} hides opposite values. Less uncertain than the known "
-            f"images: {_listed(below)}; more uncertain: {_listed(above)}."
+            f"{score}: the pooled {self.pooled[score].value:.3f} hides opposite values. Less uncertain than the "
+            f"in-distribution images: {_listed(below)}; more uncertain: {_listed(above)}."
         )
 
 
-def _against(known: Float[Tensor, "n"], foreign: Float[Tensor, "m"]) -> tuple[Tensor, Tensor]:
-    u = torch.cat([known, foreign])
-    return u, torch.arange(len(u)) >= len(known)
+def _against(u_id: Float[Tensor, "n"], u_ood: Float[Tensor, "m"]) -> tuple[Tensor, Tensor]:
+    u = torch.cat([u_id, u_ood])
+    return u, torch.arange(len(u)) >= len(u_id)
 
 
 def _listed(values: Mapping[str, float]) -> str:

@@ -1,11 +1,11 @@
-"""Does an uncertainty hold on data sets that nobody trained for? R-AUROC and Recall@1 on each, without fitting again.
+"""Does an uncertainty hold on data sets that nobody trained for? R-AUROC and Recall@1 on each, without refitting.
 
     Recall@1 = share of images whose nearest other image has the same class
     R-AUROC  = AUROC of u against "the nearest other image has another class"
 
-Kirchhof et al., Pretrained Visual Uncertainties (2024), sections 4.1, 4.2 and appendix B (Table 2), where the entropy
-of the classifier stands beside the head. Classes may be the data set's own: only whether two labels are equal counts.
-Neighbours are searched once a data set, for all scores. Intervals are bootstraps over images, whose neighbours stay.
+Kirchhof et al., Pretrained Visual Uncertainties (2024), sections 4.1, 4.2 and appendix B (Table 2), which reports the
+entropy of the classifier next to the head. Classes may be the data set's own: only whether two labels are equal counts.
+Neighbours are searched once per data set, for all scores. Intervals are bootstraps over images; their neighbours stay.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,10 +21,13 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import check_fitted_scores, has_both, uncertainties
 from dubito.metrics import Interval, auroc, interval, neighbour_matches
-from dubito.result import aligned, cell
+from dubito.result import Result, axes, plain, plot_intervals
 from dubito.scores import Entropy
 from dubito.table import Table
 from dubito.types import Json, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Spread(NamedTuple):
@@ -61,7 +64,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
         "svhn": Published(Spread(0.495, 0.005), 0.524),
     }
 )
-"""Table 2 by the names of `dubito.protocols.benchmarks`; imagenet21k is what the head was trained on."""
+"""Table 2 by the names of `dubito.protocols.benchmarks`; the head was trained on imagenet21k."""
 
 
 def transfer(
@@ -72,14 +75,14 @@ def transfer(
     resamples: int = 1000,
     seed: int = 0,
 ) -> "Transfer":
-    """R-AUROC of every score on every labelled table, the classifier's entropy beside it where there are logits.
+    """R-AUROC of every score on every labelled table, and of the classifier's entropy where there are logits.
 
     Args:
-        scores: Fitted scores by name: other seeds of one head are other names.
-        tables: By data set, tables with features and labels; those named as in PUBLISHED are shown with Table 2.
-        confidence: Of the bootstrap intervals.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        scores: Fitted scores by name; several seeds of one head have names of their own.
+        tables: Tables with features and labels, by data set; names in PUBLISHED are shown with the values of Table 2.
+        confidence: Confidence of the bootstrap intervals.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
 
     >>> table = Table(feature=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], logit=[[2.0, 0.0], [1.0, 0.0], [0.0, 0.1]],
     ...               label=[7, 7, 8], label_space="own")
@@ -90,32 +93,38 @@ def transfer(
     if not tables:
         raise TableError("transfer needs at least one table; got none. Give some by name: {'cub200': table}.")
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
-    found = Transfer({name: len(table) for name, table in tables.items()}, {}, {})
+    result = Transfer({name: len(table) for name, table in tables.items()}, {}, {})
     for name, table in tables.items():
         table.require("feature", "label", by=f"transfer ({name})")
         near = neighbour_matches(table.column("feature"), table.label)
-        found.recall_at_1[name] = bootstrap(_mean, near.double())
+        result.recall_at_1[name] = bootstrap(_mean, near.double())
         for score, u in uncertainties(scores, table, by=f"transfer ({name})", baselines=(Entropy.name,)).items():
-            row = found.r_auroc.setdefault(score, {})
+            row = result.r_auroc.setdefault(score, {})
             if has_both(near):
                 row[name] = bootstrap(auroc, u, ~near)
-    return found
+    return result
 
 
 @final
 @dataclass(frozen=True)
-class Transfer:
-    """What came of a zero-shot transfer: print it, or take it as JSON.
+class Transfer(Result):
+    """How scores do on data sets that nobody trained for.
 
     Attributes:
-        rows: By data set, how many images.
-        recall_at_1: By data set, of the model's features: the same for every score.
-        r_auroc: By score and data set; a data set whose neighbours are all right or all wrong has none.
+        rows: Number of images, by data set.
+        recall_at_1: Recall@1 of the model's features, by data set; the same for every score.
+        r_auroc: R-AUROC by score and data set; there is none where neighbours are all right or all wrong.
     """
 
     rows: dict[str, int]
     recall_at_1: dict[str, Interval]
     r_auroc: dict[str, dict[str, Interval]]
+
+    titles: ClassVar[Mapping[str, str]] = {
+        "recall_at_1": "Recall@1",
+        "published_head": "ViT-Base head",
+        "published_entropy": "its entropy",
+    }
 
     def __getitem__(self, score: str) -> dict[str, Interval]:
         return self.r_auroc[score]
@@ -132,37 +141,39 @@ class Transfer:
         means = [mean for score in scores if (mean := self.mean(score)) is not None]
         return found | ({"mean": median_and_spread(means)} if len(means) == len(scores) else {})
 
-    def to_json(self) -> Json:
-        """Plain numbers."""
-        return {
-            "rows": self.rows,
-            "recall_at_1": {name: value._asdict() for name, value in self.recall_at_1.items()},
-            "r_auroc": {
-                score: {name: value._asdict() for name, value in row.items()} for score, row in self.r_auroc.items()
-            },
-            "mean": {score: self.mean(score) for score in self.r_auroc},
-            "published": {
-                name: {"head": PUBLISHED[name].head._asdict(), "entropy": PUBLISHED[name].entropy}
-                for name in self.rows
-                if name in PUBLISHED
-            },
-        }
+    def title(self) -> str:
+        """What is compared."""
+        return "R-AUROC by score, zero-shot"
 
-    def lines(self) -> list[list[str]]:
-        """A header, one line a data set and the mean, as text cells; Table 2 beside those that it has."""
-        known = any(name in PUBLISHED for name in self.rows)
-        header = ["data set", "images", "Recall@1", *self.r_auroc] + (["ViT-Base head", "its entropy"] if known else [])
-        body = [
-            [name, str(count), cell(self.recall_at_1[name]), *(cell(row.get(name)) for row in self.r_auroc.values())]
-            + (_published(name) if known else [])
-            for name, count in self.rows.items()
-        ]
+    def records(self) -> list[dict[str, Any]]:
+        """One row per data set and their mean, with the values of Table 2 for those that it has."""
+        published = {name: PUBLISHED.get(name) for name in self.rows}
+        records: list[dict[str, Any]] = []
+        for name, line in published.items():
+            records.append({"data_set": name, "images": self.rows[name], "recall_at_1": self.recall_at_1[name]})
+            records[-1] |= {score: row.get(name) for score, row in self.r_auroc.items()}
+            if any(published.values()):
+                records[-1] |= {"published_head": line and str(line.head), "published_entropy": line and line.entropy}
         recall = statistics.fmean(value.value for value in self.recall_at_1.values())
-        total = ["mean", str(sum(self.rows.values())), cell(recall), *(cell(self.mean(name)) for name in self.r_auroc)]
-        return [header, *body, total + ([cell(None)] * 2 if known else [])]
+        mean = {"data_set": "mean", "images": sum(self.rows.values()), "recall_at_1": recall}
+        return [*records, mean | {score: self.mean(score) for score in self.r_auroc}]
 
-    def __str__(self) -> str:
-        return "\n".join(["R-AUROC by score, zero-shot", *aligned(self.lines())])
+    def heading(self, key: str) -> str:
+        """Scores keep their names."""
+        return key if key in self.r_auroc else super().heading(key)
+
+    def to_dict(self) -> Json:
+        """Everything as plain values, with means and the values of Table 2."""
+        means = {score: self.mean(score) for score in self.r_auroc}
+        published = {name: plain(PUBLISHED[name]) for name in self.rows if name in PUBLISHED}
+        return {**super().to_dict(), "mean": means, "published": published}
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """The R-AUROC on every data set, one colour per score."""
+        picture = plot_intervals(axes(ax), self.r_auroc)
+        picture.axvline(0.5, color="grey", linestyle="--")
+        picture.set(xlabel="R-AUROC")
+        return picture
 
 
 def median_and_spread(values: Iterable[float]) -> Spread:
@@ -176,11 +187,6 @@ def median_and_spread(values: Iterable[float]) -> Spread:
         raise ValueRangeError("median_and_spread needs at least one value; got none. Give one a seed.")
     median = statistics.median(listed)
     return Spread(median, max(median - listed[0], listed[-1] - median))
-
-
-def _published(name: str) -> list[str]:
-    line = PUBLISHED.get(name)
-    return [cell(None), cell(None)] if line is None else [str(line.head), cell(line.entropy)]
 
 
 def _mean(values: Float[Tensor, "n"]) -> float:
