@@ -34,11 +34,10 @@ from dubito.cache.extract import cores
 from dubito.cache.loader import batches
 from dubito.cache.memory import kept_memory
 from dubito.data import Augmented, Subset
+from dubito.heads.loop import make_optimizer, set_lr, train_head
 from dubito.heads.losses import ranking_loss
 from dubito.heads.module import HeadModule
-from dubito.heads.optimizers import make_optimizer, set_lr
 from dubito.heads.recipe import Plan
-from dubito.heads.train import train_head
 from dubito.models import WrappedClassifier
 from dubito.types import Images
 

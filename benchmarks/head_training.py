@@ -33,11 +33,10 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dubito
+from dubito.heads.loop import make_optimizer, set_lr, train_head
 from dubito.heads.losses import ranking_loss
 from dubito.heads.module import HeadModule
-from dubito.heads.optimizers import make_optimizer, set_lr
 from dubito.heads.recipe import Plan
-from dubito.heads.train import train_head
 
 PAPER_ROWS = 460 * 200_000
 BATCH = 2048

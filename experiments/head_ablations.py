@@ -40,8 +40,8 @@ import dubito
 from dubito.data import Subset
 from dubito.data.annotations import read_label_sets
 from dubito.errors import ConstantHeadWarning
+from dubito.metrics import MedianSpread, median_spread
 from dubito.protocols.human_ambiguity import ambiguous_images
-from dubito.protocols.transfer import Spread, median_and_spread
 from dubito.result import aligned
 
 EXPECTED = Path(__file__).parent / "expected" / "head_ablations.json"
@@ -52,32 +52,32 @@ COLLAPSED = 1e-6
 class Setting:
     """One row of the table: what differs from the default, and what the paper reports."""
 
-    published: Spread | None = None
+    published: MedianSpread | None = None
     recipe: dict[str, Any] = field(default_factory=dict)
     head: dict[str, int] = field(default_factory=dict)
     strong: str | None = None
 
 
 SETTINGS = {
-    "default": Setting(Spread(0.608, 0.004)),
-    "leeway 0.001": Setting(Spread(0.607, 0.006), {"leeway": 0.001}),
-    "leeway 0.01": Setting(Spread(0.607, 0.005), {"leeway": 0.01}),
-    "leeway 0.1": Setting(Spread(0.609, 0.005), {"leeway": 0.1}),
-    "smaller, 1 x 256": Setting(Spread(0.611, 0.002), head={"depth": 1, "width": 256}),
-    "larger, 3 x 1024": Setting(Spread(0.606, 0.004), head={"depth": 3, "width": 1024}),
-    "zero init": Setting(Spread(0.500, 0.000), {"init": "zero"}),
-    "AugMix": Setting(Spread(0.606, 0.005), strong="augmix"),
-    "CutMix": Setting(Spread(0.575, 0.002), strong="cutmix"),
-    "MixUp": Setting(Spread(0.552, 0.009), strong="mixup"),
-    "blur": Setting(Spread(0.609, 0.003), strong="blur"),
-    "small crops": Setting(Spread(0.610, 0.004), strong="crop"),
-    "box": Setting(Spread(0.606, 0.001), strong="box"),
-    "Adam": Setting(Spread(0.609, 0.002), {"optimizer": "adam"}),
-    "Lion": Setting(Spread(0.500, 0.000), {"optimizer": "lion"}),
+    "default": Setting(MedianSpread(0.608, 0.004)),
+    "leeway 0.001": Setting(MedianSpread(0.607, 0.006), {"leeway": 0.001}),
+    "leeway 0.01": Setting(MedianSpread(0.607, 0.005), {"leeway": 0.01}),
+    "leeway 0.1": Setting(MedianSpread(0.609, 0.005), {"leeway": 0.1}),
+    "smaller, 1 x 256": Setting(MedianSpread(0.611, 0.002), head={"depth": 1, "width": 256}),
+    "larger, 3 x 1024": Setting(MedianSpread(0.606, 0.004), head={"depth": 3, "width": 1024}),
+    "zero init": Setting(MedianSpread(0.500, 0.000), {"init": "zero"}),
+    "AugMix": Setting(MedianSpread(0.606, 0.005), strong="augmix"),
+    "CutMix": Setting(MedianSpread(0.575, 0.002), strong="cutmix"),
+    "MixUp": Setting(MedianSpread(0.552, 0.009), strong="mixup"),
+    "blur": Setting(MedianSpread(0.609, 0.003), strong="blur"),
+    "small crops": Setting(MedianSpread(0.610, 0.004), strong="crop"),
+    "box": Setting(MedianSpread(0.606, 0.001), strong="box"),
+    "Adam": Setting(MedianSpread(0.609, 0.002), {"optimizer": "adam"}),
+    "Lion": Setting(MedianSpread(0.500, 0.000), {"optimizer": "lion"}),
     "Lion, lr / 10": Setting(None, {"optimizer": "lion", "lr": 1e-4, "warmup_lr": 1e-5}),
-    "SGD": Setting(Spread(0.614, 0.005), {"optimizer": "sgd"}),
+    "SGD": Setting(MedianSpread(0.614, 0.005), {"optimizer": "sgd"}),
     "SGD, lr x 10": Setting(None, {"optimizer": "sgd", "lr": 1e-2, "warmup_lr": 1e-3}),
-    "step schedule": Setting(Spread(0.607, 0.003), {"schedule": "step"}),
+    "step schedule": Setting(MedianSpread(0.607, 0.003), {"schedule": "step"}),
     "l2": Setting(None, {"loss": "l2"}),
     "l1": Setting(None, {"loss": "l1"}),
     "log_l2": Setting(None, {"loss": "log_l2"}),
@@ -168,14 +168,14 @@ class Study:
         return {
             "published": None if setting.published is None else setting.published._asdict(),
             "r_auroc": {where: rounded(value) for where, value in transfer.items()},
-            "ambiguity": rounded(median_and_spread([agreement.auroc[seed].value for seed in heads])),
+            "ambiguity": rounded(median_spread([agreement.auroc[seed].value for seed in heads])),
             "range": statistics.median(ranges),
             "collapsed_seeds": sum(one <= COLLAPSED for one in ranges),
             "seeds": len(seeds),
         }
 
 
-def rounded(value: Spread) -> dict[str, float]:
+def rounded(value: MedianSpread) -> dict[str, float]:
     """Four decimals."""
     return {"median": round(value.median, 4), "distance": round(value.distance, 4)}
 
@@ -199,7 +199,7 @@ def lines(found: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 def shown(value: dict[str, float]) -> str:
     """As the paper writes it."""
-    return str(Spread(**value))
+    return str(MedianSpread(**value))
 
 
 def verdicts(found: dict[str, dict[str, Any]]) -> list[str]:

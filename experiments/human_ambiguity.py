@@ -40,9 +40,8 @@ import dubito
 from dubito.data import Subset
 from dubito.data.annotations import read_label_sets, read_votes
 from dubito.data.deteriorated import Deteriorated
-from dubito.metrics import auroc
+from dubito.metrics import auroc, median_spread
 from dubito.protocols.human_ambiguity import HumanAmbiguity, ambiguous_images, vote_degree
-from dubito.protocols.transfer import median_and_spread
 from dubito.table.views import chosen_rows
 from dubito.types import Classifier, Images
 
@@ -62,7 +61,7 @@ SIZE = {"width": 740, "depth": 1}
 """As wide as fits into two megabytes."""
 RANDOM = {"dropout": 0.5, "batch": 2048, "rows": 150_000}
 """For the paper's two layers of 512. Few rows, because a thousand photographs are learned by heart otherwise."""
-TARGETS = ("given", "expected", "mixed")
+TARGETS = ("observed", "expected", "mixed")
 BEST = "mixed"
 TINY = "tiny_imagenet_train_25k"
 CURVE = (125, 250, 500, 1000, 1800)
@@ -177,7 +176,7 @@ def one_half(
     flags = ambiguous_images(read_label_sets(photos / "labels.csv"))
     mine = {f"{BEST} {seed}": uncertainties[f"{BEST} {seed}"][half] for seed in seeds}
     found = dubito.protocols.human_ambiguity(mine, chosen_rows(clean, half), ambiguous=flags)
-    median, distance = median_and_spread([found.auroc[name].value for name in mine])
+    median, distance = median_spread([found.auroc[name].value for name in mine])
     first = found.auroc[f"{BEST} {seeds[0]}"]
     own = {name: found.auroc[name].value for name in ("max_probability", "entropy")}
     return {"auroc": median, "distance": distance, "interval": [first.low, first.high], **own}
@@ -185,7 +184,7 @@ def one_half(
 
 def trained(table: dubito.Table, recipe: dubito.Recipe, seed: int) -> dubito.UncertaintyHead:
     """A head, and the temperature with it, from these rows alone."""
-    if recipe.target != "given":
+    if recipe.target != "observed":
         recipe = replace(recipe, temperature=dubito.Temperature().fit(table).temperature_)
     size = SIZE if recipe.init == "classes" else {}
     return dubito.UncertaintyHead(seed=seed, recipe=recipe, **size).fit(table)
@@ -232,7 +231,7 @@ def point(
             table = corpus(clean, augmented, learned[:size])
             head = trained(table if more is None else dubito.concat(table, more), recipe, seed)
             values.append(auroc(head.score(chosen_rows(clean, scored)), ambiguous[scored]))
-    median, distance = median_and_spread(values)
+    median, distance = median_spread(values)
     return {"auroc": median, "distance": distance}
 
 
@@ -241,7 +240,7 @@ def over_seeds(found: HumanAmbiguity, everyone: HumanAmbiguity, target: str, see
     result = {}
     figures = {"auroc": found.auroc, "spearman": found.spearman, "spearman_all": everyone.spearman}
     for name, values in figures.items():
-        median, distance = median_and_spread([values[f"{target} {seed}"].value for seed in seeds])
+        median, distance = median_spread([values[f"{target} {seed}"].value for seed in seeds])
         result |= {name: median, f"{name}_distance": distance}
     return result
 

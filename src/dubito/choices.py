@@ -16,8 +16,8 @@ KnownLoss = Literal["cross_entropy", "bce"]
 
 LossName = Literal["ranking", "l2", "l1", "log_l2", "variance_nll"]
 """What a head learns by: the order of losses, or the losses themselves."""
-Target = Literal["given", "expected", "mixed"]
-"""Whose losses a head learns."""
+Target = Literal["observed", "expected", "mixed"]
+"""Which losses a head learns: those of the labels, those that the model expects, or a mixture."""
 Optimizer = Literal["adamw", "adam", "sgd", "lion"]
 """Of a head's training."""
 Schedule = Literal["cosine", "step", "constant"]

@@ -3,11 +3,14 @@
 Every message says what was expected, what was given and how to repair it. `by` is the function that the user called.
 """
 
+import types
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -17,6 +20,8 @@ from dubito.table.overlap import example, shared_rows
 
 _SHARED = 0.01
 """A few images may be the same by chance, in any large collection."""
+_SWITCH = MappingProxyType({"true": True, "false": False, "yes": True, "no": False})
+_NO_PARSERS: Mapping[Any, Callable[[str], Any]] = MappingProxyType({})
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4, or_first: bool = True) -> list[str]:
@@ -43,6 +48,49 @@ def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> N
         f"{by}: {what} must be one of {', '.join(known)}; got {value!r}."
         + (f" Did you mean {near[0]}?" if near else "")
     )
+
+
+def settings_from_text(
+    cls: type, texts: Mapping[str, str], *, by: str, parsers: Mapping[Any, Callable[[str], Any]] = _NO_PARSERS
+) -> dict[str, Any]:
+    """Settings of a dataclass from text, each converted to the type that its field declares.
+
+    Understood are int, float, bool, str, Literal, tuples and lists (items separated by commas), unions, and "none"
+    where None is allowed.
+
+    Args:
+        cls: The dataclass.
+        texts: By field name, the text of its value.
+        by: How errors call the settings.
+        parsers: By type, how to convert text to types beyond these.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Settings:
+    ...     loss: Literal["ranking", "l2"] = "ranking"
+    ...     betas: tuple[float, float] = (0.8, 0.95)
+    ...     batch: int | None = None
+    >>> settings_from_text(Settings, {"loss": "l2", "betas": "0.9,0.999", "batch": "none"}, by="recipe")
+    {'loss': 'l2', 'betas': (0.9, 0.999), 'batch': None}
+    >>> settings_from_text(Settings, {"batch": "many"}, by="recipe")
+    Traceback (most recent call last):
+    dubito.errors.ValueRangeError: recipe: batch must be a whole number or none; got 'many'.
+    """
+    hints = get_type_hints(cls)
+    kinds = {field.name: hints[field.name] for field in fields(cls) if field.init}
+    values = {}
+    for name, text in texts.items():
+        if name not in kinds:
+            near = nearest(name, kinds, most=1, cutoff=0.6, or_first=False)
+            raise ValueRangeError(
+                f"{by} has no setting '{name}'; it has {', '.join(kinds) or 'none'}."
+                + (f" Did you mean {near[0]}?" if near else "")
+            )
+        try:
+            values[name] = _from_text(text, kinds[name], parsers)
+        except ValueError as error:
+            raise ValueRangeError(f"{by}: {name} must be {_expected(kinds[name])}; got '{text}'.") from error
+    return values
 
 
 def check_bootstrap(*, by: str, confidence: Any = 0.95, resamples: Any = 1000, seed: Any = 0, least: int = 1) -> None:
@@ -137,3 +185,57 @@ def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allow
 def _model(table: Table) -> str:
     name = table.provenance.model if table.provenance else None
     return f"{name} ({table.model_id})" if name else str(table.model_id)
+
+
+def _from_text(text: str, kind: Any, parsers: Mapping[Any, Callable[[str], Any]]) -> Any:
+    """One value; ValueError where the text is none of that type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in parsers:
+        return parsers[kind](text)
+    if origin in (Union, types.UnionType):
+        return _first_that_fits(text, inner, parsers)
+    if origin in (tuple, list, Sequence):
+        items = [part.strip() for part in text.split(",")] if text else []
+        each = inner if origin is tuple and inner[-1] is not Ellipsis else inner[:1] * len(items)
+        made = [_from_text(item, one, parsers) for item, one in zip(items, each, strict=True)]
+        return made if origin is list else tuple(made)
+    if words := _words(kind):
+        if text.lower() not in words:
+            raise ValueError(text)
+        return words[text.lower()]
+    if kind is Any:
+        return text
+    return kind(text)
+
+
+def _first_that_fits(text: str, kinds: Sequence[Any], parsers: Mapping[Any, Callable[[str], Any]]) -> Any:
+    # None first, because any text is a list of texts; str last, because any text is one.
+    for kind in sorted(kinds, key=lambda one: (one is str, one is not type(None))):
+        try:
+            return _from_text(text, kind, parsers)
+        except ValueError:  # noqa: PERF203 (a handful of types)
+            continue
+    raise ValueError(text)
+
+
+def _words(kind: Any) -> Mapping[str, Any]:
+    """The texts that stand for the values of a type with few of them; empty for any other type."""
+    if kind is type(None):
+        return {"none": None}
+    return _SWITCH if kind is bool else {str(w).lower(): w for w in get_args(kind) if get_origin(kind) is Literal}
+
+
+def _expected(kind: Any) -> str:
+    """A type in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_expected(one) for one in inner)
+    if origin in (tuple, list, Sequence):
+        many = "some items" if origin is not tuple or inner[-1] is Ellipsis else f"{len(inner)} items"
+        return f"{many} separated by commas, each {_expected(inner[0])}"
+    if kind is type(None):
+        return "none"
+    if words := _words(kind):
+        return f"one of {', '.join(words)}"
+    names = {int: "a whole number", float: "a number", str: "text"}
+    return names.get(kind) or str(getattr(kind, "__name__", kind))

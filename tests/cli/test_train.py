@@ -9,7 +9,7 @@ import torch
 
 import dubito
 from dubito.heads import shelf
-from dubito.heads import train as training
+from dubito.heads import loop
 from dubito.heads.checkpoint import read_config
 from dubito.heads.held_out import HeldOut
 
@@ -196,7 +196,7 @@ def test_stopped_it_goes_on(run: Run, labelled: Path, own: Path, monkeypatch: py
     command = ("train", labelled, "--to", "mine", *QUICK, "--seeds", "1,2")
     undisturbed = run(*("train", labelled, "--to", "other", *QUICK, "--seeds", "1,2"))
     assert undisturbed.code == 0
-    step, done = training._Run._step, []
+    step, done = loop._Run._step, []
 
     def stopping(self: object, *rest: object) -> object:
         done.append(1)
@@ -204,7 +204,7 @@ def test_stopped_it_goes_on(run: Run, labelled: Path, own: Path, monkeypatch: py
             raise KeyboardInterrupt
         return step(self, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training._Run, "_step", stopping)
+    monkeypatch.setattr(loop._Run, "_step", stopping)
     answer = run(*command)
     assert answer.code == 130
     where = own / "mine"

@@ -5,16 +5,16 @@ from pathlib import Path
 import torch
 from tests.heads.conftest import learnable
 
-from dubito.heads import train
+from dubito.heads import loop
 from dubito.heads.recipe import Recipe
 
 torch.set_num_threads(1)
-train._SECONDS_BETWEEN_STATES = 0.01
-given = globals()  # by test_kill
-train.train_head(
+loop._SECONDS_BETWEEN_STATES = 0.01
+arguments = globals()  # set by test_kill
+loop.train_head(
     learnable(300),
-    recipe=Recipe(batch=16, rows=300 * 16, optimizer=given["optimizer"], dropout=given["dropout"]),
+    recipe=Recipe(batch=16, rows=300 * 16, optimizer=arguments["optimizer"], dropout=arguments["dropout"]),
     width=16,
     held_out=learnable(60, seed=1),
-    folder=Path(given["folder"]),
+    folder=Path(arguments["folder"]),
 )

@@ -1,4 +1,4 @@
-"""Images kept apart: R-AUROC and order against references, one row a photograph, and shares of photographs."""
+"""Images kept apart: R-AUROC and order against references, one row a image, and shares of images."""
 
 import math
 
@@ -69,18 +69,18 @@ def test_nothing_to_measure():
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_one_photograph_has_no_order(rows):
+def test_one_image_has_no_order(rows):
     table = Table(feature=torch.randn(rows, 8), label=[0] * rows, loss=torch.rand(rows), photo=[0] * rows)
     with pytest.raises(TableError) as error:
         HeldOut.of(table, Recipe())
     assert str(error.value) == (
-        "held_out: an order needs at least two photographs; table in memory holds 1 out. Hold out more of them (a "
+        "held_out: an order needs at least two images; table in memory holds 1 out. Hold out more of them (a "
         "larger share, another table), or train without held_out."
     )
 
 
 def augmented(photos: int = 30, epochs: int = 3) -> Table:
-    """Rows as an extraction of augmented epochs has them; the crops of a photograph lie close together."""
+    """Rows as an extraction of augmented epochs has them; the crops of a image lie close together."""
     base = learnable(photos)
     near = 0.01 * torch.randn(photos * epochs, 8, generator=torch.Generator().manual_seed(0))
     return Table(
@@ -92,15 +92,15 @@ def augmented(photos: int = 30, epochs: int = 3) -> Table:
     )
 
 
-def test_of_several_epochs_one_row_a_photograph():
+def test_of_several_epochs_one_row_a_image():
     table = augmented()
     assert one_epoch(table).tolist() == list(range(30))
     assert one_epoch(learnable(5)).tolist() == [0, 1, 2, 3, 4]
     assert one_epoch(table.rows(slice(30, 90))).tolist() == list(range(30))  # epochs 1 and 2
     found = HeldOut.of(table, Recipe())
     assert torch.equal(found.features, table.feature[:30])
-    assert found.strange is not None
-    assert torch.equal(found.strange, ~metrics.neighbour_matches(table.feature[:30], table.label[:30]))
+    assert found.mismatch is not None
+    assert torch.equal(found.mismatch, ~metrics.neighbour_matches(table.feature[:30], table.label[:30]))
 
 
 def test_at_most_so_many_rows(monkeypatch):
@@ -135,7 +135,7 @@ def test_a_share_of_rows():
     assert not torch.equal(split(table, 0.2, seed=1)[1].feature, out.feature)
 
 
-def test_crops_of_one_photograph_stay_together():
+def test_crops_of_one_image_stay_together():
     kept, out = split(augmented(), 0.3)
     assert (len(kept), len(out)) == (63, 27)
     assert not set(kept.whole("photo").tolist()) & set(out.whole("photo").tolist())
@@ -155,13 +155,13 @@ def test_shares_that_leave_nothing(share, what):
     with pytest.raises(DubitoError) as error:
         split(learnable(10), share)
     assert str(error.value) == (
-        f"held_out: a share of {share} of the 10 photographs in table in memory leaves nothing to {what}. "
-        f"Give another share or more photographs."
+        f"held_out: a share of {share} of the 10 images in table in memory leaves nothing to {what}. "
+        f"Give another share or more images."
     )
 
 
 def joined_epochs() -> Table:
-    """Ten clean photographs in another order than their two augmented epochs."""
+    """Ten clean images in another order than their two augmented epochs."""
     names = [f"{number}.jpg" for number in range(10)]
     shuffled = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     clean = Table(feature=torch.randn(10, 3), loss=torch.rand(10), id=[names[number] for number in shuffled.tolist()])
@@ -175,7 +175,7 @@ def joined_epochs() -> Table:
     return concat(clean, augmented)
 
 
-def test_a_split_of_joined_tables_parts_photographs():
+def test_a_split_of_joined_tables_parts_images():
     learned, held = split(joined_epochs(), 0.3)
     photos = [{str(name).partition("@")[0] for name in table.id} for table in (learned, held)]
     assert not photos[0] & photos[1]
@@ -183,6 +183,6 @@ def test_a_split_of_joined_tables_parts_photographs():
     assert (len(learned), len(held)) == (21, 9)
 
 
-def test_joined_tables_show_every_photograph_once():
+def test_joined_tables_show_every_image_once():
     rows = one_epoch(joined_epochs())
     assert rows.tolist() == list(range(10))  # the clean ones, which come first

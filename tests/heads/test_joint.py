@@ -181,7 +181,7 @@ def test_joint_loss_sends_only_the_task_s_gradient_into_the_losses():
 @pytest.mark.parametrize(
     ("losses", "u", "loss", "error", "text"),
     [
-        (torch.ones(()), torch.ones(3), "l2", TableError, r'shapes \(\) and \(3,\) came.*reduction="none"'),
+        (torch.ones(()), torch.ones(3), "l2", TableError, r'got shapes \(\) and \(3,\)\..*reduction="none"'),
         (torch.ones(2), torch.ones(3), "l2", TableError, r"shapes \(2,\) and \(3,\)"),
         (torch.ones(3), torch.ones(3), "l3", ValueRangeError, "ranking, l2, l1, log_l2, variance_nll; got 'l3'"),
         (torch.ones(1), torch.ones(1), "ranking", TableError, "at least 2; got 1 and 1. One image alone has no order"),

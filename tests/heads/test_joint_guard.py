@@ -190,5 +190,5 @@ def test_a_head_that_was_replaced_by_a_wider_one_is_noticed():
     model = with_uncertainty(module, layer="fc")
     module.fc = nn.Linear(6, 5)
     module.drop = nn.Sequential(nn.Linear(8, 6))
-    with pytest.raises(ModelError, match=r"layer 'fc' reads \(6, 6\) for 6 images; one row of 8 an image is needed"):
+    with pytest.raises(ModelError, match=r"layer 'fc' must read one row of 8 features per image; got \(6, 6\) for 6"):
         model(batches(16)[0][0])

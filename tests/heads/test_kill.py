@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dubito.heads._state import FILE, LOCK
+from dubito.heads.state import FILE
+from dubito.storage import LOCK
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -17,7 +18,7 @@ _CHILD = Path(__file__).with_name("child.py")
 def server():
     """Children are forked from a process that has torch already: they start in milliseconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "timm.optim", "dubito.heads.train"])
+    context.set_forkserver_preload(["torch", "timm.optim", "dubito.heads.loop"])
     return context
 
 

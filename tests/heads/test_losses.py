@@ -106,12 +106,12 @@ def test_of_an_odd_number_the_last_row_is_paired_with_the_first():
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_fewer_than_two_rows_have_no_order(n):
-    with pytest.raises(TableError, match=f"at least 2; got {n} and {n}. One image alone has no order"):
+    with pytest.raises(TableError, match=f"at least 2; got {n} and {n}. A single image has no order"):
         ranking_loss(torch.ones(n), torch.ones(n))
 
 
 def test_a_negative_leeway_is_refused():
-    with pytest.raises(ValueRangeError, match=r"leeway must not be negative; got -0.5. 0 orders all but ties"):
+    with pytest.raises(ValueRangeError, match=r"leeway must not be negative; got -0.5. With 0, only ties are equal"):
         ranking_loss(torch.ones(2), torch.ones(2), leeway=-0.5)
 
 

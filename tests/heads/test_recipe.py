@@ -127,9 +127,9 @@ def test_part_of_the_settings_is_enough():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"loss": "hinge"}, "recipe: loss must be one of ranking, l2, l1, log_l2, variance_nll; got 'hinge'."),
-        ({"target": "own"}, "recipe: target must be one of given, expected, mixed; got 'own'."),
-        ({"optimizer": "lamb"}, "recipe: optimizer must be one of adamw, adam, sgd, lion; got 'lamb'."),
+        ({"loss": "hinge"}, "recipe: loss must be one of ranking, l2, l1, log_l2, variance_nll; got 'hinge'. Did you mean ranking?"),
+        ({"target": "own"}, "recipe: target must be one of observed, expected, mixed; got 'own'."),
+        ({"optimizer": "lamb"}, "recipe: optimizer must be one of adamw, adam, sgd, lion; got 'lamb'. Did you mean adam?"),
         ({"schedule": "poly"}, "recipe: schedule must be one of cosine, step, constant; got 'poly'."),
         ({"init": "ones"}, "recipe: init must be one of default, zero, classes; got 'ones'."),
         ({"lr": 0.0}, "recipe: lr must be positive; got 0.0."),
@@ -145,7 +145,7 @@ def test_part_of_the_settings_is_enough():
         ({"warmup": -1}, "recipe: warmup must be at least 0; got -1."),
         ({"batch": 1}, "recipe: batch must be at least 2; got 1."),
         ({"rows": 1}, "recipe: rows must be at least 2; got 1."),
-        ({"warmup": 460}, "recipe: warmup must be below the 460 episodes; got 460. Give a shorter one."),
+        ({"warmup": 460}, "recipe: warmup must be below the 460 episodes; got 460."),
         ({"dropout": 1.0}, "recipe: dropout must be a share from 0 to below 1; got 1.0."),
         ({"mix": 1.5}, "recipe: mix must lie between 0 and 1; got 1.5."),
         ({"mix": math.nan}, "recipe: mix must lie between 0 and 1; got nan."),
@@ -160,9 +160,9 @@ def test_what_it_refuses(settings, text):
 
 
 def test_what_is_no_recipe():
-    with pytest.raises(ValueRangeError, match=r"^recipe: a dubito.Recipe is expected; got list.$"):
+    with pytest.raises(ValueRangeError, match=r"^recipe must be a dubito.heads.Recipe; got list.$"):
         as_recipe([1])
     with pytest.raises(
-        ValueRangeError, match=r"^recipe: there is no setting 'speed'; there are batch, betas, dropout, episodes"
+        ValueRangeError, match=r"^recipe: a setting must be one of loss, margin, leeway, .*; got 'speed'\."
     ):
         as_recipe({"speed": 3})

@@ -45,7 +45,7 @@ def numbers(given: Stream, start: int, stop: int) -> list[list[int]]:
 
 def check_passes(n: int, batch: int) -> None:
     given = stream_of(n, batch)
-    a_pass = given.batches_a_pass
+    a_pass = given.batches_per_pass
     batches = numbers(given, 0, 3 * a_pass)
     assert len(batches) == 3 * a_pass
     for number in range(3):
@@ -66,7 +66,7 @@ def test_every_row_once_a_pass(small, n, batch):
 
 def test_a_single_row_behind_the_last_buffer_is_seen_in_every_pass(small):
     given = stream_of(2 * 48 + 1, 16)
-    batches = numbers(given, 0, 3 * given.batches_a_pass)
+    batches = numbers(given, 0, 3 * given.batches_per_pass)
     assert [len(one) for one in batches] == [16, 16, 16, 16, 16, 17] * 3
     assert [sum(96 in one for one in batches[start : start + 6]) for start in (0, 6, 12)] == [1, 1, 1]
 
@@ -81,7 +81,7 @@ def test_odd_sizes(n, batch):
 
 @pytest.mark.parametrize(("n", "batch"), [(40, 8), (203, 8), (131, 5)])
 def test_a_step_has_the_same_batch_wherever_one_begins(small, n, batch):
-    last = 3 * stream_of(n, batch).batches_a_pass
+    last = 3 * stream_of(n, batch).batches_per_pass
     whole = numbers(stream_of(n, batch), 0, last)
     for start in range(last):
         assert numbers(stream_of(n, batch), start, start + 1) == whole[start : start + 1]
@@ -95,7 +95,7 @@ def test_a_step_has_the_same_batch_wherever_one_begins(small, n, batch):
 @pytest.mark.parametrize("n", [40, 203])
 def test_passes_and_seeds_have_orders_of_their_own(small, n):
     given = stream_of(n, 8)
-    a_pass = given.batches_a_pass
+    a_pass = given.batches_per_pass
     first, second = numbers(given, 0, a_pass), numbers(given, a_pass, 2 * a_pass)
     other = numbers(stream_of(n, 8, seed=2), 0, a_pass)
     assert first != second
@@ -131,7 +131,7 @@ def test_wide_features_make_smaller_buffers(monkeypatch):
         return found
 
     monkeypatch.setattr(Stream, "_read", watched)
-    seen = torch.cat([losses for _, losses in given.batches(0, given.batches_a_pass)])
+    seen = torch.cat([losses for _, losses in given.batches(0, given.batches_per_pass)])
     assert sizes == [64, 64, 64, 8]
     assert sorted(seen.tolist()) == list(range(200))
 
@@ -159,7 +159,7 @@ def test_features_without_meaning(small, bad):
     with pytest.raises(
         ValueRangeError, match=r"^head.fit: features of cache/train: 1 of \d+ values are NaN or infinite"
     ):
-        list(given.batches(0, given.batches_a_pass))
+        list(given.batches(0, given.batches_per_pass))
 
 
 def test_the_global_generator_is_left_alone(small):

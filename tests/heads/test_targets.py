@@ -115,9 +115,9 @@ def test_rows_without_losses_do_not_hide_the_task_loss_of_the_others(bce_first):
     tables = (of_one_model(task_loss="bce"), of_one_model())
     both = concat(*(tables if bce_first else reversed(tables)))
     assert both.columns == ("logit",)
-    with pytest.raises(TableError, match=r"^head\.fit with target 'expected' expects .* were made by 'bce'\."):
+    with pytest.raises(TableError, match=r"^head\.fit with target 'expected' takes the expectation .* come from 'bce'\."):
         target_column(both, Recipe(target="expected"))
-    with pytest.raises(TableError, match=r"^with_expected_loss expects .* were made by 'bce'\."):
+    with pytest.raises(TableError, match=r"^with_expected_loss takes the expectation .* come from 'bce'\."):
         with_expected_loss(both)
 
 
@@ -167,12 +167,12 @@ def test_another_task_loss_has_no_expectation(target, made_by):
         table,
         Recipe(target=target),
         TableError,
-        f"head.fit with target '{target}' expects a model of the task loss 'cross_entropy', whose expectation it "
-        f"takes; the losses of cache/train were made by '{made_by}'. Train with target='given', or extract with "
+        f"head.fit with target '{target}' takes the expectation of the task loss 'cross_entropy'; "
+        f"the losses of cache/train come from '{made_by}'. Train with target='observed', or extract with "
         f"Forward(task_loss='cross_entropy').",
     )
     assert target_column(table, Recipe()).tolist() == [1.0, 2.0, 3.0]
-    with pytest.raises(TableError, match=rf"^with_expected_loss expects .* were made by '{made_by}'\. Take its own"):
+    with pytest.raises(TableError, match=rf"^with_expected_loss takes the expectation .* come from '{made_by}'\. Take its own"):
         with_expected_loss(table)
 
 
@@ -184,7 +184,7 @@ def test_the_usual_task_loss_and_an_unknown_one_are_taken(provenance):
 
 
 def test_several_labels_an_image_are_no_column_of_a_table():
-    with pytest.raises(TableError, match=r"^column 'label' of table in memory must have 1 axes; one of shape \(3, 5\)"):
+    with pytest.raises(TableError, match=r"^column 'label' of table in memory must have 1 axes; got one of shape \(3, 5\)"):
         Table(logit=logits(3), label=torch.ones(3, 5, dtype=torch.long))
 
 
@@ -215,14 +215,13 @@ def test_losses_within_the_leeway():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_losses_without_meaning(bad, monkeypatch):
-    monkeypatch.setattr("dubito.heads.targets._CHECKED_AT_ONCE", 3)
+def test_losses_without_meaning(bad):
     refused(
         Table(loss=[0.0, 1.0, 2.0, 3.0, bad, 1.0]),
         Recipe(),
         ValueRangeError,
-        "head.fit: 1 of the 6 losses of table in memory are NaN or infinite, the first in row 4. Such a loss has no "
-        "place in an order: look at the label and the logits of that row.",
+        "head.fit: 1 of the 6 losses of table in memory are NaN or infinite, the first in row 4. Such a loss "
+        "cannot be ranked: look at the label and the logits of that row.",
     )
 
 
@@ -252,7 +251,7 @@ def test_negative_losses_can_be_ranked_but_not_predicted():
 @pytest.mark.parametrize(
     ("target", "column", "by"),
     [
-        ("given", "loss", "head.fit"),
+        ("observed", "loss", "head.fit"),
         ("expected", "logit", "head.fit with target 'expected'"),
         ("mixed", "loss", "head.fit with target 'mixed'"),
     ],

@@ -5,14 +5,14 @@ import os
 import statistics
 from datetime import datetime, timedelta, timezone
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 import dubito
 from dubito import metrics
 from dubito.errors import ArtefactError, DubitoError, ValueRangeError
-from dubito.heads import Recipe
-from dubito.heads import train as training_of_one
+from dubito.heads import Recipe, loop
 from dubito.heads.checkpoint import read_config
 from dubito.heads.training import Training, train
 from dubito.scores import UncertaintyHead
@@ -53,8 +53,9 @@ def test_several_seeds(tmp_path):
     spread = max(max(reached) - median, median - min(reached))
     assert found.summary()["r_auroc"] == pytest.approx((median, spread))
     assert found.head is found.heads[reached.index(median)]
-    assert str(found).splitlines()[0] == "3 heads"
-    assert f"held-out R-AUROC  {median:.4f} ± {spread:.4f}" in str(found)
+    assert str(found).splitlines()[0].startswith("3 heads  training loss 0.")
+    assert found.facts()["held-out R-AUROC"] == f"{median:.4f} ± {spread:.4f}"
+    assert [record["r_auroc"] for record in found.records()] == pytest.approx(reached)
 
 
 def test_the_report(tmp_path):
@@ -62,7 +63,7 @@ def test_the_report(tmp_path):
     report = json.loads((tmp_path / "training.json").read_text())
     ago = datetime.now(timezone.utc) - datetime.fromisoformat(report.pop("finished"))
     assert timedelta(0) <= ago < timedelta(minutes=5)
-    assert report == json.loads(json.dumps(found.to_json())) | {"folders": ["seed-1", "seed-2"]}
+    assert report == json.loads(json.dumps(found.to_dict())) | {"folders": ["seed-1", "seed-2"]}
     assert report["seeds"] == [1, 2]
     assert found.folders == (tmp_path / "seed-1", tmp_path / "seed-2")
     assert report["summary"].keys() == {"loss"}
@@ -87,12 +88,12 @@ def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
     found = train(table_of(), **SMALL)
     assert (found.folders, list(tmp_path.iterdir())) == ((), [])
     assert [head.seed for head in found.heads] == [1]
-    assert str(found).startswith("1 head\ntraining loss  0.")
+    assert str(found).startswith("1 head  training loss 0.")
 
 
 def test_called_again_it_goes_on(tmp_path, monkeypatch):
     undisturbed = train(table_of(), tmp_path / "undisturbed", seeds=(1, 2), **SMALL)
-    step, done = training_of_one._Run._step, []
+    step, done = loop._Run._step, []
 
     def counted(self, *rest):
         done.append(self.state.step)
@@ -100,7 +101,7 @@ def test_called_again_it_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return step(self, *rest)
 
-    monkeypatch.setattr(training_of_one._Run, "_step", counted)
+    monkeypatch.setattr(loop._Run, "_step", counted)
     with pytest.raises(KeyboardInterrupt):
         train(table_of(), tmp_path / "stopped", seeds=(1, 2), **SMALL)
     assert not (tmp_path / "stopped" / "training.json").exists()
@@ -156,7 +157,7 @@ def test_a_lost_time_is_that_of_the_last_state(tmp_path, lost):
 
 
 def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
-    step, refused = training_of_one._Run._step, []
+    step, refused = loop._Run._step, []
 
     def meanwhile(self, *rest):
         if not refused:
@@ -165,7 +166,7 @@ def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
             refused.append(str(error.value))
         return step(self, *rest)
 
-    monkeypatch.setattr(training_of_one._Run, "_step", meanwhile)
+    monkeypatch.setattr(loop._Run, "_step", meanwhile)
     train(table_of(), tmp_path, **SMALL)
     assert refused == [
         f"another process is writing into '{tmp_path}'. Wait until it has ended, or choose another folder."
@@ -238,3 +239,13 @@ def test_the_folder_of_a_training_is_its_median_head(tmp_path):
     loaded = UncertaintyHead.from_pretrained(tmp_path / "mine")
     assert loaded.seed == found.head.seed
     assert torch.equal(loaded.weights_, found.head.weights_)
+
+
+def test_learning_curves_of_all_seeds():
+    training = train(table_of(), seeds=(1, 2), held_out=table_of(60, seed=1), **SMALL)
+    ax = training.plot()
+    assert ax.get_ylabel() == "held-out R-AUROC"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["seed 1", "seed 2"]
+    for line, history in zip(ax.lines, training.histories, strict=True):
+        assert line.get_ydata().tolist() == [entry["r_auroc"] for entry in history]
+    plt.close(ax.figure)

@@ -8,6 +8,7 @@ from scipy.stats import norm
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import (
     Interval,
+    MedianSpread,
     accuracy,
     augrc,
     aurc,
@@ -22,6 +23,7 @@ from dubito.metrics import (
     gap_to_best,
     interval,
     intervals,
+    median_spread,
     neighbour_matches,
     nll,
     r_auroc,
@@ -241,3 +243,13 @@ def test_a_clear_winner():
 def test_confidence_must_be_a_share():
     with pytest.raises(ValueRangeError, match=r"gap_to_best needs a confidence in \(0, 1\).*got confidence=1.0"):
         gap_to_best(np.array([1.0]), np.ones((1, 3)), confidence=1.0)
+
+
+def test_median_and_distance_to_the_farther_extreme():
+    assert median_spread([3.0, 1.0, 7.0]) == MedianSpread(3.0, 4.0)
+    assert median_spread([3.0, -2.0, 4.0]) == MedianSpread(3.0, 5.0)
+    assert median_spread([1.0, 2.0]) == MedianSpread(1.5, 0.5)
+    assert median_spread([0.5]) == MedianSpread(0.5, 0.0)
+    assert str(MedianSpread(0.6084, 0.0041)) == "0.608 ± 0.004"
+    with pytest.raises(ValueRangeError, match="at least one value"):
+        median_spread([])

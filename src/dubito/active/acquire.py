@@ -41,9 +41,9 @@ from dubito.active.state import answered, kept, read_rounds, telling_where, to_b
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.evaluate.uncertainties import uncertainty
-from dubito.heads._state import alone
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
+from dubito.storage import locked
 from dubito.table import Rows, Table
 from dubito.types import Json, Score
 from dubito.validate import check_rows
@@ -178,7 +178,7 @@ class Acquire:
         begin = start_of(pool, start, self.seed)
         trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)
         folder = None if to is None else Path(to)
-        with nullcontext() if folder is None else alone(folder):
+        with nullcontext() if folder is None else locked(folder):
             identity = self._identity(pool, begin, count, trainer, test)
             done = [] if folder is None else read_rounds(folder, identity)
             first = to_begin(pool, begin, folder)

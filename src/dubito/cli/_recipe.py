@@ -14,14 +14,14 @@ Loss = Annotated[choices.LossName, _setting("--loss", help="What is minimised.")
 Margin = Annotated[float, _setting("--margin", help="Of the ranking loss.")]
 Leeway = Annotated[float, _setting("--leeway", help="Losses that differ by no more than this have no order.")]
 Target = Annotated[
-    choices.Target, _setting("--target", help="Losses of given labels, those that the model expects, or both.")
+    choices.Target, _setting("--target", help="Observed losses (of the labels), those that the model expects, or both.")
 ]
 Temperature = Annotated[
     str | None,
     _setting(
         "--temperature",
         metavar=f"T|{FIT}",
-        help="For expected losses: how far the model is believed; fit finds it on the given labels.",
+        help="For expected losses: how far the model is believed; fit estimates it from the labels.",
         show_default="1",
     ),
 ]
@@ -65,7 +65,7 @@ def check_temperature(text: str | None, target: str) -> None:
     """Raise BadParameter for what is no temperature, and for one that nobody asks for."""
     if text is None:
         return
-    if target == "given":
+    if target == "observed":
         raise typer.BadParameter("--temperature is for expected losses: --target expected, or mixed.")
     if text != FIT and number(text) is None:
         raise typer.BadParameter(f"--temperature takes a number, or {FIT}; got '{text}'.")

@@ -52,7 +52,7 @@ def train(  # noqa: PLR0913 (a command's options)
     loss: setting.Loss = "ranking",
     margin: setting.Margin = 0.1,
     leeway: setting.Leeway = 0.0,
-    target: setting.Target = "given",
+    target: setting.Target = "observed",
     temperature: setting.Temperature = None,
     mix: setting.Mix = 0.5,
     optimizer: setting.Optimizer = "adamw",
@@ -221,7 +221,7 @@ def _summary(
             {"seed": head.seed, "folder": str(folder), **end}
             for head, folder, end in zip(training.heads, training.folders, ends, strict=True)
         ],
-        "summary": training.to_json()["summary"],
+        "summary": training.to_dict()["summary"],
         "rows": training.head.trained_["table_rows"],
         "rows_seen": training.head.trained_["rows_seen"],
         "steps": training.head.trained_["steps"],
@@ -232,8 +232,6 @@ def _summary(
 
 
 def _shown(found: dict[str, Any], training: "Training") -> Any:
-    from dubito.heads.training import FIGURES
-
     held_out = found["table_rows"] - found["rows"]
     several = len(found["seeds"]) > 1
     pairs = {
@@ -242,8 +240,7 @@ def _shown(found: dict[str, Any], training: "Training") -> Any:
         + f"; {found['rows_seen']:,} seen in {found['steps']:,} steps",
         "seeds": ", ".join(str(entry["seed"]) for entry in found["seeds"]),
     }
-    for figure, (median, spread) in training.summary().items():
-        pairs[FIGURES[figure]] = f"{median:.4f}" + (f" ± {spread:.4f}" if several else "")
+    pairs |= training.facts()
     pairs["time"] = f"{found['seconds']:.1f} s"
     pairs["kept in"] = found["to"]
     pairs["use it"] = f"dubito score CACHE --head {shlex.quote(found['head'])}"

@@ -1,29 +1,31 @@
-"""The classifying layer, found again from a table: the least-squares map from features to logits.
+"""The classifying layer, recovered from a table: the least-squares map from features to logits.
 
     W = (sum_i y_i z_i^T) (sum_i z_i z_i^T)^+,   b = mean y - W mean z,   z_i and y_i in the sums without their means
 
 Exact where the logits are linear in the features and there are more rows than independent features. Features that never
 vary get weight 0. Rows are read twice, block by block, and not kept; sums are in float64.
 
-Whether the logits are linear at all is told by what the map misses, as a share of their deviation. Both variances count
-their degrees of freedom, n - rank - 1 and n - 1: with hardly more rows than features, anything is linear in them.
+Whether the logits are linear at all follows from what the map misses, as a share of their deviation. Both variances
+count their degrees of freedom, n - rank - 1 and n - 1: with hardly more rows than features, anything is linear in them.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.errors import TableError
+from dubito.table import Table
+from dubito.types import finite
 
 Pairs = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-"""Reads the rows anew: features (n, d) and logits (n, c) at a time, finite, in float64."""
+"""Reads the rows anew: features (n, d) and logits (n, c) block by block, finite, in float64."""
 _LARGEST_MISS = 0.2
-"""Of the logits' deviation: half precision costs a thousandth, a head that is not linear most of it."""
+"""Share of the logits' deviation: half precision costs a thousandth, a head that is not linear most of it."""
 _RANK = 1e-12
 """Directions with a smaller share of the largest variance are those of dead features."""
 
@@ -31,14 +33,14 @@ _RANK = 1e-12
 @final
 @dataclass(frozen=True)
 class LinearLogits:
-    """The map, and how far to trust it.
+    """The map, and how well it fits.
 
     Attributes:
         weight: (c, d).
         bias: (c).
-        rank: Independent features.
-        rows: That were read.
-        missed: Deviation of the logits that the map misses, as a share; None if there are too few rows to tell.
+        rank: Number of independent features.
+        rows: Number of rows that were read.
+        missed: Deviation of the logits that the map misses, as a share; None with too few rows to know.
     """
 
     weight: Float64[Tensor, "c d"]
@@ -60,8 +62,8 @@ def linear_logits(pairs: Pairs) -> LinearLogits:
     """The best logits = W z + b.
 
     >>> z = torch.tensor([[0.0], [1.0], [2.0]]).double()
-    >>> found = linear_logits(lambda: iter([(z, 3 * z + 1)]))
-    >>> round(found.weight.item(), 6), round(found.bias.item(), 6), found.rank
+    >>> layer = linear_logits(lambda: iter([(z, 3 * z + 1)]))
+    >>> round(layer.weight.item(), 6), round(layer.bias.item(), 6), layer.rank
     (3.0, 1.0, 1)
     """
     n, z_mean, y_mean = _means(pairs)
@@ -78,6 +80,29 @@ def linear_logits(pairs: Pairs) -> LinearLogits:
     weight = ((vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)).T.contiguous()
     rank, left = int(kept.sum()), max(total - float((weight * zy.T).sum()), 0.0)
     return LinearLogits(weight, y_mean - weight @ z_mean, rank, n, _missed(left, total, n, rank))
+
+
+def centred_layer(
+    batches: Callable[[], Iterable[Table]], name: str, *, by: str, repair: str
+) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"]]:
+    """Weight and bias that map features to logits less their mean over classes, which no probability depends on.
+
+    Args:
+        batches: Reads the rows anew, with the columns `feature` and `logit`.
+        name: What errors call the table.
+        by: The function that the user called.
+        repair: What else the user can do if the logits are not linear in the features.
+    """
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches():
+            logit = finite(batch.logit, f"{by}: logits of {name}").double()
+            feature = finite(batch.feature, f"{by}: features of {name}").double()
+            yield feature, logit - logit.mean(dim=1, keepdim=True)
+
+    layer = linear_logits(pairs)
+    layer.check_linear(name, by=by, repair=repair)
+    return layer.weight.float(), layer.bias.float()
 
 
 def _means(pairs: Pairs) -> tuple[int, Float64[Tensor, "d"], Float64[Tensor, "c"]]:

@@ -4,9 +4,9 @@
     lr(e) = warm-up from 1e-4 to 1e-3 sqrt(batch / 256) over 25 episodes, then cosine down to 1e-8 (steps of an episode)
     AdamW, betas 0.8 and 0.95, weight decay 1e-4 on matrices only
 
-Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A. Who has fewer rows keeps the 460 episodes and their
-schedule; the episodes shrink (`Recipe.plan`). That rule is ours; so are dropout, the start at the classes, and the
-settings of SGD, Lion and of the step schedule, which the paper names in Table 3 without giving them.
+Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A. With fewer rows, the 460 episodes and their
+schedule stay and the episodes shrink (`Recipe.plan`). That rule is ours; so are dropout, the start at the classes, and
+the settings of SGD, Lion and the step schedule, which Table 3 of the paper mentions without settings.
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import final, get_args
 from dubito.choices import Init, LossName, Optimizer, Schedule, Target
 from dubito.errors import ValueRangeError
 from dubito.types import Json
+from dubito.validate import check_choice
 
 _BATCH = 2048
 _REFERENCE_BATCH = 256
@@ -33,34 +34,34 @@ class Recipe:
     """Settings of one training.
 
     Attributes:
-        loss: "ranking" (eq. 3), or a direct one of `heads.losses`, "l2" being the loss prediction of eq. 2.
-        margin: m of the ranking loss.
-        leeway: l of the ranking loss (eq. 5).
-        target: Whose losses: "given" labels', the ones that the model "expected" by itself, which needs no label, or
-            "mixed", the weighted sum of both (`heads.targets`).
-        temperature: T under which the model's own prediction is believed, for "expected" and "mixed".
+        loss: What is minimised: "ranking" (eq. 3), or a direct loss of `heads.losses`; "l2" is eq. 2.
+        margin: Margin m of the ranking loss.
+        leeway: Leeway l of the ranking loss (eq. 5).
+        target: Which task losses: "observed" ones, of the labels; those that the model has "expected", which need no
+            label; or "mixed", the weighted sum of both (`heads.targets`).
+        temperature: Temperature T of the model's own prediction, for "expected" and "mixed".
         mix: Weight of the expected loss in "mixed".
         optimizer: "adamw", "adam", "sgd" (Nesterov momentum 0.9) or "lion".
         lr: Peak learning rate at a batch of 256; multiplied by sqrt(batch / 256).
-        betas: Of AdamW, Adam and Lion.
-        weight_decay: On matrices; biases are left alone.
-        schedule: After the warm-up: "cosine", "step" (a tenth after each third) or "constant".
-        warmup_lr: Where the warm-up begins.
-        final_lr: Where the cosine ends.
-        episodes: Steps of the schedule.
-        warmup: How many of them warm up.
-        batch: Rows at once; None is 2,048, or an eighth of a small table.
-        rows: Rows seen in all, again and again as needed; None scales with the table.
-        dropout: Share of a row's features that is set to zero while learning, the rest scaled up. 0 as in the paper;
-            0.8 keeps a head from learning a thousand photographs by heart.
-        init: Of the weights: "default" at random, "classes" at the classifier's own (`heads.class_start`), which learns
-            more from few images; "zero" is there to show that it cannot learn.
+        betas: Betas of AdamW, Adam and Lion.
+        weight_decay: Weight decay of matrices; biases have none.
+        schedule: Learning rates after the warm-up: "cosine", "step" (a tenth after each third) or "constant".
+        warmup_lr: Learning rate at which the warm-up starts.
+        final_lr: Learning rate at which the cosine ends.
+        episodes: Number of steps of the schedule.
+        warmup: Number of warm-up episodes.
+        batch: Rows per batch; None is 2,048, or an eighth of a small table.
+        rows: Rows seen in all, repeatedly as needed; None scales with the table.
+        dropout: Share of a row's features that is set to zero while learning; the rest is scaled up. 0 as in the paper;
+            0.8 keeps a head from memorising a thousand images.
+        init: Initial weights: "default" is random; "classes" starts at the classifier's own (`heads.module`), which
+            learns more from few images; "zero" cannot learn, as Table 3 shows.
     """
 
     loss: LossName = "ranking"
     margin: float = 0.1
     leeway: float = 0.0
-    target: Target = "given"
+    target: Target = "observed"
     temperature: float = 1.0
     mix: float = 0.5
     optimizer: Optimizer = "adamw"
@@ -79,18 +80,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         choices = {"loss": LossName, "target": Target, "optimizer": Optimizer, "schedule": Schedule, "init": Init}
-        for name, kinds in choices.items():
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueRangeError(
-                    f"recipe: {name} must be one of {', '.join(get_args(kinds))}; got '{getattr(self, name)}'."
-                )
+        for name, kind in choices.items():
+            check_choice(getattr(self, name), get_args(kind), by="recipe", what=name)
         _check_numbers(self)
 
     def plan(self, rows: int) -> "Plan":
         """Batch size, number of steps and learning rates for a table of so many rows.
 
-        A batch is 2,048 rows, less in a table of fewer than eight such. Seen are seven passes, but at least two million
-        rows, unless that were more than a hundred passes.
+        A batch has 2,048 rows, fewer for a table of less than eight batches. The training makes seven passes, or more
+        to see two million rows, but at most a hundred.
         """
         batch = self.batch or min(_BATCH, max(2, rows // 8 // 2 * 2))
         seen = self.rows or max(_PASSES * rows, min(_LEAST_ROWS, _MOST_PASSES * rows))
@@ -102,15 +100,13 @@ class Recipe:
 
 
 def as_recipe(settings: object) -> Recipe:
-    """A recipe from itself, or from its settings as they come back from JSON."""
+    """A recipe, or one made from the settings that `Recipe.to_json` returned."""
     if isinstance(settings, Recipe):
         return settings
     if not isinstance(settings, Mapping):
-        raise ValueRangeError(f"recipe: a dubito.Recipe is expected; got {type(settings).__name__}.")
-    known = {one.name for one in fields(Recipe)}
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        raise ValueRangeError(f"recipe: there is no setting '{unknown[0]}'; there are {', '.join(sorted(known))}.")
+        raise ValueRangeError(f"recipe must be a dubito.heads.Recipe; got {type(settings).__name__}.")
+    for key in settings:
+        check_choice(key, [one.name for one in fields(Recipe)], by="recipe", what="a setting")
     betas = {"betas": tuple(settings["betas"])} if "betas" in settings else {}  # JSON has lists
     return Recipe(**{**settings, **betas})
 
@@ -121,9 +117,9 @@ class Plan:
     """A recipe for a table of a certain size.
 
     Attributes:
-        recipe: With the batch filled in.
-        batch: Rows at once.
-        steps: Updates of the weights.
+        recipe: The recipe, with its batch set.
+        batch: Rows per batch.
+        steps: Number of updates.
     """
 
     recipe: Recipe
@@ -131,7 +127,7 @@ class Plan:
     steps: int
 
     def episode(self, step: int) -> int:
-        """In which episode a step lies: steps are spread evenly over the episodes."""
+        """The episode of a step: steps are spread evenly over the episodes."""
         return step * self.recipe.episodes // self.steps
 
     def lr(self, step: int) -> float:
@@ -158,27 +154,22 @@ def learning_rate(recipe: Recipe, episode: int) -> float:
 
 
 def _check_numbers(recipe: Recipe) -> None:
-    for name in ("lr", "temperature", "margin"):
-        if not (math.isfinite(getattr(recipe, name)) and getattr(recipe, name) > 0):
-            raise ValueRangeError(f"recipe: {name} must be positive; got {getattr(recipe, name)}.")
-    for name in ("leeway", "weight_decay", "warmup_lr", "final_lr"):
-        if not (math.isfinite(getattr(recipe, name)) and getattr(recipe, name) >= 0):
-            raise ValueRangeError(f"recipe: {name} must not be negative; got {getattr(recipe, name)}.")
-    for name, least in (("episodes", 1), ("warmup", 0), ("batch", 2), ("rows", 2)):
-        value = getattr(recipe, name)
-        if value is not None and value < least:
-            raise ValueRangeError(f"recipe: {name} must be at least {least}; got {value}.")
-    if recipe.warmup >= recipe.episodes:
-        raise ValueRangeError(
-            f"recipe: warmup must be below the {recipe.episodes} episodes; got {recipe.warmup}. Give a shorter one."
-        )
-    _check_shares(recipe)
-
-
-def _check_shares(recipe: Recipe) -> None:
-    if not 0 <= recipe.mix <= 1:
-        raise ValueRangeError(f"recipe: mix must lie between 0 and 1; got {recipe.mix}.")
-    if not 0 <= recipe.dropout < 1:
-        raise ValueRangeError(f"recipe: dropout must be a share from 0 to below 1; got {recipe.dropout}.")
-    if len(recipe.betas) != 2 or not all(0 <= beta < 1 for beta in recipe.betas):
-        raise ValueRangeError(f"recipe: betas must be two numbers from 0 to below 1; got {recipe.betas}.")
+    least = {"episodes": 1, "warmup": 0, "batch": 2, "rows": 2}
+    positive = ("lr", "temperature", "margin")
+    not_negative = ("leeway", "weight_decay", "warmup_lr", "final_lr")
+    betas_valid = len(recipe.betas) == 2 and all(0 <= beta < 1 for beta in recipe.betas)
+    rules = [
+        *((name, 0 < getattr(recipe, name) < math.inf, "be positive") for name in positive),
+        *((name, 0 <= getattr(recipe, name) < math.inf, "not be negative") for name in not_negative),
+        *(
+            (name, getattr(recipe, name) is None or getattr(recipe, name) >= count, f"be at least {count}")
+            for name, count in least.items()
+        ),
+        ("warmup", recipe.warmup < recipe.episodes, f"be below the {recipe.episodes} episodes"),
+        ("mix", 0 <= recipe.mix <= 1, "lie between 0 and 1"),
+        ("dropout", 0 <= recipe.dropout < 1, "be a share from 0 to below 1"),
+        ("betas", betas_valid, "be two numbers from 0 to below 1"),
+    ]
+    for name, valid, expected in rules:
+        if not valid:
+            raise ValueRangeError(f"recipe: {name} must {expected}; got {getattr(recipe, name)}.")

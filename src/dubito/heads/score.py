@@ -22,11 +22,11 @@ from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, 
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
 from dubito.heads.config import DiskType
 from dubito.heads.joint import WithUncertainty
+from dubito.heads.loop import Trained, train_head
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe, as_recipe
 from dubito.heads.shelf import find_head, head_for
 from dubito.heads.targets import NEEDS
-from dubito.heads.train import Trained, train_head
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
 

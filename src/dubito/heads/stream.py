@@ -4,10 +4,10 @@
     buffer b    the next blocks of that order, their rows in an order drawn from (seed, p, b)
     batch       the next rows of the buffer
 
-Disks read blocks fast and single rows slowly; a buffer of many blocks from everywhere mixes well enough. The batch of
-any step depends on (seed, step) alone, so a training that was stopped goes on with the very batches it would have seen.
-A table that fits into one buffer is read once and shuffled wholly. A single row left over at the end of a pass has
-nobody to be ranked with: it joins the batch before it.
+Disks read blocks fast and single rows slowly, and a buffer of many blocks from everywhere mixes well enough. The batch
+of each step depends on (seed, step) alone, so a training that was stopped continues with the same batches. A table that
+fits into one buffer is read once and shuffled as a whole. A single row left over at the end of a pass could not be
+ranked: it joins the batch before it.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ class Stream:
     Attributes:
         features: (n, d), a tensor or a column on disk.
         losses: (n).
-        batch: Rows of a batch; the last one of a pass may have fewer, but never a single one: then it has one more.
-        seed: Of all orders.
-        name: How errors call the table.
+        batch: Rows per batch; the last batch of a pass may have fewer, or one more instead of a batch of one row.
+        seed: Seed of all orders.
+        name: What errors call the table.
     """
 
     features: Column
@@ -51,34 +51,35 @@ class Stream:
     def __post_init__(self) -> None:
         n, d = self.features.shape
         fits = max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // (4 * d)) // self.batch) * self.batch
-        # A buffer is a whole number of batches, and of blocks, so that only the last batch of a pass is another size.
+        # A buffer is a whole number of batches and of blocks, so that only the last batch of a pass has another size.
         self._block = _BLOCK if fits % _BLOCK == 0 else self.batch
         self._buffer = fits if fits + 1 < n else n
         self._blocks = -(-n // self._block)
 
     @property
-    def batches_a_pass(self) -> int:
-        """How many batches show every row once."""
+    def batches_per_pass(self) -> int:
+        """Number of batches that show every row once."""
         n = self.features.shape[0]
         return n // self.batch + (n % self.batch > 1)
 
     def rows_until(self, step: int) -> int:
-        """How many rows the batches before a step have: a pass may end with a smaller batch, or one of a row more."""
-        passes, rest = divmod(step, self.batches_a_pass)
+        """Number of rows in the batches before a step."""
+        passes, rest = divmod(step, self.batches_per_pass)
         return passes * self.features.shape[0] + rest * self.batch
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]]:
-        """The batches of steps start to stop."""
+        """The batches of the steps from start up to stop."""
         step = start
-        a_buffer = max(1, self._buffer // self.batch) if self._buffer < self.features.shape[0] else self.batches_a_pass
+        whole = self._buffer >= self.features.shape[0]
+        per_buffer = self.batches_per_pass if whole else max(1, self._buffer // self.batch)
         while step < stop:
-            number, place = divmod(step, self.batches_a_pass)
-            which, first = divmod(place, a_buffer)
+            number, place = divmod(step, self.batches_per_pass)
+            which, first = divmod(place, per_buffer)
             rows, losses = self._filled(number, which)
             order = torch.randperm(len(losses), generator=generator(self.seed, number, which))
-            last = min(a_buffer, self.batches_a_pass - which * a_buffer, first + stop - step)
+            last = min(per_buffer, self.batches_per_pass - which * per_buffer, first + stop - step)
             for index in range(first, last):
-                is_last = which * a_buffer + index + 1 == self.batches_a_pass
+                is_last = which * per_buffer + index + 1 == self.batches_per_pass
                 chosen = order[index * self.batch : None if is_last else (index + 1) * self.batch]
                 yield rows.index_select(0, chosen), losses.index_select(0, chosen)
             step += last - first
@@ -88,24 +89,24 @@ class Stream:
         if self._kept is not None:
             return self._kept
         whole = self._buffer >= self.features.shape[0]
-        filled = self._read(torch.arange(self._blocks) if whole else self._chosen(number, which))
+        filled = self._read(torch.arange(self._blocks) if whole else self._blocks_of(number, which))
         self._kept = filled if whole else None
         return filled
 
-    def _chosen(self, number: int, which: int) -> Int[Tensor, "k"]:
-        """The blocks of one buffer; a short last block always comes last, as buffers are cut by full ones."""
+    def _blocks_of(self, number: int, which: int) -> Int[Tensor, "k"]:
+        """The blocks of one buffer; a short last block always comes last, because buffers consist of full ones."""
         n = self.features.shape[0]
         full = n // self._block
         order = torch.randperm(full, generator=generator(self.seed, number))
         order = torch.cat([order, torch.arange(full, self._blocks)])
         size = self._buffer // self._block
-        is_last = n - (which + 1) * self._buffer <= 1  # a single row more comes along
+        is_last = n - (which + 1) * self._buffer <= 1  # one more row joins it
         return order[which * size : None if is_last else (which + 1) * size]
 
     def _read(self, blocks: Int[Tensor, "k"]) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
         n, d = self.features.shape
         spans = [(block * self._block, min((block + 1) * self._block, n)) for block in blocks.tolist()]
-        if self._space is None:  # made once: fresh memory costs more than filling it
+        if self._space is None:  # allocated once: fresh memory costs more than filling it
             self._space = torch.empty(self._buffer + 1, d), torch.empty(self._buffer + 1)
         total = sum(end - start for start, end in spans)
         rows, losses = (space[:total] for space in self._space)
@@ -120,6 +121,6 @@ class Stream:
 
 
 def generator(*numbers: int | str) -> torch.Generator:
-    """A generator for these numbers; near seeds give unrelated streams."""
+    """A generator seeded by a hash of these numbers: similar numbers give unrelated streams."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -1,13 +1,13 @@
-"""Whose losses a head learns to rank: those of given labels, or those that the model expects of itself.
+"""Which losses a head learns to rank: those of the labels, or those that the model itself expects.
 
-    given      L_i = the column `loss`: of the true label                                       (the paper)
+    observed   L_i = the column `loss`: of the true label                                       (the paper)
     expected   L_i = - sum_y softmax(logit_i / T)_y log softmax(logit_i)_y                       (ours)
-    mixed      L_i = (1 - w) given_i + w expected_i                                              (ours)
+    mixed      L_i = (1 - w) observed_i + w expected_i                                           (ours)
 
 The expected loss is the mean of the task loss over labels drawn from the model's own temperature-scaled prediction. It
-needs no label, so any folder of photographs serves; and it is less noisy than one drawn label. T is what temperature
-scaling finds on labelled images; 1 believes the model as it is. It is the expectation of cross-entropy: a table whose
-losses are known to come from another task loss (BCE, a callable) is refused, "given" being the target there.
+needs no label, so any folder of images will do, and it is less noisy than the loss of one label. T is what temperature
+scaling finds on labelled images; 1 takes the prediction as it is. It is the expectation of cross-entropy: a table whose
+losses are known to come from another task loss (BCE, a callable) is refused; use "observed" there.
 """
 
 import math
@@ -22,17 +22,15 @@ from torch import Tensor
 
 from dubito.choices import Target
 from dubito.errors import TableError, ValueRangeError
-from dubito.heads._scratch import scratch_column
 from dubito.heads.losses import DIRECT_LOSSES
 from dubito.heads.recipe import Recipe
 from dubito.table import Column, Exact, Table
 
 NEEDS: Mapping[Target, tuple[str, ...]] = MappingProxyType(
-    {"given": ("loss",), "expected": ("logit",), "mixed": ("loss", "logit")}
+    {"observed": ("loss",), "expected": ("logit",), "mixed": ("loss", "logit")}
 )
 """The columns of each target."""
 _CROSS_ENTROPY = "cross_entropy"
-_CHECKED_AT_ONCE = 1 << 20
 
 
 def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tensor, "n"]:
@@ -46,20 +44,20 @@ def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Flo
 
 
 def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
-    """The table with the expected loss as its loss: unlabelled photographs beside labelled ones (`concat`)."""
+    """The table with the expected loss as its loss, to combine unlabelled images with labelled ones (`concat`)."""
     table.require("logit", by="with_expected_loss")
     _check_task_loss(table, "with_expected_loss", "Take its own losses instead")
     if not 0 < temperature < math.inf:
         raise ValueRangeError(f"with_expected_loss: temperature must be positive; got {temperature}. 1 is the model's.")
-    found = table.extended(loss=_Expected(table.column("logit"), temperature))
+    extended = table.extended(loss=_Expected(table.column("logit"), temperature))
     if table.provenance is not None:
-        found.provenance = replace(table.provenance, task_loss=_CROSS_ENTROPY)
-    return found
+        extended.provenance = replace(table.provenance, task_loss=_CROSS_ENTROPY)
+    return extended
 
 
 @final
 class _Expected:
-    """The expected losses of a column of logits, computed when rows are asked for."""
+    """The expected losses of a column of logits, computed on access."""
 
     def __init__(self, logits: Column, temperature: float) -> None:
         self._logits, self._temperature = logits, temperature
@@ -70,29 +68,29 @@ class _Expected:
 
 
 def target_column(table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
-    """The losses to learn, float32, one a row; on disk behind a memory map, so that memory does not grow with rows.
+    """The losses to learn, one float32 per row, in memory: 4 bytes per row, 4 GB for a billion rows.
 
     Raises:
         TableError: Fewer than two rows, all losses are the same, or another task loss made them than the target's.
         ValueRangeError: A loss is NaN or infinite, or negative where the head must predict it.
-        DiskFullError: The folder for temporary files cannot take the column.
     """
     needs = NEEDS[recipe.target]
-    by = f"head.fit with target '{recipe.target}'" if recipe.target != "given" else "head.fit"
+    by = f"head.fit with target '{recipe.target}'" if recipe.target != "observed" else "head.fit"
     table.require(*needs, by=by)
-    if recipe.target != "given":
-        _check_task_loss(table, by, "Train with target='given'")
+    if recipe.target != "observed":
+        _check_task_loss(table, by, "Train with target='observed'")
     if len(table) < 2:
         raise TableError(
             f"head.fit needs at least two rows, to learn which of two images is harder; {table.name} has {len(table)}. "
             f"Fit on more images."
         )
-    column = scratch_column(len(table), f"head.fit: the losses of {table.name}")
+    column = torch.empty(len(table))
     start = 0
     for batch in table.batches(*needs):
         column[start : start + len(batch)] = _TARGETS[recipe.target](batch, recipe).float()
         start += len(batch)
-    return _checked(column, table, recipe)
+    _check_losses(column, table, recipe)
+    return column
 
 
 def _mixed(batch: Table, recipe: Recipe) -> Float[Tensor, "n"]:
@@ -102,7 +100,7 @@ def _mixed(batch: Table, recipe: Recipe) -> Float[Tensor, "n"]:
 
 _TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
     {
-        "given": lambda batch, _: batch.loss,
+        "observed": lambda batch, _: batch.loss,
         "expected": lambda batch, recipe: expected_loss(batch.logit, recipe.temperature),
         "mixed": _mixed,
     }
@@ -110,18 +108,23 @@ _TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
 
 
 def _check_task_loss(table: Table, by: str, repair: str) -> None:
-    """Raise TableError where the table knows that something else than cross-entropy made its losses."""
-    made_by = (table.provenance.task_loss if table.provenance else None) or _CROSS_ENTROPY
-    if made_by != _CROSS_ENTROPY:
+    """Raise TableError for a table whose losses are known not to be cross-entropies."""
+    task_loss = (table.provenance.task_loss if table.provenance else None) or _CROSS_ENTROPY
+    if task_loss != _CROSS_ENTROPY:
         raise TableError(
-            f"{by} expects a model of the task loss '{_CROSS_ENTROPY}', whose expectation it takes; the losses of "
-            f"{table.name} were made by '{made_by}'. {repair}, or extract with Forward(task_loss='{_CROSS_ENTROPY}')."
+            f"{by} takes the expectation of the task loss '{_CROSS_ENTROPY}'; the losses of {table.name} come from "
+            f"'{task_loss}'. {repair}, or extract with Forward(task_loss='{_CROSS_ENTROPY}')."
         )
 
 
-def _checked(column: Float[Tensor, "n"], table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
-    _check_finite(column, table)
-    low, high = float(column.min()), float(column.max())
+def _check_losses(losses: Float[Tensor, "n"], table: Table, recipe: Recipe) -> None:
+    bad = (~losses.isfinite()).nonzero()[:, 0]
+    if len(bad):
+        raise ValueRangeError(
+            f"head.fit: {len(bad)} of the {len(losses)} losses of {table.name} are NaN or infinite, the first in row "
+            f"{int(bad[0])}. Such a loss cannot be ranked: look at the label and the logits of that row."
+        )
+    low, high = float(losses.min()), float(losses.max())
     if high - low <= recipe.leeway:
         raise TableError(
             "head.fit needs losses that differ"
@@ -132,17 +135,4 @@ def _checked(column: Float[Tensor, "n"], table: Table, recipe: Recipe) -> Float[
         raise ValueRangeError(
             f"head.fit: the {recipe.loss} loss predicts losses of 0 or more; got {low:g} in {table.name}. "
             f"Use loss='ranking', which needs their order alone."
-        )
-    return column
-
-
-def _check_finite(column: Float[Tensor, "n"], table: Table) -> None:
-    parts = torch.split(column, _CHECKED_AT_ONCE)  # so that memory does not grow with rows
-    bad = [int((~part.isfinite()).sum()) for part in parts]
-    if any(bad):
-        number = next(number for number, count in enumerate(bad) if count)
-        first = number * _CHECKED_AT_ONCE + int((~parts[number].isfinite()).nonzero()[0, 0])
-        raise ValueRangeError(
-            f"head.fit: {sum(bad)} of the {len(column)} losses of {table.name} are NaN or infinite, the first in row "
-            f"{first}. Such a loss has no place in an order: look at the label and the logits of that row."
         )

@@ -1,12 +1,12 @@
-"""Train heads from a cache: several seeds, resumable, each kept as a folder that can be loaded or shared.
+"""Train heads from a cache: several seeds, resumable, each saved as a folder that can be loaded or shared.
 
     heads/mine/
-      seed-1/   model.safetensors, config.json, README.md: the finished head; state.safetensors: how far it has come
+      seed-1/   model.safetensors, config.json, README.md: the finished head; state.safetensors: the training's state
       seed-2/
-      training.json       what all seeds reached, and when
+      training.json       the results of all seeds, and when they were finished
       .lock               held while a training writes here, as in each seed's folder; left over, it means nothing
 
-Over several seeds a figure is reported as the paper does: the median, and the distance to the farther of minimum and
+Over several seeds a figure is reported as the paper does: the median, and its distance to the farther of minimum and
 maximum (Kirchhof et al. 2024, section 4.1).
 """
 
@@ -16,46 +16,49 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
 from dubito.errors import DubitoError
-from dubito.heads._state import FILE as STATE
-from dubito.heads._state import alone
 from dubito.heads.config import DiskType
 from dubito.heads.held_out import split
+from dubito.heads.loop import FIGURES, plot_histories, train_head
 from dubito.heads.recipe import Recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.heads.shelf import TRAINING
-from dubito.heads.train import Trained, train_head
-from dubito.protocols.transfer import median_and_spread
-from dubito.storage import write_file
+from dubito.heads.state import FILE as STATE
+from dubito.metrics import MedianSpread, median_spread
+from dubito.result import Result, plain
+from dubito.storage import locked, write_json
 from dubito.table import Table
 from dubito.types import Json
 
-FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @final
 @dataclass(frozen=True)
-class Training:
-    """What a training gave.
+class Training(Result):
+    """One trained head per seed; `plot` draws their learning curves.
 
     Attributes:
-        heads: One a seed, in the order of the seeds.
+        heads: One head per seed, in the order of the seeds.
         histories: The measurements of each, from first to last.
-        folders: Where each is kept; empty if nowhere.
+        folders: Where each is saved; empty without a folder.
     """
 
     heads: tuple[UncertaintyHead, ...]
     histories: tuple[list[Json], ...]
     folders: tuple[Path, ...] = ()
 
+    titles = FIGURES
+
     @property
     def head(self) -> UncertaintyHead:
-        """The head whose held-out R-AUROC is the median of all (of an even number, the better of the middle two).
+        """The head with the median held-out R-AUROC (of an even number, the better of the middle two).
 
-        Without held-out images, the first one. Not the best: choosing it would need yet another set of images to tell
-        how good it is.
+        Without held-out images, it is the first one. It is not the best one: how good that is, only yet another set of
+        images could show.
         """
         key = next((name for name in ("r_auroc", "order") if name in self.histories[0][-1]), None)
         if key is None:
@@ -63,24 +66,47 @@ class Training:
         order = sorted(range(len(self.heads)), key=lambda number: float(self.histories[number][-1][key]))
         return self.heads[order[len(order) // 2]]
 
-    def summary(self) -> dict[str, tuple[float, float]]:
-        """By figure: the median over seeds, and the distance to the farther of minimum and maximum."""
+    def summary(self) -> dict[str, MedianSpread]:
+        """By figure: the median over seeds, and its distance to the farther of minimum and maximum."""
         last = [history[-1] for history in self.histories]
-        return {name: median_and_spread([one[name] for one in last]) for name in FIGURES if name in last[0]}
+        return {name: median_spread([one[name] for one in last]) for name in FIGURES if name in last[0]}
 
-    def to_json(self) -> Json:
-        """Plain values."""
+    def title(self) -> str:
+        """How many heads there are."""
+        return f"{len(self.heads)} head{'s' if len(self.heads) > 1 else ''}"
+
+    def facts(self) -> dict[str, str]:
+        """The summary, with distances if there are several seeds."""
+        several = len(self.heads) > 1
         return {
-            "seeds": [head.seed for head in self.heads],
-            "median_seed": self.head.seed,
-            "folders": [str(folder) for folder in self.folders],
-            "summary": {name: {"median": m, "spread": s} for name, (m, s) in self.summary().items()},
-            "histories": list(self.histories),
+            FIGURES[name]: f"{median:.4f}" + (f" ± {distance:.4f}" if several else "")
+            for name, (median, distance) in self.summary().items()
         }
 
-    def __str__(self) -> str:
-        lines = [f"{FIGURES[name]}  {m:.4f} ± {s:.4f}" for name, (m, s) in self.summary().items()]
-        return "\n".join([f"{len(self.heads)} head{'s' if len(self.heads) > 1 else ''}", *lines])
+    def records(self) -> list[dict[str, Any]]:
+        """One row per seed: the figures at the end of its training."""
+        return [
+            {"seed": head.seed, **{name: history[-1][name] for name in ("step", *FIGURES) if name in history[-1]}}
+            for head, history in zip(self.heads, self.histories, strict=True)
+        ]
+
+    def to_dict(self) -> Json:
+        """Seeds, folders, the summary and all measurements; not the heads themselves."""
+        values: Json = plain(
+            {
+                "seeds": [head.seed for head in self.heads],
+                "median_seed": self.head.seed,
+                "folders": self.folders,
+                "summary": self.summary(),
+                "histories": self.histories,
+            }
+        )
+        return values
+
+    def plot(self, ax: "Axes | None" = None, *, figure: str | None = None) -> "Axes":
+        """Learning curves of all seeds: held-out R-AUROC where it was measured, or another figure of `FIGURES`."""
+        curves = {f"seed {head.seed}": history for head, history in zip(self.heads, self.histories, strict=True)}
+        return plot_histories(curves, figure, ax)
 
 
 def train(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -98,33 +124,34 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
     licence: str | None = None,
     dtype: DiskType = "float32",
 ) -> Training:
-    """Train one head a seed on a table's features and losses; called again after a kill, it goes on.
+    """Train one head per seed on a table's features and losses; called again after a kill, it continues.
 
     Args:
-        table: From `dubito.extract`, best of several augmented epochs, or from arrays; several by `dubito.concat`.
-        to: A folder for the heads and their state; None keeps nothing.
-        seeds: The paper has 1 to 5.
-        recipe: By default the paper's, scaled to the table.
-        width: Of the hidden layers.
-        depth: How many.
-        held_out: Another table whose R-AUROC is watched, or a share of the table's photographs, such as 0.1.
-        progress: Show a bar when a terminal is watching.
-        trained: For the heads' config: what is worth knowing of the training, such as {"corpus": "my photographs"}.
-        measured: For the heads' config: figures by name.
-        licence: For the heads' config, such as "Apache-2.0".
-        dtype: Of the heads on disk.
+        table: A table from `dubito.extract`, ideally of several augmented epochs, or from arrays; join several with
+            `dubito.concat`.
+        to: Folder of the heads and their states; None saves nothing.
+        seeds: One head is trained for each; the paper uses 1 to 5.
+        recipe: Settings of the training; by default the paper's, scaled to the table.
+        width: Width of the hidden layers.
+        depth: Number of hidden layers.
+        held_out: Another table on which R-AUROC is measured, or a share of the table's images, such as 0.1.
+        progress: Whether to show a progress bar on a terminal.
+        trained: Facts about the training for the heads' config, such as {"corpus": "my images"}.
+        measured: Figures by name for the heads' config.
+        licence: Licence for the heads' config, such as "Apache-2.0".
+        dtype: Type of the weights on disk.
     """
-    chosen = list(seeds)
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise DubitoError(f"train: seeds must be at least one, all different; got {chosen}.")
+    seeds = list(seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise DubitoError(f"train: seeds must be at least one, all different; got {seeds}.")
     if isinstance(held_out, int | float):
         table, held_out = split(table, float(held_out))
     settings = recipe or Recipe()
     about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
     heads, histories, folders = [], [], []
-    new = False
-    with nullcontext() if to is None else alone(Path(to)):
-        for seed in chosen:
+    any_new = False
+    with nullcontext() if to is None else locked(Path(to)):
+        for seed in seeds:
             folder = None if to is None else Path(to) / f"seed-{seed}"
             result = train_head(
                 table,
@@ -136,38 +163,35 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
                 folder=folder,
                 progress=progress,
             )
-            heads.append(_kept(result, table, UncertaintyHead(width, depth, seed, settings), folder, about))
+            head = UncertaintyHead(width, depth, seed, settings)
+            head.take(result, table)
+            if folder is not None:
+                head.save_pretrained(folder, **about)
+                folders.append(folder)
+            heads.append(head)
             histories.append(result.history)
-            new = new or result.went_on_from < result.steps
-            folders += [folder] if folder else []
+            any_new = any_new or result.resumed_from < result.steps
         training = Training(tuple(heads), tuple(histories), tuple(folders))
         if to is not None:
-            _write_report(Path(to), training, new=new)
+            _write_report(Path(to), training, new=any_new)
     return training
 
 
 def _write_report(to: Path, training: Training, *, new: bool) -> None:
-    """What all seeds reached, and when: `finished` changes if and only if a seed was trained in this call."""
+    """Write training.json; its time `finished` changes if and only if this call trained a seed."""
     try:
         before = json.loads((to / TRAINING).read_text())
     except (OSError, ValueError):
         before = None
     finished = before.get("finished") if isinstance(before, dict) and not new else None
-    report: Json = json.loads(json.dumps(training.to_json()))
+    report = training.to_dict()
     report["folders"] = [folder.relative_to(to).as_posix() for folder in training.folders]
     report["finished"] = finished or _last_state(training.folders)
     if report != before:
-        write_file(to / TRAINING, (json.dumps(report, indent=1) + "\n").encode())
+        write_json(to / TRAINING, report)
 
 
 def _last_state(folders: Sequence[Path]) -> str:
     """When the last seed ended: its state is written with its last step and never again."""
     last = max((folder / STATE).stat().st_mtime for folder in folders)
     return datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
-
-
-def _kept(trained: Trained, table: Table, head: UncertaintyHead, folder: Path | None, about: Json) -> UncertaintyHead:
-    head.take(trained, table)
-    if folder is not None:
-        head.save_pretrained(folder, **about)
-    return head

@@ -31,7 +31,7 @@ from dubito.metrics.information import (
     sub_ensembles,
     variation_ratio,
 )
-from dubito.metrics.intervals import GapToBest, Interval, gap_to_best, interval
+from dubito.metrics.intervals import GapToBest, Interval, MedianSpread, gap_to_best, interval, median_spread
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
 from dubito.metrics.rejection import (
     RiskCoverage,
@@ -52,6 +52,7 @@ __all__ = [
     "Decomposition",
     "GapToBest",
     "Interval",
+    "MedianSpread",
     "MemberStream",
     "RiskCoverage",
     "VarianceStream",
@@ -77,6 +78,7 @@ __all__ = [
     "gap_to_best",
     "interval",
     "labelled_logits",
+    "median_spread",
     "member_weights",
     "nearest",
     "neighbour_matches",

@@ -18,10 +18,13 @@ The best was chosen on the same rows, and the more are compared, the further ahe
 both: it is the lead over i of the best of all the others that chance alone gives. So those without a sure gap contain
 the true best with the given confidence: multiple comparisons with the best (Hsu 1981), here by a paired bootstrap. Two
 scores that order the rows alike have no error between them, and no gap.
+
+Over several seeds of one training, `median_spread` summarises a value as Kirchhof et al. (2024, section 4.1) do.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +79,29 @@ class GapToBest(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+
+class MedianSpread(NamedTuple):
+    """A value over several seeds: the median, and its distance to the farther of minimum and maximum."""
+
+    median: float
+    distance: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ± {self.distance:.3f}"
+
+
+def median_spread(values: Iterable[float]) -> MedianSpread:
+    """The median of several seeds, and its distance to the farther of minimum and maximum.
+
+    >>> str(median_spread([0.61, 0.605, 0.608, 0.612, 0.607]))  # 0.612 is farther away than 0.605
+    '0.608 ± 0.004'
+    """
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueRangeError("median_spread needs at least one value; got none. Give one value per seed.")
+    median = statistics.median(ordered)
+    return MedianSpread(median, max(median - ordered[0], ordered[-1] - median))
 
 
 def interval(

@@ -9,7 +9,7 @@ Neighbours are searched once per data set, for all scores. Intervals are bootstr
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.evaluate.uncertainties import check_fitted_scores, has_both, uncertainties
-from dubito.metrics import Interval, auroc, interval, neighbour_matches
+from dubito.metrics import Interval, MedianSpread, auroc, interval, median_spread, neighbour_matches
 from dubito.result import Result, axes, plain, plot_intervals
 from dubito.scores import Entropy
 from dubito.table import Table
@@ -30,38 +30,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Spread(NamedTuple):
-    """A value over several seeds: the median, and how far the farther of minimum and maximum lies from it."""
-
-    median: float
-    distance: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} ± {self.distance:.3f}"
-
-
 class Published(NamedTuple):
     """A line of the paper's Table 2, R-AUROC of ViT-Base: pretrained uncertainties, and the classifier's entropy."""
 
-    head: Spread
+    head: MedianSpread
     entropy: float
 
 
 PUBLISHED: Mapping[str, Published] = MappingProxyType(
     {
-        "imagenet21k": Published(Spread(0.791, 0.001), 0.798),
-        "caltech101": Published(Spread(0.758, 0.006), 0.808),
-        "pets": Published(Spread(0.740, 0.008), 0.724),
-        "cifar10": Published(Spread(0.739, 0.002), 0.716),
-        "cifar100": Published(Spread(0.706, 0.002), 0.696),
-        "sun397": Published(Spread(0.691, 0.002), 0.697),
-        "flowers102": Published(Spread(0.659, 0.009), 0.679),
-        "dtd": Published(Spread(0.649, 0.006), 0.610),
-        "cub200": Published(Spread(0.626, 0.008), 0.608),
-        "sop": Published(Spread(0.607, 0.001), 0.591),
-        "cars196": Published(Spread(0.589, 0.003), 0.554),
-        "treeversity1": Published(Spread(0.560, 0.003), 0.565),
-        "svhn": Published(Spread(0.495, 0.005), 0.524),
+        "imagenet21k": Published(MedianSpread(0.791, 0.001), 0.798),
+        "caltech101": Published(MedianSpread(0.758, 0.006), 0.808),
+        "pets": Published(MedianSpread(0.740, 0.008), 0.724),
+        "cifar10": Published(MedianSpread(0.739, 0.002), 0.716),
+        "cifar100": Published(MedianSpread(0.706, 0.002), 0.696),
+        "sun397": Published(MedianSpread(0.691, 0.002), 0.697),
+        "flowers102": Published(MedianSpread(0.659, 0.009), 0.679),
+        "dtd": Published(MedianSpread(0.649, 0.006), 0.610),
+        "cub200": Published(MedianSpread(0.626, 0.008), 0.608),
+        "sop": Published(MedianSpread(0.607, 0.001), 0.591),
+        "cars196": Published(MedianSpread(0.589, 0.003), 0.554),
+        "treeversity1": Published(MedianSpread(0.560, 0.003), 0.565),
+        "svhn": Published(MedianSpread(0.495, 0.005), 0.524),
     }
 )
 """Table 2 by the names of `dubito.protocols.benchmarks`; the head was trained on imagenet21k."""
@@ -134,12 +124,12 @@ class Transfer(Result):
         row = self.r_auroc[score]
         return statistics.fmean(row[name].value for name in self.rows) if set(row) == set(self.rows) else None
 
-    def over_seeds(self, scores: Sequence[str]) -> dict[str, Spread]:
+    def over_seeds(self, scores: Sequence[str]) -> dict[str, MedianSpread]:
         """By data set and for their mean: median and distance over scores that are seeds of one head."""
         shared = [name for name in self.rows if all(name in self.r_auroc[score] for score in scores)]
-        found = {name: median_and_spread([self.r_auroc[score][name].value for score in scores]) for name in shared}
+        found = {name: median_spread([self.r_auroc[score][name].value for score in scores]) for name in shared}
         means = [mean for score in scores if (mean := self.mean(score)) is not None]
-        return found | ({"mean": median_and_spread(means)} if len(means) == len(scores) else {})
+        return found | ({"mean": median_spread(means)} if len(means) == len(scores) else {})
 
     def title(self) -> str:
         """What is compared."""
@@ -174,19 +164,6 @@ class Transfer(Result):
         picture.axvline(0.5, color="grey", linestyle="--")
         picture.set(xlabel="R-AUROC")
         return picture
-
-
-def median_and_spread(values: Iterable[float]) -> Spread:
-    """The median of several seeds, and the distance to the farther of minimum and maximum (section 4.1).
-
-    >>> str(median_and_spread([0.61, 0.605, 0.608, 0.612, 0.607]))  # to 0.612 it is farther than to 0.605
-    '0.608 ± 0.004'
-    """
-    listed = sorted(values)
-    if not listed:
-        raise ValueRangeError("median_and_spread needs at least one value; got none. Give one a seed.")
-    median = statistics.median(listed)
-    return Spread(median, max(median - listed[0], listed[-1] - median))
 
 
 def _mean(values: Float[Tensor, "n"]) -> float:

@@ -1,30 +1,34 @@
 """Training a head: it learns what can be learned, ends the same however it got there, and says when it cannot."""
 
+import json
 import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
 from tests.heads.conftest import learnable
+from torch import nn
 
 from dubito import metrics
 from dubito.errors import ArtefactError, ConstantHeadWarning, MissingColumnError, TableError, ValueRangeError
-from dubito.heads import train
-from dubito.heads._state import FILE, TrainingState
+from dubito.heads import loop
+from dubito.heads.loop import _Run, make_optimizer, optimizer_tensors, restore_optimizer, set_lr, train_head
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
+from dubito.heads.state import FILE, TrainingState
 from dubito.heads.stream import Stream
-from dubito.heads.train import _Run, train_head
 from dubito.table import Provenance, Table
 
 SHORT = Recipe(batch=20, rows=2_000)
 """100 steps on 400 rows."""
 SMALL = {"width": 16, "depth": 1}
+OPTIMIZERS = ["adamw", "adam", "sgd", "lion"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,7 +152,7 @@ def test_the_bar_counts_rows_and_shows_how_far_it_has_come(monkeypatch):
 
         yield advance
 
-    monkeypatch.setattr(train, "bar", bar)
+    monkeypatch.setattr(loop, "bar", bar)
     recipe = Recipe(batch=20, rows=1_000)
     trained = train_head(learnable(105), recipe=recipe, held_out=learnable(50, seed=1), progress=True, seed=4, **SMALL)
     # 50 steps: eight passes of 20, 20, 20, 20, 20 and 5 rows, and two more batches.
@@ -186,7 +190,7 @@ class Stopped(Exception):
 def test_stopped_and_called_again_it_ends_with_the_same_bits(tmp_path, monkeypatch, optimizer, at):
     arguments = {"recipe": replace(SHORT, optimizer=optimizer), "held_out": learnable(60, seed=1), **SMALL}
     undisturbed = train_head(learnable(), folder=tmp_path / "undisturbed", **arguments)
-    step = train._Run._step
+    step = loop._Run._step
 
     def stopping(self, *rest):
         if self.state.step == at:
@@ -194,8 +198,8 @@ def test_stopped_and_called_again_it_ends_with_the_same_bits(tmp_path, monkeypat
         return step(self, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_SECONDS_BETWEEN_STATES", -1.0)
-        patch.setattr(train._Run, "_step", stopping)
+        patch.setattr(loop, "_SECONDS_BETWEEN_STATES", -1.0)
+        patch.setattr(loop._Run, "_step", stopping)
         with pytest.raises(Stopped):
             train_head(learnable(), folder=tmp_path / "stopped", **arguments)
     resumed = train_head(learnable(), folder=tmp_path / "stopped", **arguments)
@@ -205,7 +209,7 @@ def test_stopped_and_called_again_it_ends_with_the_same_bits(tmp_path, monkeypat
 
 def test_a_finished_training_is_not_done_again(tmp_path, monkeypatch):
     first = train_head(learnable(), recipe=SHORT, folder=tmp_path / "deep" / "folder", **SMALL)
-    monkeypatch.setattr(train._Run, "_step", None)
+    monkeypatch.setattr(loop._Run, "_step", None)
     assert same(train_head(learnable(), recipe=SHORT, folder=tmp_path / "deep" / "folder", **SMALL), first)
 
 
@@ -232,14 +236,14 @@ def test_another_training_in_the_folder_is_refused(tmp_path):
 
 
 def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
-    step = train._Run._step
+    step = loop._Run._step
 
     def meanwhile(self, *rest):
         with pytest.raises(ArtefactError, match=r"^another process is writing into '.*'\. Wait until it has ended, or"):
             train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
         return step(self, *rest)
 
-    monkeypatch.setattr(train._Run, "_step", meanwhile)
+    monkeypatch.setattr(loop._Run, "_step", meanwhile)
     trained = train_head(learnable(), recipe=replace(SHORT, rows=60), folder=tmp_path, **SMALL)
     assert trained.steps == 3
 
@@ -253,7 +257,9 @@ def test_a_damaged_state_is_told(tmp_path):
 
 def test_a_head_that_starts_at_zero_does_not_learn():
     held_out = learnable(100, seed=1)
-    with pytest.warns(ConstantHeadWarning, match=r"^the trained head says 0\.\d+ of every image: it has not learned"):
+    with pytest.warns(
+        ConstantHeadWarning, match=r"^the trained head returns 0\.\d+ for every image: it has not learned"
+    ):
         trained = train_head(learnable(), recipe=replace(SHORT, init="zero"), held_out=held_out, width=16)
     u = said(trained, learnable())
     assert float(u.max() - u.min()) == 0
@@ -262,7 +268,7 @@ def test_a_head_that_starts_at_zero_does_not_learn():
 
 def test_features_that_say_nothing_make_a_constant_head():
     table = Table(feature=torch.ones(40, 3), loss=torch.rand(40, generator=torch.Generator().manual_seed(0)))
-    with pytest.warns(ConstantHeadWarning, match="of every image: it has not learned anything"):
+    with pytest.warns(ConstantHeadWarning, match="for every image: it has not learned anything"):
         train_head(table, recipe=SHORT, **SMALL)
 
 
@@ -282,7 +288,7 @@ def test_what_is_missing_or_does_not_fit():
     with pytest.raises(TableError) as error:
         train_head(learnable(), recipe=SHORT, held_out=learnable(50, d=9))
     assert str(error.value) == (
-        "held_out: features of table in memory must be 8 wide, as those of table in memory; got 9. "
+        "head.fit: column 'feature' of held_out (table in memory) must be 8 wide, as in table in memory; got 9. "
         "Extract both with the same model."
     )
     ours = Table(name="ours", provenance=Provenance(weights="aa"), feature=learnable().feature, loss=learnable().loss)
@@ -292,8 +298,8 @@ def test_what_is_missing_or_does_not_fit():
     with pytest.raises(TableError) as error:
         train_head(ours, recipe=SHORT, held_out=theirs)
     assert str(error.value) == (
-        f"held_out: theirs was made by another model ({theirs.model_id}) than ours ({ours.model_id}). "
-        f"Extract both with the same model and transform."
+        f"head.fit: held_out (theirs) and ours must come from one model with one transform; they come from "
+        f"{theirs.model_id} and {ours.model_id}. Extract both with the same model."
     )
 
 
@@ -309,7 +315,7 @@ from dubito.cache.column import ShardedColumn
 from dubito.cache.shard import shard_named, write_shard
 from dubito.heads import stream
 from dubito.heads.recipe import Recipe
-from dubito.heads.train import train_head
+from dubito.heads.loop import train_head
 from dubito.table import Table
 
 torch.set_num_threads(1)
@@ -356,11 +362,11 @@ def test_dropout_keeps_the_mean_of_a_feature():
     run = _Run.__new__(_Run)
     run.plan = Recipe(dropout=0.8, batch=2).plan(100)
     run.stream, run.state = Stream(torch.ones(4, 3), torch.zeros(4), 2, 0), TrainingState()
-    thinned = run._thinned(torch.ones(2000, 50))
+    thinned = run._dropout(torch.ones(2000, 50))
     assert sorted(set(thinned.flatten().tolist())) == [0.0, pytest.approx(5.0)]
     assert thinned.mean().item() == pytest.approx(1.0, abs=0.05)
     run.state.step = 1
-    assert not torch.equal(run._thinned(torch.ones(2000, 50)), thinned)
+    assert not torch.equal(run._dropout(torch.ones(2000, 50)), thinned)
 
 
 def test_a_state_of_other_features_is_refused(tmp_path):
@@ -374,3 +380,114 @@ def test_what_is_trained_on_cannot_be_held_out():
     table = Table(feature=torch.randn(100, 4), loss=torch.rand(100), label=torch.arange(100) % 3)
     with pytest.raises(TableError, match="is trained on and cannot be held out"):
         train_head(table, recipe=SHORT, held_out=table, **SMALL)
+
+
+def linear() -> nn.Linear:
+    layer = nn.Linear(2, 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, -2.0]]))
+        layer.bias.fill_(0.5)
+    return layer
+
+
+def test_two_steps_of_adamw_by_hand():
+    recipe = Recipe(lr=0.1, weight_decay=0.25, betas=(0.8, 0.95))
+    layer = linear()
+    optimizer = make_optimizer(layer, recipe)
+    gradients = [(torch.tensor([[0.3, -0.4]]), torch.tensor([2.0])), (torch.tensor([[-0.1, 0.2]]), torch.tensor([1.0]))]
+    expected = {"weight": torch.tensor([[1.0, -2.0]]).double(), "bias": torch.tensor([0.5]).double()}
+    first = {name: torch.zeros_like(value) for name, value in expected.items()}
+    second = {name: torch.zeros_like(value) for name, value in expected.items()}
+    for step, pair in enumerate(gradients, start=1):
+        layer.weight.grad, layer.bias.grad = pair
+        optimizer.step()
+        for name, gradient in zip(("weight", "bias"), pair, strict=True):
+            g = gradient.double()
+            first[name] = 0.8 * first[name] + 0.2 * g
+            second[name] = 0.95 * second[name] + 0.05 * g * g
+            m, v = first[name] / (1 - 0.8**step), second[name] / (1 - 0.95**step)
+            decay = 0.25 if name == "weight" else 0.0
+            expected[name] = expected[name] * (1 - 0.1 * decay) - 0.1 * m / (v.sqrt() + 1e-8)
+    torch.testing.assert_close(layer.weight.double(), expected["weight"], rtol=1e-6, atol=0)
+    torch.testing.assert_close(layer.bias.double(), expected["bias"], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_decay_touches_matrices_only(name):
+    layer = linear()
+    optimizer = make_optimizer(layer, Recipe(optimizer=name, lr=0.1, weight_decay=0.5))
+    layer.weight.grad, layer.bias.grad = torch.zeros(1, 2), torch.zeros(1)
+    optimizer.step()
+    assert layer.bias.tolist() == [0.5]
+    assert layer.weight.detach().abs().sum().item() < 3
+    assert layer.weight.detach().sign().tolist() == [[1, -1]]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_without_decay_and_gradient_nothing_moves(name):
+    layer = linear()
+    optimizer = make_optimizer(layer, Recipe(optimizer=name, lr=0.1, weight_decay=0.0))
+    layer.weight.grad, layer.bias.grad = torch.zeros(1, 2), torch.zeros(1)
+    optimizer.step()
+    assert layer.weight.tolist() == [[1.0, -2.0]]
+
+
+def test_every_parameter_of_a_head_is_in_one_group():
+    head = HeadModule(3, width=4)
+    matrices, vectors = make_optimizer(head, Recipe()).param_groups
+    assert [tuple(one.shape) for one in matrices["params"]] == [(4, 3), (4, 4), (1, 4)]
+    assert [tuple(one.shape) for one in vectors["params"]] == [(4,), (4,), (1,)]
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (1e-4, 0.0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_learning_rate_is_set_in_all_groups(name):
+    optimizer = make_optimizer(linear(), Recipe(optimizer=name))
+    set_lr(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+def steps(head: HeadModule, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+    for step in range(first, last):
+        rows = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        head(rows).square().mean().backward()
+        set_lr(optimizer, 0.01 / (1 + step))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_put_back_it_goes_on_with_the_same_bits(name):
+    recipe = Recipe(optimizer=name)
+    whole = HeadModule(3, width=4)
+    optimizer = make_optimizer(whole, recipe)
+    steps(whole, optimizer, 0, 6)
+
+    begun = HeadModule(3, width=4)
+    before = make_optimizer(begun, recipe)
+    steps(begun, before, 0, 3)
+    kept = {key: value.clone() for key, value in optimizer_tensors(before).items()}
+    again = HeadModule(3, width=4, seed=9)
+    again.load_state_dict(begun.state_dict())
+    after = make_optimizer(again, recipe)
+    restore_optimizer(after, kept)
+    steps(again, after, 3, 6)
+
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(again.parameters(), whole.parameters(), strict=True))
+    ours, theirs = optimizer_tensors(after), optimizer_tensors(optimizer)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_trained_head_is_a_result():
+    trained = train_head(learnable(), recipe=SHORT, held_out=learnable(60, seed=1), **SMALL)
+    assert str(trained).splitlines()[0] == "Head trained on 2,000 rows in 100 steps"
+    assert json.loads(trained.to_json())["history"] == trained.history
+    assert len(trained.to_pandas()) == len(trained.history)
+    ax = trained.plot()
+    assert ax.get_ylabel() == "held-out R-AUROC"
+    (curve,) = ax.lines
+    assert curve.get_xydata().tolist() == [[entry["step"], entry["r_auroc"]] for entry in trained.history]
+    assert trained.plot(ax, figure="loss") is ax
+    assert ax.get_ylabel() == "training loss"
+    plt.close(ax.figure)

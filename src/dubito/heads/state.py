@@ -1,18 +1,12 @@
-"""The state of a training on disk: one file, replaced in one step, that says which training it belongs to.
-
-One training at a time writes into a folder, under a lock as a cache has it.
-"""
+"""The state of a training on disk: one safetensors file that records which training it belongs to."""
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from filelock import FileLock, Timeout
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -24,7 +18,6 @@ from dubito.storage import write_file
 from dubito.types import Json
 
 FILE = "state.safetensors"
-LOCK = ".lock"
 _PARTS = {
     "recipe": "the recipe",
     "seed": "the seed",
@@ -42,15 +35,15 @@ _PARTS = {
 @final
 @dataclass
 class TrainingState:
-    """How far a training has come.
+    """Everything that a training needs to continue as if it had not been interrupted.
 
     Attributes:
-        step: Updates done.
-        since: Of these, since the last measurement.
-        losses: Their sum, which goes on exactly where it stopped.
-        history: One entry a measurement.
+        step: Number of updates so far.
+        since: Number of updates since the last measurement.
+        losses: Sum of the training losses of these updates.
+        history: One entry per measurement.
         module: The head's weights by name.
-        optimizer: Its tensors by name.
+        optimizer: The optimiser's tensors by name.
     """
 
     step: int = 0
@@ -61,29 +54,8 @@ class TrainingState:
     optimizer: dict[str, Tensor] = field(default_factory=dict)
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock while writing into it; the system lets go of it when the process dies."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK, timeout=0)
-        lock.acquire()
-    except Timeout as error:
-        raise ArtefactError(
-            f"another process is writing into '{folder}'. Wait until it has ended, or choose another folder."
-        ) from error
-    except OSError as error:
-        raise ArtefactError(
-            f"the folder '{folder}' cannot be written ({error.strerror}). Choose another one."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def write_state(folder: Path, identity: Json, state: TrainingState) -> None:
-    """Replace the folder's state."""
+    """Replace the state in a folder."""
     tensors = {f"module.{key}": value for key, value in state.module.items()}
     tensors |= {f"optimizer.{key}": value for key, value in state.optimizer.items()}
     tensors["losses"] = state.losses
@@ -99,7 +71,11 @@ def write_state(folder: Path, identity: Json, state: TrainingState) -> None:
 
 
 def read_state(folder: Path, identity: Json) -> TrainingState | None:
-    """The folder's state, if there is one; ArtefactError if it is another training's or cannot be read."""
+    """The state in a folder, None without one.
+
+    Raises:
+        ArtefactError: The file cannot be read, or belongs to a training with another identity.
+    """
     path = folder / FILE
     if not path.exists():
         return None
@@ -107,13 +83,13 @@ def read_state(folder: Path, identity: Json) -> TrainingState | None:
         with safe_open(path, framework="pt") as file:
             notes: Any = json.loads(file.metadata()["notes"])
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
-        was, step, since, history = notes["identity"], int(notes["step"]), int(notes["since"]), list(notes["history"])
+        saved, step, since, history = notes["identity"], int(notes["step"]), int(notes["since"]), list(notes["history"])
         if notes["digest"] != _digest(tensors):
-            raise ValueError("its numbers are not those that were written")
+            raise ValueError("its checksum does not match")
         losses = tensors.pop("losses")
     except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to train from the beginning.") from error
-    _check(folder, was, identity)
+    _check_identity(folder, saved, identity)
     return TrainingState(step, since, losses, history, _part(tensors, "module."), _part(tensors, "optimizer."))
 
 
@@ -128,12 +104,13 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def _check(folder: Path, was: Json, now: Json) -> None:
-    plain = json.loads(json.dumps(now))
+def _check_identity(folder: Path, saved: Json, identity: Json) -> None:
+    current = json.loads(json.dumps(identity))
     differing = [
-        f"{told} ({told_part(was.get(part), plain.get(part))} there, {told_part(plain.get(part), was.get(part))} here)"
-        for part, told in _PARTS.items()
-        if was.get(part) != plain.get(part)
+        f"{name} ({told_part(saved.get(part), current.get(part))} there, "
+        f"{told_part(current.get(part), saved.get(part))} here)"
+        for part, name in _PARTS.items()
+        if saved.get(part) != current.get(part)
     ]
     if differing:
         raise ArtefactError(

@@ -1,0 +1,94 @@
+"""Settings from text: every declared type, and what is refused."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from dubito.errors import ValueRangeError
+from dubito.heads import Recipe
+from dubito.validate import settings_from_text
+
+
+@dataclass
+class Settings:
+    number: int = 1
+    share: float = 0.5
+    exact: bool = True
+    name: str = ""
+    kind: Literal["full", "tied"] = "full"
+    several: int | None = None
+    pair: tuple[float, int] = (0.5, 1)
+    names: tuple[str, ...] = ()
+    layers: Sequence[str] | None = None
+    either: "int | float | str" = 0
+    where: Path | None = None
+    learned: float = field(default=0.0, init=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("number", "12", 12),
+        ("share", "1e-3", 0.001),
+        ("exact", "no", False),
+        ("exact", "True", True),
+        ("name", "none", "none"),
+        ("kind", "tied", "tied"),
+        ("several", "none", None),
+        ("several", "4", 4),
+        ("pair", "0.25, 3", (0.25, 3)),
+        ("names", "a,b", ("a", "b")),
+        ("names", "", ()),
+        ("layers", "fc1,fc2", ("fc1", "fc2")),
+        ("layers", "none", None),
+        ("either", "3", 3),
+        ("either", "3.5", 3.5),
+        ("either", "all", "all"),
+        ("where", "a/b", Path("a/b")),
+    ],
+)
+def test_text_becomes_the_declared_type(name, text, value):
+    converted = settings_from_text(Settings, {name: text}, by="demo")[name]
+    assert converted == value
+    assert type(converted) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("number", "1.5", r"demo: number must be a whole number; got '1.5'\."),
+        ("share", "half", r"demo: share must be a number; got 'half'\."),
+        ("exact", "maybe", r"demo: exact must be one of true, false, yes, no; got 'maybe'\."),
+        ("kind", "diagonal", r"demo: kind must be one of full, tied; got 'diagonal'\."),
+        ("several", "few", r"demo: several must be a whole number or none; got 'few'\."),
+        ("pair", "0.5", r"demo: pair must be 2 items separated by commas, each a number; got '0.5'\."),
+        ("kinds", "full", r"demo has no setting 'kinds'; it has number, share, .*\. Did you mean kind\?"),
+        ("learned", "1", r"demo has no setting 'learned'"),
+    ],
+)
+def test_text_that_is_not_of_the_type_is_refused(name, text, message):
+    with pytest.raises(ValueRangeError, match=message):
+        settings_from_text(Settings, {name: text}, by="demo")
+
+
+def test_further_types_have_parsers():
+    @dataclass
+    class Weighted:
+        score: Settings | None = None
+
+    values = settings_from_text(
+        Weighted, {"score": "7"}, by="demo", parsers={Settings: lambda text: Settings(int(text))}
+    )
+    assert values == {"score": Settings(7)}
+
+
+def test_every_setting_of_a_recipe_can_be_text():
+    recipe = Recipe(betas=(0.9, 0.999), target="mixed", rows=100, init="classes")
+    texts = {
+        key: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in recipe.to_json().items()
+    }
+    assert Recipe(**settings_from_text(Recipe, texts, by="recipe")) == recipe
