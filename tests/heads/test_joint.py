@@ -184,7 +184,7 @@ def test_joint_loss_sends_only_the_task_s_gradient_into_the_losses():
         (torch.ones(()), torch.ones(3), "l2", TableError, r'got shapes \(\) and \(3,\)\..*reduction="none"'),
         (torch.ones(2), torch.ones(3), "l2", TableError, r"shapes \(2,\) and \(3,\)"),
         (torch.ones(3), torch.ones(3), "l3", ValueRangeError, "ranking, l2, l1, log_l2, variance_nll; got 'l3'"),
-        (torch.ones(1), torch.ones(1), "ranking", TableError, "at least 2; got 1 and 1. One image alone has no order"),
+        (torch.ones(1), torch.ones(1), "ranking", TableError, "at least 2; got 1 and 1. A single image has no order"),
     ],
 )
 def test_what_joint_loss_refuses(losses, u, loss, error, text):

@@ -146,13 +146,13 @@ class Pair(Cnn):
     ("module", "how", "text"),
     [
         (Cnn(), {"layer": "fcc"}, r"layer: Cnn has no layer 'fcc'. Nearest: fc"),
-        (Cnn(), {"layer": "drop"}, r"layer: 'drop' is a Dropout. Name the nn.Linear or the 1x1 convolution"),
+        (Cnn(), {"layer": "drop"}, r"layer: 'drop' is a Dropout. Name the nn.Linear or 1x1 convolution"),
         (Cnn(), {"layer": "body.0"}, r"layer: 'body.0' is a Conv2d."),
         (nn.Conv2d(3, 5, 1), {}, r"Conv2d has no linear layer. Name the layer .* layer='...'; it may be a 1x1"),
         (
             torchvision.models.squeezenet1_1(weights=None, num_classes=5),
             {"example": torch.zeros(2, 3, 64, 64)},
-            r"SqueezeNet classifies by something else than one nn.Linear. .* layer='...'",
+            r"SqueezeNet does not classify by a single nn.Linear. .* layer='...'",
         ),
     ],
 )
@@ -167,10 +167,10 @@ def test_what_creation_refuses(module, how, text):
         (
             Scaled(),
             {},
-            r"'fc', the last linear layer of Scaled, does not give its output. Name .* layer='...', or give",
+            r"'fc', the last linear layer of Scaled, does not return its output. Name .* layer='...', or give",
         ),
         (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
-        (Tokens(), {"layer": "fc"}, r"layer 'fc' reads \(6, 49, 8\) for 6 images; one row of 8 an image is needed"),
+        (Tokens(), {"layer": "fc"}, r"layer 'fc' must read one row of 8 features per image; got \(6, 49, 8\)"),
         (Pair(), {}, r"Pair must return one tensor \(n, classes\), or an output with .logits; got tuple for 6 images"),
     ],
 )

@@ -115,7 +115,9 @@ def test_rows_without_losses_do_not_hide_the_task_loss_of_the_others(bce_first):
     tables = (of_one_model(task_loss="bce"), of_one_model())
     both = concat(*(tables if bce_first else reversed(tables)))
     assert both.columns == ("logit",)
-    with pytest.raises(TableError, match=r"^head\.fit with target 'expected' takes the expectation .* come from 'bce'\."):
+    with pytest.raises(
+        TableError, match=r"^head\.fit with target 'expected' takes the expectation .* come from 'bce'\."
+    ):
         target_column(both, Recipe(target="expected"))
     with pytest.raises(TableError, match=r"^with_expected_loss takes the expectation .* come from 'bce'\."):
         with_expected_loss(both)
@@ -172,7 +174,9 @@ def test_another_task_loss_has_no_expectation(target, made_by):
         f"Forward(task_loss='cross_entropy').",
     )
     assert target_column(table, Recipe()).tolist() == [1.0, 2.0, 3.0]
-    with pytest.raises(TableError, match=rf"^with_expected_loss takes the expectation .* come from '{made_by}'\. Take its own"):
+    with pytest.raises(
+        TableError, match=rf"^with_expected_loss takes the expectation .* come from '{made_by}'\. Take its own"
+    ):
         with_expected_loss(table)
 
 
@@ -184,7 +188,9 @@ def test_the_usual_task_loss_and_an_unknown_one_are_taken(provenance):
 
 
 def test_several_labels_an_image_are_no_column_of_a_table():
-    with pytest.raises(TableError, match=r"^column 'label' of table in memory must have 1 axes; got one of shape \(3, 5\)"):
+    with pytest.raises(
+        TableError, match=r"^column 'label' of table in memory must have 1 axes; got one of shape \(3, 5\)"
+    ):
         Table(logit=logits(3), label=torch.ones(3, 5, dtype=torch.long))
 
 
