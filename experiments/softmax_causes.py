@@ -107,15 +107,15 @@ def resnets(asked: argparse.Namespace, cache: Path) -> dict[str, dict]:
         if asked.pages:
             write_diagnosis_page(causes, asked.pages / f"resnet{depth}.html")
         others = {
-            name: diagnose(known, tables, train=train, density=other).to_json()["sets"]
+            name: diagnose(known, tables, train=train, density=other).to_dict()["sets"]
             for name, other in track(OTHERS.items(), description=f"other densities, ResNet-{depth}")
         }
-        found[f"ResNet-{depth}"] = causes.to_json() | {"other_densities": others}
+        found[f"ResNet-{depth}"] = causes.to_dict() | {"other_densities": others}
     return found
 
 
 def lenets(asked: argparse.Namespace) -> dict[str, dict]:
-    """By data set that was trained on: every seed, and a summary of the means over foreign sets."""
+    """By data set that was trained on: every seed, and a summary of the means over OOD sets."""
     sets = {
         name: tuple(read(asked.more_data, name, train=train, limit=asked.limit) for train in (True, False))
         for name in ("MNIST", "Fashion-MNIST")
@@ -129,11 +129,11 @@ def lenets(asked: argparse.Namespace) -> dict[str, dict]:
         for seed in track(range(asked.seeds), description=f"LeNets of {name}"):
             start = lenet(asked.hidden, 10, seed=seed)
             model = dubito.wrap(trained(start, train, asked.epochs, seed=seed, title=f"{name}, seed {seed}"))
-            foreign = {other: columns(model, half, other) for other, half in everything.items() if other != name}
+            ood = {other: columns(model, half, other) for other, half in everything.items() if other != name}
             known = columns(model, test, name)
-            causes = diagnose(known, foreign, train=columns(model, train, f"{name} train"), density=density())
+            causes = diagnose(known, ood, train=columns(model, train, f"{name} train"), density=density())
             print(f"\nLeNet of {name}, seed {seed}\n{causes}")
-            runs.append(causes.to_json())
+            runs.append(causes.to_dict())
         found[name] = {"over_seeds": over_seeds(runs), "runs": runs}
     return found
 
@@ -151,7 +151,7 @@ def check_accuracy(known: dubito.Table, published: float, *, limited: bool) -> N
 
 
 def over_seeds(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Mean and deviation over seeds of the mean over foreign sets, in per cent."""
+    """Mean and deviation over seeds of the mean over OOD sets, in per cent."""
     means = [run["sets"]["mean"] for run in runs]
     rows = [{name: (mean["auroc"] | mean["causes"])[name]["value"] for name in COLUMNS} for mean in means]
     for row, run in zip(rows, runs, strict=True):
@@ -166,8 +166,8 @@ def over_seeds(runs: list[dict]) -> dict[str, dict[str, float]]:
 
 
 def as_table(result: dict) -> str:
-    """Means over foreign sets, ours and the published ones, as in Table 1."""
-    header = ("accuracy", "A max p", "B entropy", "C cool", "D density", "C - B", "D - C", "1 - D")
+    """Means over OOD sets, ours and the published ones, as in Table 1."""
+    header = ("accuracy", "A max p", "B entropy", "C scaled", "D density", "C - B", "D - C", "1 - D")
     lines = ["", f"{'in per cent':28}" + "".join(f"{name:>11}" for name in header)]
     for name, found in result["resnets"].items():
         mean = found["sets"]["mean"]

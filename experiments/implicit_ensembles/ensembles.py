@@ -34,8 +34,7 @@ import dubito
 from dubito.cache.memory import kept_memory
 from dubito.cache.progress import bar
 from dubito.data import Subset
-from dubito.explain.collapse import diagnose_ensemble
-from dubito.explain.collapse_result import EnsembleDiagnosis
+from dubito.explain.collapse import EnsembleDiagnosis, diagnose_ensemble
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import MemberStream
 from dubito.report.ensemble import write_ensemble_page
@@ -111,52 +110,52 @@ def resnets(asked: argparse.Namespace, cache: Path) -> tuple[dubito.Table, dubit
             chosen = some if asked.limit is None else Subset(some, range(min(asked.limit, len(some))))
             space = "model" if some.labels is not None else None
             tables[name].append(dubito.extract(model, chosen, cache / f"resnet{depth}" / name, label_space=space))
-    known, foreign = (dubito.ensemble(some) for some in tables.values())
-    known.name, foreign.name = tables
-    return known, foreign
+    table, ood = (dubito.ensemble(some) for some in tables.values())
+    table.name, ood.name = tables
+    return table, ood
 
 
 def told(title: str, tables: tuple[dubito.Table, dubito.Table], asked: argparse.Namespace) -> dict:
-    """Fig. 2b from known and foreign images together, Fig. 2a from the foreign ones alone."""
-    known, foreign = tables
-    both = diagnose_ensemble(known, foreign=foreign, partitions=PARTITIONS)
-    alone = diagnose_ensemble(foreign, partitions=PARTITIONS)
-    accuracy = accuracies(known)
+    """Fig. 2b from in-distribution and OOD images together, Fig. 2a from the OOD images alone."""
+    table, ood = tables
+    both = diagnose_ensemble(table, ood=ood, partitions=PARTITIONS)
+    alone = diagnose_ensemble(ood, partitions=PARTITIONS)
+    accuracy = accuracies(table)
     print(f"\n{title}: accuracy of members {min(accuracy['members']):.3f} to {max(accuracy['members']):.3f}, together "
           f"{accuracy['together']:.3f}\n{both}\n\n{alone}")  # fmt: skip
     if asked.pages is not None:
         write_ensemble_page(both, asked.pages / f"{title.replace(' ', '_')}.html")
     if asked.picture is not None and title == "small networks":
         draw_figure(asked.picture, both)
-    return {"accuracy": accuracy, "known_and_foreign": both.to_json(), "foreign": alone.to_json() | deciles(alone)}
+    return {"accuracy": accuracy, "in_distribution_and_ood": both.to_dict(), "ood": alone.to_dict() | deciles(alone)}
 
 
 def deciles(found: EnsembleDiagnosis) -> dict:
-    """Of MI on foreign images, by size of sub-ensembles: the histogram of Fig. 2a in ten numbers."""
+    """Deciles of MI on OOD images, by size of sub-ensembles: the histogram of Fig. 2a in ten numbers."""
     shares = np.linspace(0.1, 0.9, 9)
     (one,) = found.ensembles
     return {
-        "deciles": {str(size): np.quantile(mi.numpy(), shares).round(5).tolist() for size, mi in one.inside.items()}
+        "deciles": {str(size): np.quantile(mi.numpy(), shares).round(5).tolist() for size, mi in one.scores.items()}
     }
 
 
 def draw_figure(to: Path, found: EnsembleDiagnosis) -> None:
-    """Both panels: MI of foreign images, and its AUROC, by size of sub-ensembles."""
+    """Both panels: MI of OOD images, and its AUROC, by size of sub-ensembles."""
     figure, axes = new_figure(1, 2, width=4.4, height=3.2)
     left, right = axes[0]
     (one,) = found.ensembles
-    edges = np.geomspace(1e-4, max(float(one.outside[1].max()), 1e-3), 41)
+    edges = np.geomspace(1e-4, max(float(one.ood_scores[1].max()), 1e-3), 41)
     for number, level in enumerate(one.levels):
         shade = 1 - number / len(one.levels)
-        mi = one.outside[level.size].clamp(float(edges[0]), float(edges[-1])).numpy()
+        mi = one.ood_scores[level.size].clamp(float(edges[0]), float(edges[-1])).numpy()
         left.hist(mi, edges, histtype="step", color=(0.1 + 0.7 * (1 - shade), 0.3, 0.6 * shade), label=str(level))
     values = [level.auroc for level in one.levels if level.auroc is not None]
     low, high = zip(*((auc.value - auc.low, auc.high - auc.value) for auc in values), strict=True)
     sizes = [level.size for level in one.levels]
     right.errorbar(sizes, [auc.value for auc in values], (low, high), fmt="o-", color=COLOURS[0], capsize=3)
-    left.set(title=f"MI of {one.foreign} (nats)", xscale="log", yticks=[])
+    left.set(title=f"MI of {one.ood} (nats)", xscale="log", yticks=[])
     left.legend(frameon=False, fontsize="x-small", loc="upper left")
-    right.set(title=f"AUROC of MI, {one.foreign} against {one.name}", xscale="log", xlabel="size of sub-ensembles")
+    right.set(title=f"AUROC of MI, {one.ood} against {one.name}", xscale="log", xlabel="size of sub-ensembles")
     right.set_xticks(sizes, [str(size) for size in sizes])
     right.minorticks_off()
     to.parent.mkdir(parents=True, exist_ok=True)

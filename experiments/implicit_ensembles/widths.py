@@ -78,7 +78,7 @@ def main() -> None:
         "settings": {"epochs": asked.epochs, "widths": asked.widths, "members": MEMBERS},
         "published": {"widths": list(WIDTHS), **PUBLISHED},
         "widths": found,
-        "collapse": collapse.to_json(),
+        "collapse": collapse.to_dict(),
     }
     if asked.write:
         command = "python experiments/implicit_ensembles/widths.py --more-data DIR --mlps DIR --write"

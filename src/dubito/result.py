@@ -6,6 +6,7 @@ a notebook view. Where a picture says more, a result has `plot(ax=None)`, which 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
@@ -121,12 +122,16 @@ class Result:
 def plain(value: Any) -> Any:
     """Any value of a result as JSON knows it: dataclasses and named tuples by field, arrays as lists, paths as text.
 
+    Fields that a dataclass leaves out of its repr (values of every image) are left out here too. NaN and infinity, which
+    JSON does not have, become None.
+
     >>> from pathlib import PurePosixPath
     >>> plain({"a": (1, PurePosixPath("x/y"))})
     {'a': [1, 'x/y']}
     """
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value) if not one.name.startswith("_")}
+        shown = [one.name for one in fields(value) if one.repr and not one.name.startswith("_")]
+        return {name: plain(getattr(value, name)) for name in shown}
     if hasattr(value, "_asdict"):
         return {key: plain(one) for key, one in value._asdict().items()}
     if isinstance(value, Mapping):
@@ -135,6 +140,8 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, list | tuple | set | frozenset | range):
         return [plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

@@ -28,7 +28,7 @@ def test_json_is_that_of_the_library(run: Run, cache: Path, caches: dict[str, Pa
     assert answer.code == 0, answer.err
     tables = {name: dubito.open(caches[name]) for name in ("cats", "dogs")}
     train = dubito.open(caches["train"])
-    expected = diagnose(dubito.open(cache), tables, train=train, draws=3, resamples=20, seed=2).to_json()
+    expected = diagnose(dubito.open(cache), tables, train=train, draws=3, resamples=20, seed=2).to_dict()
     assert answer.json == {**expected, "page": None, "notes": []}
     assert list(answer.json["sets"]) == ["cats", "dogs", "mean"]
 
@@ -58,7 +58,9 @@ def test_with_the_model_the_page_has_lengths_and_angles(
     assert "its weights differ" in answer.err
 
 
-def test_folders_of_one_name_are_told_apart(run: Run, cache: Path, caches: dict[str, Path], tmp_path: Path) -> None:
+def test_folders_of_one_name_keep_different_names(
+    run: Run, cache: Path, caches: dict[str, Path], tmp_path: Path
+) -> None:
     (tmp_path / "cats").symlink_to(caches["dogs"])
     other = tmp_path / "more" / "cats"
     other.parent.mkdir()
@@ -69,10 +71,10 @@ def test_folders_of_one_name_are_told_apart(run: Run, cache: Path, caches: dict[
     assert list(twice.json["sets"]) == [str(caches["cats"]), str(other), "mean"]
 
 
-def test_the_known_cache_itself_is_noted(run: Run, cache: Path) -> None:
+def test_the_same_cache_twice_is_noted(run: Run, cache: Path) -> None:
     answer = run("diagnose", cache, cache, "--resamples", 10, "--json")
     assert answer.code == 0
-    assert "12 of 12 images of plain (100.0 %) are the same images as some of plain" in answer.json["notes"][0]
+    assert "12 of 12 images of plain (100.0 %) are also in plain" in answer.json["notes"][0]
 
 
 def test_errors(run: Run, images: Path, cache: Path, caches: dict[str, Path], tmp_path: Path) -> None:

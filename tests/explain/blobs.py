@@ -5,16 +5,15 @@ from typing import ClassVar
 
 import torch
 
-from dubito.explain.causes import diagnose
-from dubito.explain.causes_result import Diagnosis
+from dubito.explain.causes import Diagnosis, diagnose
 from dubito.table import Table
 from dubito.types import Score
 
 QUICK = {"resamples": 40}
 
 
-DOUBTFUL, SURE = [5.0, 5.0, -100.0], [3.0, 0.0, 0.0]
-"""H = log 2 and 0.37, but cooled log 2 and 1.09: by entropy the first is the more uncertain, by cool the second."""
+UNSURE, SURE = [5.0, 5.0, -100.0], [3.0, 0.0, 0.0]
+"""H = log 2 and 0.37, but of 0.1 x logits log 2 and 1.09: the first is more uncertain, then less."""
 
 
 @dataclass
@@ -59,6 +58,6 @@ def blobs(n: int, *, scale: float = 6.0, seed: int = 0, name: str = "table in me
 
 
 def example() -> Diagnosis:
-    """Two foreign sets, one far from the known images and one near."""
-    foreign = {"far": blobs(150, scale=0.0, seed=2), "near": blobs(90, scale=4.0, seed=3)}
-    return diagnose(blobs(200, seed=1, name="caches/mine"), foreign, train=blobs(400), resamples=200)
+    """Two OOD sets, one far from the in-distribution images and one near."""
+    ood = {"far": blobs(150, scale=0.0, seed=2), "near": blobs(90, scale=4.0, seed=3)}
+    return diagnose(blobs(200, seed=1, name="caches/mine"), ood, train=blobs(400), resamples=200)

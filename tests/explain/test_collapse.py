@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
-from dubito.explain import _members
-from dubito.explain._agreement import times
-from dubito.explain.collapse import diagnose_ensemble
-from dubito.explain.collapse_result import EnsembleDiagnosis
+from dubito.explain import sub_ensembles as partitions_file
+from dubito.explain.collapse import EnsembleDiagnosis, diagnose_ensemble, times
 from dubito.metrics import MemberStream, auroc, chain_rule, decompose, partitioned, sub_ensembles
 from dubito.table import Provenance, Table
 from dubito.table.views import ensemble
@@ -64,10 +62,10 @@ def test_neighbours_that_belong_together_do_not_collapse():
     (one,) = found.ensembles
     assert information(found) == pytest.approx([LOG2, LOG2], abs=1e-12)
     assert [level.share.value for level in one.levels] == pytest.approx([1.0, 1.0])
-    assert (one.kind, one.order) == ("none", "neighbours, as they came")
+    assert (one.kind, one.order) == ("none", "neighbours, in their stored order")
     assert found.verdict == (
-        "No collapse: MI hardly falls from 1 to 2 (1.0x; averaging alone explains 3.0x). Members that came together "
-        "are much alike, and sub-ensembles differ: one member of each would tell nearly as much."
+        "No collapse: MI hardly falls from 1 to 2 (1.0x; averaging alone explains 3.0x). Members of a sub-"
+        "ensemble are alike, and sub-ensembles differ: one member of each would say nearly as much."
     )
 
 
@@ -80,8 +78,10 @@ def test_pairs_of_opposites_agree_and_nothing_is_left():
         "Pairs of your members agree; MI falls to nothing from 1 to 2 (averaging alone explains 3.0x): "
         "use the inner level (all 4 members at once)."
     )
-    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert plain["ensembles"][0]["levels"][1]["fall"] == {"value": None, "low": None, "high": None}
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert plain["ensembles"][0]["levels"][1]["fall"] == {
+        "value": None, "low": None, "high": None, "confidence": 0.95
+    }  # fmt: skip
 
 
 def test_random_partitions_average_over_both():
@@ -112,7 +112,7 @@ def test_numbers_are_those_of_the_chain_rule():
         assert level.expected == pytest.approx(first * (6 - level.size) / (level.size * 5), rel=1e-12)
         assert level.information.low < between < level.information.high
         rows = chain_rule(partitioned(p, level.size)).between
-        assert torch.allclose(found.inside[level.size], rows, rtol=0, atol=1e-12)
+        assert torch.allclose(found.scores[level.size], rows, rtol=0, atol=1e-12)
 
 
 def test_a_summary_tells_what_logits_tell_of_neighbours():
@@ -120,14 +120,17 @@ def test_a_summary_tells_what_logits_tell_of_neighbours():
     exact = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK)
     told = diagnose_ensemble(summed_up(logits), of="dropout", **QUICK)
     assert information(told) == pytest.approx(information(exact), abs=1e-6)
-    assert told.ensembles[0].order == "neighbours, as they came"
+    assert told.ensembles[0].order == "neighbours, in their stored order"
     assert told.ensembles[0].total.value == pytest.approx(exact.ensembles[0].total.value, abs=1e-6)
 
 
 def test_blocks_of_rows_do_not_matter(monkeypatch):
-    expected = diagnose_ensemble(table(), **QUICK).to_json()
-    monkeypatch.setattr(_members, "_NUMBERS_AT_ONCE", 7 * 6 * 4)
-    assert diagnose_ensemble(table(), **QUICK).to_json() == expected
+    whole = diagnose_ensemble(table(), **QUICK).to_dict()
+    monkeypatch.setattr(partitions_file, "_NUMBERS_AT_ONCE", 7 * 6 * 4)
+    blocks = diagnose_ensemble(table(), **QUICK).to_dict()
+    largest = [one["ensembles"][0].pop("largest") for one in (whole, blocks)]
+    assert largest[0] == pytest.approx(largest[1], rel=1e-12)  # one image: the last digit may differ
+    assert whole == blocks
 
 
 def test_decay_of_members_that_differ_little_is_that_of_averaging():
@@ -150,31 +153,31 @@ def test_intervals_are_bootstraps_of_images():
     values = decompose(drawn(480).double().movedim(1, 0).softmax(-1)).epistemic
     assert many.high - many.low == pytest.approx(2 * 1.96 * float(values.std()) / math.sqrt(480), rel=0.2)
     assert (
-        diagnose_ensemble(table(), seed=3, **QUICK).to_json() == diagnose_ensemble(table(), seed=3, **QUICK).to_json()
+        diagnose_ensemble(table(), seed=3, **QUICK).to_dict() == diagnose_ensemble(table(), seed=3, **QUICK).to_dict()
     )
 
 
-def test_foreign_images():
-    known, foreign = table(50), table(50, noise=3.0, seed=1, name="other")
-    found = diagnose_ensemble(known, foreign=foreign, partitions=0, **QUICK).ensembles[0]
+def test_ood_images():
+    inside, ood = table(50), table(50, noise=3.0, seed=1, name="other")
+    found = diagnose_ensemble(inside, ood=ood, partitions=0, **QUICK).ensembles[0]
     for level in found.levels:
-        both = torch.cat([found.inside[level.size], found.outside[level.size]])
+        both = torch.cat([found.scores[level.size], found.ood_scores[level.size]])
         assert level.auroc is not None
         assert level.auroc.value == pytest.approx(auroc(both, torch.arange(100) >= 50), abs=1e-12)
         assert level.auroc_spread == 0.0  # one partition
     assert found.change is not None
     assert found.change.value == pytest.approx(found.levels[-1].auroc.value - found.levels[0].auroc.value, abs=1e-12)
-    assert found.foreign == "other"
+    assert found.ood == "other"
 
 
-def test_foreign_images_of_the_same_members():
-    known, foreign = made_by("ab"), made_by("ab")
-    foreign.name = "other"
-    assert diagnose_ensemble(known, foreign=foreign, **QUICK).ensembles[0].foreign == "other"
+def test_ood_images_of_the_same_members():
+    inside, ood = made_by("ab"), made_by("ab")
+    ood.name = "other"
+    assert diagnose_ensemble(inside, ood=ood, **QUICK).ensembles[0].ood == "other"
 
 
-def test_foreign_images_must_be_asked_alike():
-    def asked(rate: float) -> Table:
+def test_ood_images_must_have_the_same_settings():
+    def made_at(rate: float) -> Table:
         return Table(
             name=f"at {rate}",
             members_logit=drawn(),
@@ -184,21 +187,21 @@ def test_foreign_images_must_be_asked_alike():
     with pytest.raises(
         TableError, match=r"'members' of at 0\.2 and of at 0\.1 must have .* differ in rate=0\.2 and rate=0"
     ):
-        diagnose_ensemble(asked(0.1), foreign=asked(0.2), **QUICK)
-    assert diagnose_ensemble(asked(0.1), foreign=asked(0.1), **QUICK).ensembles[0].foreign == "at 0.1"
+        diagnose_ensemble(made_at(0.1), ood=made_at(0.2), **QUICK)
+    assert diagnose_ensemble(made_at(0.1), ood=made_at(0.1), **QUICK).ensembles[0].ood == "at 0.1"
 
 
-def test_words_about_foreign_images():
-    # Single members disagree about foreign images alone; 0, 1 | 0, 1 leaves pairs nothing to tell them by.
-    known, foreign = sure(2, 2, 2, 2), sure(0, 1, 0, 1, n=12)
-    foreign.name = "other"
-    found = diagnose_ensemble(foreign, foreign=known, partitions=0, **QUICK)
+def test_findings_about_ood_images():
+    # Single members disagree about OOD images alone; 0, 1 | 0, 1 leaves pairs nothing to detect them by.
+    inside, ood = sure(2, 2, 2, 2), sure(0, 1, 0, 1, n=12)
+    ood.name = "other"
+    found = diagnose_ensemble(ood, ood=inside, partitions=0, **QUICK)
     assert "0.0 % [0.0, 0.0] with single members, and even 50.0 % [50.0, 50.0] with 2 x 2" in found.findings()[-1]
-    varied = Table(members_logit=torch.cat([known.whole("members_logit"), sure(0, 0, 1, 1).whole("members_logit")]))
-    found = diagnose_ensemble(varied, foreign=foreign, partitions=0, **QUICK)
-    # Half of the known images have MI of 0, half log 2, as all foreign ones: 1/2 + 1/4; by pairs, foreign ones have 0.
-    assert "AUROC of MI, other against known: 75.0 % [" in found.findings()[-1]
-    assert found.findings()[-1].endswith("the outer level also tells foreign images less well.")
+    varied = Table(members_logit=torch.cat([inside.whole("members_logit"), sure(0, 0, 1, 1).whole("members_logit")]))
+    found = diagnose_ensemble(varied, ood=ood, partitions=0, **QUICK)
+    # Half of the in-distribution images have MI of 0, half log 2, as all OOD ones: 1/2 + 1/4; pairs have 0.
+    assert "AUROC of MI, other against table: 75.0 % [" in found.findings()[-1]
+    assert found.findings()[-1].endswith("the outer level also detects OOD images less well.")
 
 
 def test_identical_members():
@@ -207,7 +210,7 @@ def test_identical_members():
         found = diagnose_ensemble(one, of="members" if "members_logit" in one else "dropout", **QUICK)
         assert found.ensembles[0].kind == "same"
         assert found.findings() == [
-            "Your members are the same model: they disagree about none of 20 images. Give members that were trained "
+            "Your members are the same model: they disagree about none of 20 images. Use members that were trained "
             "apart: with other seeds, data or architectures."
         ]
 
@@ -216,7 +219,7 @@ def test_certain_members_that_agree():
     found = diagnose_ensemble(sure(1, 1, 1, 1), **QUICK)
     assert found.ensembles[0].kind == "same"
     assert found.ensembles[0].levels[0].share.value == 0.0  # nothing of nothing
-    assert json.dumps(found.to_json(), allow_nan=False)
+    assert json.dumps(found.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("members", [2, 3, 5])
@@ -225,14 +228,14 @@ def test_too_few_members_to_tell(members):
     assert (found.ensembles[0].kind, len(found.ensembles[0].levels)) == ("unknown", 1)
     assert found.verdict == (
         f"{members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot be seen. "
-        f"Give at least 4, of an even number."
+        f"Give at least 4, an even number."
     )
     assert found.findings()[1].startswith("Of all uncertainty, ")
 
 
 def test_a_summary_without_sub_ensembles():
     found = diagnose_ensemble(summed_up(drawn(), between=False), of="dropout", **QUICK)
-    assert 'Keep the members\' logits (keep="logits") to cut them into some.' in found.verdict
+    assert 'Keep the members\' logits (keep="logits") to split them.' in found.verdict
 
 
 def test_a_partial_fall():
@@ -243,7 +246,7 @@ def test_a_partial_fall():
     found = diagnose_ensemble(Table(members_logit=logits), partitions=0, **QUICK).ensembles[0]
     assert found.levels[1].fall.value == pytest.approx(1.5, rel=0.05)
     assert found.kind == "partial"
-    assert found.to_json()["findings"][0] == (
+    assert found.findings()[0] == (
         "MI falls 1.5x from 1 to 2, less than averaging would make it (averaging alone explains 3.0x): pairs keep "
         "differences of their own. Use all 4 members at once: nothing is lost there."
     )
@@ -264,23 +267,23 @@ def test_models_of_several_sizes():
     assert turned.verdict.startswith(f"Your larger models disagree more: MI grows {mi[0] / mi[2]:.1f}x from 1 to 16")
     flat = diagnose_ensemble({1: by_width[1], 2.5: by_width[1]}, **QUICK)
     assert flat.verdict.startswith("MI does not change beyond its interval from 1 to 2.5")
-    foreign = {width: table(seed=1, name="other") for width in by_width}
-    assert all(one.change for one in diagnose_ensemble(by_width, foreign=foreign, **QUICK).ensembles)
+    ood = {width: table(seed=1, name="other") for width in by_width}
+    assert all(one.change for one in diagnose_ensemble(by_width, ood=ood, **QUICK).ensembles)
 
 
 def test_models_some_of_which_are_the_same():
     found = diagnose_ensemble({1: table(), 2: sure(0, 0, 0, 0, 0, 0, n=60)}, **QUICK)
-    assert found.verdict == "Members of some of these ensembles are the same model, so that nothing can be fitted."
+    assert found.verdict == "Members of some of these ensembles are the same model, so nothing can be fitted."
 
 
 def test_text():
-    found = diagnose_ensemble(table(), foreign=table(seed=1, noise=3.0, name="other"), **QUICK)
+    found = diagnose_ensemble(table(), ood=table(seed=1, noise=3.0, name="other"), **QUICK)
     lines = str(found).split("\n")
     assert (
         lines[0]
         == "Mutual information of 'members', 6 members, 60 images of mine; 5 random partitions of each size, averaged"
     )
-    columns = "sub-ensembles MI (nats) 95% interval share fall by averaging AUROC 95% interval"
+    columns = "sub-ensembles MI (nats) share fall by averaging AUROC"
     assert " ".join(lines[1].split()) == columns
     assert lines[2].startswith(f"6 x 1          {found.ensembles[0].epistemic.value:.5f}")
     assert lines[-len(found.findings()) :] == found.findings()
@@ -291,40 +294,51 @@ def test_text():
     ("call", "error", "text"),
     [
         (lambda: diagnose_ensemble(table(m=1)), TableError,
-         r"needs at least 2 members; mine has 1\. One model cannot disagree with itself: add models, or ask one model"),
+         r"needs at least 2 members; mine has 1\. One model cannot disagree with itself: add models, or run one model"),
         (lambda: diagnose_ensemble(Table(logit=torch.zeros(3, 2)), of="views"), MissingColumnError,
          r"diagnose_ensemble\(of='views'\) needs column 'views_logit' or 'views'; table in memory has logit\. Extract"),
-        (lambda: diagnose_ensemble(table(1)), TableError, r"mine must have at least 2 rows; it has 1"),
+        (lambda: diagnose_ensemble(table(1)), TableError, r"table needs at least 2 rows; mine has 1"),
         (lambda: diagnose_ensemble(Table(members_logit=torch.zeros(3, 2))), TableError,
-         r"column 'members_logit' of known must be \(n, m, c\), logits of m members; got shape \(3, 2\)"),
+         r"column 'members_logit' of table must be \(n, m, c\), logits of m members; got shape \(3, 2\)"),
         (lambda: diagnose_ensemble(Table(members=torch.zeros(3, 2))), TableError,
-         r"column 'members' of known must be a summary \(n, 9\) of an ensemble: members, total, .*shape \(3, 2\) came"),
+         r"column 'members' of table must be a summary \(n, 9\) of an ensemble: members, total, .*got shape \(3, 2\)"),
         (lambda: diagnose_ensemble(Table(members_logit=torch.full((3, 2, 2), math.nan))), ValueRangeError,
-         r"column 'members_logit' of known"),
-        (lambda: diagnose_ensemble(table(), foreign=table(m=4, name="other")), TableError,
+         r"column 'members_logit' of table"),
+        (lambda: diagnose_ensemble(table(), ood=table(m=4, name="other")), TableError,
          r"other must come from the ensemble of mine; it has 4 members .*, mine has 6 .*\. Extract both alike\."),
-        (lambda: diagnose_ensemble(made_by("ab"), foreign=made_by("ba")), TableError,
+        (lambda: diagnose_ensemble(made_by("ab"), ood=made_by("ba")), TableError,
          r"other was made by other models than mine, or by the same in another order \(.* and .*\)\. Extract both"),
-        (lambda: diagnose_ensemble(table(m=4), foreign=Table(members_logit=torch.zeros(3, 4, 7), name="o")), TableError,
+        (lambda: diagnose_ensemble(table(m=4), ood=Table(members_logit=torch.zeros(3, 4, 7), name="o")), TableError,
          r"o must have the classes of mine, 4; got 7"),
-        (lambda: diagnose_ensemble(table(), foreign={1: table()}), TableError, r"foreign must be one table where the"),
+        (lambda: diagnose_ensemble(table(), ood={1: table()}), TableError, r"ood must be one table where"),
         (lambda: diagnose_ensemble({1: table()}), TableError,
          r"must be two or more, with positive numbers as keys; got 1"),
         (lambda: diagnose_ensemble({"a": table(), "b": table()}), TableError,
          r"positive numbers as keys; got 'a', 'b'"),
         (lambda: diagnose_ensemble({0: table(), 1: table()}), TableError, r"positive numbers as keys; got 0, 1"),
-        (lambda: diagnose_ensemble({1: table(), 2: table()}, foreign=table()), TableError,
-         r"foreign must have a table for each size of the models, 1, 2; got one table"),
-        (lambda: diagnose_ensemble({1: table(), 2: table()}, foreign={1: table()}), TableError,
-         r"1, 2; got 1\. Foreign"),
+        (lambda: diagnose_ensemble({1: table(), 2: table()}, ood=table()), TableError,
+         r"ood must have a table for each size of the models, 1, 2; got one table"),
+        (lambda: diagnose_ensemble({1: table(), 2: table()}, ood={1: table()}), TableError,
+         r"1, 2; got 1\. Extract"),
         (lambda: diagnose_ensemble(table(), confidence=1.0), ValueRangeError,
          r"confidence in \(0, 1\).*confidence=1\.0"),
-        (lambda: diagnose_ensemble(table(), resamples=0), ValueRangeError, r"at least one resample.*resamples=0"),
-        (lambda: diagnose_ensemble(table(), partitions=-1), ValueRangeError, r"partitions=-1"),
+        (lambda: diagnose_ensemble(table(), resamples=0), ValueRangeError, r"at least 1 resample.*resamples=0"),
+        (lambda: diagnose_ensemble(table(), partitions=-1), ValueRangeError, r"partitions must not be negative"),
         (lambda: diagnose_ensemble(table(), seed=-1), ValueRangeError,
-         r"seed=-1 came\. 0\.95, 1000, 5 and 0 are usual"),
+         r"seed=-1\. 0\.95, 1000 and 0 are usual"),
     ],
 )  # fmt: skip
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_plot_shows_a_line_per_ensemble():
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 (optional)
+
+    ax = diagnose_ensemble({1: table(), 4: table(noise=0.5)}, **QUICK).plot()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["1", "4"]
+    assert (ax.get_xscale(), ax.get_yscale(), len(ax.containers)) == ("log", "log", 2)
+    assert ax.lines[0].get_xdata().tolist() == [1, 2, 3]
+    plt.close(ax.figure)

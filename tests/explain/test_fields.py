@@ -101,12 +101,10 @@ def test_a_fitted_density_score_gives_its_gaussians(covariance):
 
 def test_a_density_in_another_space_has_none():
     table = Table(feature=points(200).abs(), label=torch.arange(200) % 2)
-    with pytest.raises(ValueRangeError, match=r"space='log', nonlinearity='after' and 4 of 4 features came. Fit it"):
+    with pytest.raises(ValueRangeError, match=r"space='log', nonlinearity='after' and 4 of 4 features. Fit it"):
         Gaussians.of(Density(space="log").fit(table))
-    before = Table(feature=points(200).relu(), before=points(200), label=torch.arange(200) % 2)
-    with pytest.raises(
-        ValueRangeError, match=r"nonlinearity='before' and 4 of 4 features came. Fit it with space='z',"
-    ):
+    before = Table(feature=points(200).relu(), pre_activation=points(200), label=torch.arange(200) % 2)
+    with pytest.raises(ValueRangeError, match=r"nonlinearity='before' and 4 of 4 features. Fit it with space='z',"):
         Gaussians.of(Density(nonlinearity="before").fit(before))
     with pytest.raises(NotFittedError, match="before fit"):
         Gaussians.of(Density())

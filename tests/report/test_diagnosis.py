@@ -28,11 +28,11 @@ def table(n: int, seed: int, scale: float) -> Table:
 
 @pytest.fixture(scope="module")
 def found():
-    foreign = {EVIL: table(40, 2, 0.0), "dogs": table(30, 3, 2.0)}
+    ood = {EVIL: table(40, 2, 0.0), "dogs": table(30, 3, 2.0)}
     linear = torch.nn.Linear(5, 3)
     train = table(60, 0, 5.0)
     return diagnose(
-        table(50, 1, 5.0), foreign, train=train, density=Neighbours(k=3), classifier=linear, draws=2, resamples=30
+        table(50, 1, 5.0), ood, train=train, density=Neighbours(k=3), classifier=linear, draws=2, resamples=30
     )
 
 
@@ -41,7 +41,7 @@ def test_page(found, tmp_path: Path):
     text = page.read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []
-    assert "Why does confidence fail on 2 sets of foreign images?" in text
+    assert "Why does confidence fail on 2 OOD sets?" in text
     assert EVIL not in text
     assert "&lt;b&gt;cats&lt;/b&gt; &amp; co" in text
     assert "default-src 'none'" in text
@@ -56,10 +56,10 @@ def test_page(found, tmp_path: Path):
 def test_page_says_what_the_diagnosis_says(found, tmp_path: Path):
     words = " ".join(Reader(write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")).text)
     plain = words.replace("\N{MINUS SIGN}", "-")
-    for sentence in found.findings()["dogs"]:
+    for sentence in found.findings_by_set()["dogs"]:
         for part in sentence.split("`")[::2]:  # names of scores stand in tags of their own
             assert part in plain
-    assert found.findings()["mean"][0] in plain
+    assert found.findings_by_set()["mean"][0] in plain
     assert "50 images" in words
     assert found.fitted_on in words
 
@@ -68,7 +68,7 @@ def test_one_set_has_its_verdict_once(tmp_path: Path):
     single = diagnose(table(50, 1, 5.0), {"cats": table(40, 2, 0.0)}, density=Neighbours(k=3), resamples=20)
     text = write_diagnosis_page(single, tmp_path / "a.html").read_text(encoding="utf-8")
     assert "Why does confidence fail on cats?" in text
-    assert text.count(single.findings()["cats"][0]) == 1
+    assert text.count(single.findings_by_set()["cats"][0]) == 1
     assert text.count("<svg") == 1 + 4  # without a classifier, there are neither lengths nor cosines
 
 

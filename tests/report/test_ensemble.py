@@ -24,7 +24,7 @@ def table(seed: int, noise: float, members: int = 6, name: str = "mine") -> Tabl
 
 
 def test_page(tmp_path: Path):
-    found = diagnose_ensemble(table(0, 1.0), foreign=table(1, 3.0, name=EVIL), resamples=20)
+    found = diagnose_ensemble(table(0, 1.0), ood=table(1, 3.0, name=EVIL), resamples=20)
     text = write_ensemble_page(found, tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []

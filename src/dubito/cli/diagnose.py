@@ -1,4 +1,4 @@
-"""`dubito diagnose`: why confidence does not tell known from foreign images."""
+"""`dubito diagnose`: why confidence does not separate in-distribution from OOD images."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
@@ -8,32 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
 import dubito
 from dubito.choices import Covariance
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, facts, grid
+from dubito.cli._console import Screen
 
 if TYPE_CHECKING:
-    from dubito.explain.causes_result import Diagnosis
     from dubito.table import Table
     from dubito.types import Classifier
 
 
 def diagnose(  # noqa: PLR0913 (a command's options)
-    known: Annotated[
+    cache: Annotated[
         Path,
-        typer.Argument(metavar="KNOWN", help="A cache of test images that the model knows.", show_default=False),
+        typer.Argument(metavar="CACHE", help="A cache of in-distribution test images.", show_default=False),
     ],
     ood: Annotated[
         list[Path],
-        typer.Argument(metavar="OOD...", help="Caches of images of other things, by one model.", show_default=False),
+        typer.Argument(metavar="OOD...", help="Caches of out-of-distribution images.", show_default=False),
     ],
     *,
     train: Annotated[
         Path | None,
-        typer.Option("--train", metavar="CACHE", help="Fit the density on this; by default on half of KNOWN."),
+        typer.Option("--train", metavar="CACHE", help="Fit the density on this; by default on half of CACHE."),
     ] = None,
     covariance: Annotated[
         Covariance | None,
@@ -44,7 +42,7 @@ def diagnose(  # noqa: PLR0913 (a command's options)
         typer.Option("--model", metavar="MODEL", help="source:name of the model: adds lengths and angles of features."),
     ] = None,
     weights: Annotated[
-        str, typer.Option("--weights", metavar="PATH|none", help="Of --model: a weights file, or none for random ones.")
+        str, typer.Option("--weights", metavar="PATH|none", help="Weights of --model: a file, or none for random ones.")
     ] = "pretrained",
     draws: Annotated[int, typer.Option("--draws", min=1, metavar="N", help="Balanced sets that are drawn.")] = 5,
     resamples: Annotated[
@@ -58,7 +56,7 @@ def diagnose(  # noqa: PLR0913 (a command's options)
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Find out why a model's confidence does not tell KNOWN images from those of OOD.
+    """Find out why a model's confidence does not separate the images of CACHE from those of OOD.
 
     What saturation, extrapolation and feature overlap cost in points of AUROC, and what to do about each.
     """
@@ -66,30 +64,30 @@ def diagnose(  # noqa: PLR0913 (a command's options)
     with screen.waiting("opening the caches"):
         from dubito.explain.causes import diagnose as find
 
-        table = dubito.open(known)
-        tables = {name: _opened(path, known, "OOD") for name, path in _names(ood).items()}
-        learned = None if train is None else _opened(train, known, "--train")
+        table = dubito.open(cache)
+        tables = {name: _opened(path, cache, "OOD") for name, path in _names(ood).items()}
+        train_table = None if train is None else _opened(train, cache, "--train")
     classifier = None
     if model is not None:
         with screen.waiting(f"loading {model}"):
             classifier = _loaded(model, weights, table)
     with screen.waiting("fitting the density and scoring, with bootstrap intervals"):
-        found = find(
+        diagnosis = find(
             table,
             tables,
-            train=learned,
+            train=train_table,
             covariance=covariance,
             classifier=classifier,
             draws=draws,
             resamples=resamples,
             seed=seed,
         )
-    result = {**found.to_json(), "page": None}
-    shown = _shown(found)
+    result = {**diagnosis.to_dict(), "page": None}
+    shown: list[RenderableType] = [diagnosis]
     if html is not None:
         from dubito.report.diagnosis import write_diagnosis_page
 
-        result["page"] = str(write_diagnosis_page(found, html))
+        result["page"] = str(write_diagnosis_page(diagnosis, html))
         shown.append(f"The page with the pictures: {html}")
     screen.result(result, *shown)
 
@@ -111,12 +109,12 @@ def _loaded(name: str, weights: str, table: "Table") -> "Classifier":
     return classifier
 
 
-def _opened(path: Path, known: Path, what: str) -> "Table":
-    """A cache of the same model as the known one."""
+def _opened(path: Path, cache: Path, what: str) -> "Table":
+    """A cache of the same model as the first one."""
     from dubito.cli._scores import check_same_model
 
     table = dubito.open(path)
-    check_same_model(known, path, what)
+    check_same_model(cache, path, what)
     return table
 
 
@@ -125,17 +123,3 @@ def _names(paths: list[Path]) -> dict[str, Path]:
     short = [path.resolve().name for path in paths]
     count = Counter(short)
     return {name if count[name] == 1 else str(path): path for name, path in zip(short, paths, strict=True)}
-
-
-def _shown(found: "Diagnosis") -> list[RenderableType]:
-    header, *rows = found.lines()
-    pairs = {
-        "known": f"{found.known_rows} images scored"
-        + ("" if found.accuracy is None else f", accuracy {found.accuracy:.1%}"),
-        "density": f"{found.density}; fitted on {found.fitted_on}",
-    }
-    words = [
-        Text.assemble("\n", (f"{name}: ", "bold"), "\n".join(sentences)) for name, sentences in found.findings().items()
-    ]
-    title = "AUROC of foreign against known images, and what each cause costs, in per cent"
-    return [facts(found.known, pairs), grid(title, header, rows, numbers=len(header) - 1), *words]

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
 import dubito
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, facts, grid
+from dubito.cli._console import Screen
 
 if TYPE_CHECKING:
-    from dubito.explain.collapse_result import EnsembleDiagnosis
     from dubito.table import Table
 
 
@@ -31,14 +29,17 @@ def ensemble(  # noqa: PLR0913 (a command's options)
     of: Annotated[
         str, typer.Option("--of", metavar="NAME", help="Which ensemble: members, dropout, views, tiles_7 ...")
     ] = "members",
-    foreign: Annotated[
+    ood: Annotated[
         list[Path],
         typer.Option(
-            "--foreign", metavar="CACHE", help="Images of other things; once for each CACHE, in the same order."
+            "--ood", metavar="CACHE", help="Out-of-distribution images; once for each CACHE, in the same order."
         ),
     ] = [],  # noqa: B006 (typer copies it)
     partitions: Annotated[
-        int, typer.Option("--partitions", min=0, metavar="N", help="Random ones of each size; 0: members as they came.")
+        int,
+        typer.Option(
+            "--partitions", min=0, metavar="N", help="Random partitions of each size; 0: members in their order."
+        ),
     ] = 5,
     resamples: Annotated[
         int, typer.Option("--resamples", min=1, metavar="N", help="Of the bootstrap intervals.")
@@ -53,26 +54,26 @@ def ensemble(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Find out how much members of an ensemble disagree, alone and in sub-ensembles.
 
-    As sub-ensembles grow, they come to agree, and what members do not know is no longer seen.
+    As sub-ensembles grow, they come to agree, and what members do not know is hidden.
     """
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
-    if foreign and len(foreign) != len(caches):
+    if ood and len(ood) != len(caches):
         raise typer.BadParameter(
-            f"--foreign takes as many caches as there are members, {len(caches)}, in their order; got {len(foreign)}."
+            f"--ood takes as many caches as there are members, {len(caches)}, in their order; got {len(ood)}."
         )
     with screen.waiting("opening the caches"):
         from dubito.explain.collapse import diagnose_ensemble
 
         table = _opened(caches)
-        other = _opened(foreign) if foreign else None
+        other = _opened(ood) if ood else None
     with screen.waiting("cutting members into sub-ensembles, with bootstrap intervals"):
-        found = diagnose_ensemble(table, of=of, foreign=other, partitions=partitions, resamples=resamples, seed=seed)
-    result = {**found.to_json(), "page": None}
-    shown = _shown(found)
+        diagnosis = diagnose_ensemble(table, of=of, ood=other, partitions=partitions, resamples=resamples, seed=seed)
+    result = {**diagnosis.to_dict(), "page": None}
+    shown: list[RenderableType] = [diagnosis]
     if html is not None:
         from dubito.report.ensemble import write_ensemble_page
 
-        result["page"] = str(write_ensemble_page(found, html))
+        result["page"] = str(write_ensemble_page(diagnosis, html))
         shown.append(f"The page with the pictures: {html}")
     screen.result(result, *shown)
 
@@ -85,11 +86,3 @@ def _opened(paths: list[Path]) -> "Table":
     joined: "Table" = dubito.ensemble(tables)
     joined.name = " + ".join(path.resolve().name for path in paths)
     return joined
-
-
-def _shown(found: "EnsembleDiagnosis") -> list[RenderableType]:
-    header, *rows = found.lines()
-    (one,) = found.ensembles
-    pairs = {"images": str(one.rows), "members": f"{one.members} ({found.of})", "sub-ensembles": one.order}
-    words = Text("\n" + "\n".join(found.findings()))
-    return [facts(one.name, pairs), grid("Mutual information", header, rows, numbers=len(header) - 1), words]

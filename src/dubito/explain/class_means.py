@@ -108,7 +108,7 @@ def _check_table(layer: Layer, table: Table, name: str) -> None:
 def _known(label: Int[Tensor, "n"], classes: int, table: Table) -> Int[Tensor, "n"]:
     if bool(((label < 0) | (label >= classes)).any()):
         raise TableError(
-            f"structure: labels of {table.name} must be 0 to {classes - 1}; {int(label.min())} to {int(label.max())} "
-            f"came. Leave out rows without a class of the model."
+            f"structure: labels of {table.name} must be 0 to {classes - 1}; got {int(label.min())} to "
+            f"{int(label.max())}. Leave out rows without a class of the model."
         )
     return label

@@ -46,8 +46,8 @@ class Gaussians:
             )
         if len(self.covariance) not in (1, len(self.mean)):
             raise ValueRangeError(
-                f"Gaussians: there must be one covariance, or one for each of the {len(self.mean)} means; "
-                f"{len(self.covariance)} came."
+                f"Gaussians: there must be one covariance, or one for each of the {len(self.mean)} means; got "
+                f"{len(self.covariance)}. Give (k, d, d) or (1, d, d)."
             )
         if bool(self._factor.isnan().any()):
             raise ValueRangeError(
@@ -61,9 +61,9 @@ class Gaussians:
         k, d = density.means_.shape
         if density.space != "z" or d != density.width_ or density.nonlinearity != "after":
             raise ValueRangeError(
-                f"Gaussians.of: the density must be fitted on z itself, with all features; space='{density.space}', "
-                f"nonlinearity='{density.nonlinearity}' and {d} of {density.width_} features came. Fit it with "
-                f"space='z', nonlinearity='after' and neurons=None."
+                f"Gaussians.of: the density must be fitted on z itself, with all features; got "
+                f"space='{density.space}', nonlinearity='{density.nonlinearity}' and {d} of {density.width_} "
+                f"features. Fit it with space='z', nonlinearity='after' and neurons=None."
             )
         covariance = density.mixture.covariances()
         kept = density.weights_ > 0

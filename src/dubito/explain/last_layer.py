@@ -52,8 +52,8 @@ def last_layer(of: Classifier | nn.Linear | Tensor | tuple[Tensor, Tensor | None
         name, (weight, bias) = of.name, _head(of)
     if weight.dim() != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueRangeError(
-            f"last layer of {name}: weight must be (classes, features) and bias (classes); {tuple(weight.shape)} and "
-            f"{None if bias is None else tuple(bias.shape)} came. torch.nn.Linear keeps them like that."
+            f"last layer of {name}: weight must be (classes, features) and bias (classes); got {tuple(weight.shape)} "
+            f"and {None if bias is None else tuple(bias.shape)}. torch.nn.Linear keeps them like that."
         )
     weight = finite(weight.detach().double().cpu(), f"weight of {name}")
     bias = weight.new_zeros(len(weight)) if bias is None else finite(bias.detach().double().cpu(), f"bias of {name}")

@@ -1,4 +1,4 @@
-"""The page of a diagnosis: the table, the causes as bars, and the scores of known and foreign images as histograms.
+"""The page of a diagnosis: a table, the causes as bars, and histograms of scores in and out of distribution.
 
 One self-contained file: styles and drawings are inside, nothing is loaded, and there is no script.
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dubito.explain.causes_result import SCORES, Causes, Diagnosis
+from dubito.explain.causes import SCORES, Causes, Diagnosis, Estimate, points
 from dubito.report._document import top, write_document
 from dubito.report._drawings import bars, histogram
 
 _HEAD = {
     "A": "max probability",
     "B": "entropy",
-    "C": "scaled_entropy",
+    "C": "scaled entropy",
     "D": "density",
     "cause 1": "saturation, C \N{MINUS SIGN} B",
     "cause 2": "extrapolation, D \N{MINUS SIGN} C",
@@ -35,15 +35,15 @@ _PICTURES = {
 _ABOUT = {
     "A, max probability": "Minus the probability of the predicted class.",
     "B, entropy": "Of the predicted probabilities: what the causes explain is all that it misses, 1 \N{MINUS SIGN} B.",
-    "C, cool": "The entropy of 0.1 x logits, where nothing is saturated.",
+    "C, scaled entropy": "The entropy of 0.1 x logits, where nothing is saturated.",
     "D, density": "How far the feature lies from those of training images, by a mixture of Gaussians.",
     "saturation": "Probabilities so close to 1 that their order is lost. Cured by C.",
-    "extrapolation": "The softmax is sure away from the training features, or doubts known images that are ambiguous. "
-    "Cured by D.",
-    "feature overlap": "Foreign images have the features of known ones. No score on these features cures it; and where "
-    "the density is poor, this part is overstated.",
-    "AUROC": "The chance that a foreign image is more uncertain than a known one: 50 % is guessing. Sets are "
-    "balanced, with as many foreign images as known ones.",
+    "extrapolation": "The softmax is sure away from the training features, or unsure of ambiguous in-distribution "
+    "images. Cured by D.",
+    "feature overlap": "OOD images have the features of in-distribution ones. No score on these features cures it; and "
+    "where the density is poor, this part is overstated.",
+    "AUROC": "The chance that an OOD image is more uncertain than an in-distribution one: 50 % is guessing. Sets are "
+    "balanced, with as many OOD images as in-distribution ones.",
 }
 
 _CODE = re.compile(r"`([a-z_]+)`")
@@ -52,8 +52,8 @@ _CODE = re.compile(r"`([a-z_]+)`")
 def write_diagnosis_page(found: Diagnosis, to: str | Path) -> Path:
     """Write the page of a diagnosis and return its path."""
     names = list(found.by_set)
-    title = f"Why does confidence fail on {names[0] if len(names) == 1 else f'{len(names)} sets of foreign images'}?"
-    words = found.findings()
+    title = f"Why does confidence fail on {names[0] if len(names) == 1 else f'{len(names)} OOD sets'}?"
+    words = found.findings_by_set()
     parts = [
         _header(found, title, next(reversed(words.values()))[0]),
         *(f'<p class="note">{escape(note)}</p>' for note in found.notes),
@@ -67,7 +67,7 @@ def write_diagnosis_page(found: Diagnosis, to: str | Path) -> Path:
 
 def _header(found: Diagnosis, title: str, verdict: str) -> str:
     facts = [
-        f"known: {found.known}, {found.known_rows:,} images",
+        f"in-distribution: {found.in_distribution}, {found.rows:,} images",
         *([] if found.accuracy is None else [f"accuracy {found.accuracy:.1%}"]),
         f"{found.classes:,} classes",
         f"density fitted on {found.fitted_on}",
@@ -86,25 +86,28 @@ def _table(found: Diagnosis) -> str:
         for place, (name, what) in enumerate(_HEAD.items())
     )
     return f"""<section class="part">
-<h2>AUROC of foreign against known images, and what each cause costs, in per cent</h2>
+<h2>AUROC of OOD against in-distribution images, and what each cause costs, in per cent</h2>
 <p class="fine">Means over {found.draws} balanced draws, the {found.confidence:.0%} bootstrap interval, and the standard
 deviation over draws. The three causes add up to what the entropy misses. A cause is coloured where it is the largest,
 beyond the interval.</p>
-<div class="wide"><table class="results"><thead><tr><th scope="col">foreign images</th>{header}</tr></thead>
+<div class="wide"><table class="results"><thead><tr><th scope="col">OOD images</th>{header}</tr></thead>
 <tbody>{"".join(_rows(found))}</tbody></table></div>
 </section>"""
 
 
 def _rows(found: Diagnosis) -> Iterator[str]:
-    for causes, (name, *cells) in zip(found.all, found.lines()[1:], strict=True):
-        keys = [*causes.auroc, *causes.causes]
-        shown = []
-        for place, (key, cell) in enumerate(zip(keys, cells, strict=True)):
-            value, *small = _minus(cell).split("\n")
-            lines = "".join(f"<small>{escape(line)}</small>" for line in small)
-            largest = key == causes.dominant
-            shown.append(f"<td{_first(place, largest)}><b>{escape(value)}</b>{lines}</td>")
-        yield f"<tr><th scope='row'>{escape(name.partition(chr(10))[0])}</th>{''.join(shown)}</tr>"
+    for causes in found.all:
+        cells = [
+            f"<td{_first(place, key == causes.dominant)}>{_cell(value)}</td>"
+            for place, (key, value) in enumerate({**causes.auroc, **causes.causes}.items())
+        ]
+        yield f"<tr><th scope='row'>{escape(causes.name)}</th>{''.join(cells)}</tr>"
+
+
+def _cell(value: Estimate) -> str:
+    small = (f"[{points(value.low)}, {points(value.high)}]", f"±{100 * value.spread:.2f}")
+    lines = "".join(f"<small>{_minus(line)}</small>" for line in small)
+    return f"<b>{_minus(points(value.value))}</b>{lines}"
 
 
 def _first(place: int, largest: bool = False) -> str:
@@ -136,14 +139,14 @@ def _bars(causes: Causes, span: tuple[float, float]) -> str:
 
 def _set(found: Diagnosis, name: str, words: list[str]) -> str:
     causes = found.by_set[name]
-    drawn = "".join(_histograms(found.inside, found.outside[name], causes))
+    drawn = "".join(_histograms(found.scores, found.ood_scores[name], causes))
     told = words if len(found.by_set) > 1 else words[1:]  # of a single set, the verdict stands at the top
     listed = "".join(f"<li>{_marked(sentence)}</li>" for sentence in told)
     return f"""<section class="part">
-<h2>{escape(name)} against {escape(found.known)}</h2>
+<h2>{escape(name)} against {escape(found.in_distribution)}</h2>
 <p class="fine">Further to the right is more uncertain in A to D. Where the two hills lie on each other, a score cannot
 tell them apart. The outermost half per cent is in the last bars.</p>
-<p class="key"><span class="known">{escape(found.known)}</span><span class="foreign">{escape(name)}</span></p>
+<p class="key"><span class="known">{escape(found.in_distribution)}</span><span class="foreign">{escape(name)}</span></p>
 <div class="pictures">{drawn}</div>
 <ul class="words">{listed}</ul>
 </section>"""

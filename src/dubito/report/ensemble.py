@@ -6,7 +6,7 @@ One self-contained file: styles and drawings are inside, nothing is loaded, and 
 from html import escape
 from pathlib import Path
 
-from dubito.explain.collapse_result import Collapse, EnsembleDiagnosis
+from dubito.explain.collapse import Collapse, EnsembleDiagnosis
 from dubito.report._document import top, write_document
 from dubito.report._drawings import histogram
 from dubito.report._falls import fall
@@ -19,7 +19,7 @@ _ABOUT = {
     "share": "MI divided by all uncertainty, the entropy of the mean over all members.",
     "by averaging": "What would be left of MI if members were alike and differed little: averaging alone makes "
     "sub-ensembles agree.",
-    "AUROC": "The chance that MI of a foreign image is above that of a known one: 50 % is guessing.",
+    "AUROC": "The chance that MI of an OOD image is above that of an in-distribution one: 50 % is guessing.",
 }
 
 
@@ -34,8 +34,8 @@ def _header(found: EnsembleDiagnosis, title: str) -> str:
     first = found.ensembles[0]
     sizes = "" if len(found.ensembles) == 1 else f", {len(found.ensembles)} sizes of models"
     facts = [f"{first.name}, {first.rows:,} images", f"{first.members} {found.of}{sizes}", first.order]
-    if first.foreign:
-        facts.append(f"foreign: {first.foreign}")
+    if first.ood:
+        facts.append(f"OOD: {first.ood}")
     lead = (
         "What members of an ensemble disagree about is what they do not know. Put together into sub-ensembles, they "
         "seem to agree: nothing has been learned by that."
@@ -81,12 +81,12 @@ def _fall_of(one: Collapse) -> str:
 
 
 def _set(one: Collapse) -> str:
-    """MI of known and foreign images, by size of sub-ensembles."""
-    if one.foreign is None:
+    """MI of in-distribution and OOD images, by size of sub-ensembles."""
+    if one.ood is None:
         return ""
     drawn = "".join(
         _figure(
-            histogram(one.inside[level.size].numpy(), one.outside[level.size].numpy(), log=True),
+            histogram(one.scores[level.size].numpy(), one.ood_scores[level.size].numpy(), log=True),
             str(level),
             "" if level.auroc is None else f"AUROC {100 * level.auroc.value:.1f} %",
         )
@@ -94,10 +94,10 @@ def _set(one: Collapse) -> str:
     )
     of = "" if one.key is None else f", models of {one.key:g}"
     return f"""<section class="part">
-<h2>{escape(one.foreign)} against {escape(one.name)}{escape(of)}</h2>
+<h2>{escape(one.ood)} against {escape(one.name)}{escape(of)}</h2>
 <p class="fine">Mutual information of every image, in nats, on a logarithmic axis. Further to the right, members
 disagree more.</p>
-<p class="key"><span class="known">{escape(one.name)}</span><span class="foreign">{escape(one.foreign)}</span></p>
+<p class="key"><span class="known">{escape(one.name)}</span><span class="foreign">{escape(one.ood)}</span></p>
 <div class="pictures">{drawn}</div>
 </section>"""
 

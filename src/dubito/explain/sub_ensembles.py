@@ -1,0 +1,165 @@
+"""The mutual information of a table's ensemble, for every way to split its members into sub-ensembles of equal size.
+
+From the members' logits (column NAME_logit), for any partition: random ones, averaged, or neighbours in their stored
+order. Or from what the extraction summed up (NAME and NAME_between), which knows neighbours only.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from dubito.errors import MissingColumnError, TableError
+from dubito.explain.causes import short_name
+from dubito.metrics import SUMMARY, decompose, partitioned, sub_ensembles
+from dubito.table import Table, asked_otherwise
+from dubito.types import finite
+from dubito.validate import check_rows
+
+BY = "diagnose_ensemble"
+_NEIGHBOURS = "neighbours, in their stored order"
+_NUMBERS_AT_ONCE = 2**22
+"""Probabilities in memory: a few copies of 32 MB."""
+
+
+@final
+@dataclass(frozen=True)
+class Partitioned:
+    """An ensemble's uncertainties by row, in nats.
+
+    Attributes:
+        name: The name of the table.
+        members: The number of members, m.
+        partitions: As (how many sub-ensembles, of which size); the first is into single members.
+        order: How members were put together, in words.
+        total: H of the mean.
+        aleatoric: The mean of the members' H.
+        between: I[Y; K] by size: one or several partitions (n, r) each.
+        model_id: Which models made the table, in which order; None where that is not known.
+        classes: The number of classes, where logits are there.
+    """
+
+    name: str
+    members: int
+    partitions: tuple[tuple[int, int], ...]
+    order: str
+    total: Float64[Tensor, "n"]
+    aleatoric: Float64[Tensor, "n"]
+    between: tuple[Float64[Tensor, "n _"], ...]
+    model_id: str | None = None
+    classes: int | None = None
+
+    @property
+    def epistemic(self) -> Float64[Tensor, "n"]:
+        """I[Y; M], of single members."""
+        return self.between[0][:, 0]
+
+    @property
+    def first(self) -> dict[int, Float64[Tensor, "n"]]:
+        """By size of sub-ensembles, MI of every row in the first partition."""
+        return {size: values[:, 0] for (_, size), values in zip(self.partitions, self.between, strict=True)}
+
+
+def partition(table: Table, of: str, *, partitions: int, seed: int, default_name: str = "table") -> Partitioned:
+    """The ensemble called `of`: from its logits where they are there, else from its summary."""
+    check_rows(table, by=BY, least=2, what=default_name)
+    # `dubito.ensemble` names a table after all its members, which is too long for a sentence.
+    name = default_name if table.name.startswith("ensemble of ") else short_name(table, default_name)
+    if f"{of}_logit" in table:
+        return _from_logits(table, of, name, partitions, seed)
+    if of in table:
+        return _from_summary(table, of, name)
+    raise MissingColumnError(
+        f"{BY}(of='{of}') needs column '{of}_logit' or '{of}'; {table.name} has "
+        f"{', '.join(table.columns) or 'no columns'}. Extract with a probe of several members, or join the tables of "
+        f"several models with dubito.ensemble."
+    )
+
+
+def check_same_ensemble(table: Table, ood: Table, of: str, inside: Partitioned, outside: Partitioned) -> None:
+    """Raise TableError for tables of different ensembles, or where one is summed up and the other is not."""
+    if (inside.members, inside.partitions, inside.order) != (outside.members, outside.partitions, outside.order):
+        raise TableError(
+            f"{BY}: {outside.name} must come from the ensemble of {inside.name}; it has {outside.members} members "
+            f"({outside.order}), {inside.name} has {inside.members} ({inside.order}). Extract both alike."
+        )
+    if None not in (inside.classes, outside.classes) and inside.classes != outside.classes:
+        raise TableError(
+            f"{BY}: {outside.name} must have the classes of {inside.name}, {inside.classes}; got {outside.classes}. "
+            f"Members of one ensemble share their classes, in one order."
+        )
+    if None not in (inside.model_id, outside.model_id) and inside.model_id != outside.model_id:
+        raise TableError(
+            f"{BY}: {outside.name} was made by other models than {inside.name}, or by the same in another order "
+            f"({outside.model_id} and {inside.model_id}). Extract both with the same members, joined in one order."
+        )
+    if differing := asked_otherwise(ood, table, of):
+        raise TableError(
+            f"{BY}: '{of}' of {ood.name} and of {table.name} must have the same members and settings; they differ in "
+            f"{differing}. Extract both alike."
+        )
+
+
+def _from_logits(table: Table, of: str, name: str, partitions: int, seed: int) -> Partitioned:
+    column = f"{of}_logit"
+    if len(table.shape(column)) != 3:
+        raise TableError(
+            f"{BY}: column '{column}' of {name} must be (n, m, c), logits of m members; got shape "
+            f"{table.shape(column)}. Stack members along the second axis."
+        )
+    _, members, classes = table.shape(column)
+    sizes = _sizes(members, name)
+    orders = _orders(members, partitions, seed)
+    parts = []
+    for batch in table.batches(column, size=max(1, _NUMBERS_AT_ONCE // (members * classes))):
+        logits = finite(batch.whole(column).double(), f"column '{column}' of {name}")
+        parts.append(_decomposed(logits.movedim(1, 0).softmax(-1), sizes, orders))
+    total, aleatoric, *between = (torch.cat(values) for values in zip(*parts, strict=True))
+    order = f"{partitions} random partitions of each size, averaged" if partitions else _NEIGHBOURS
+    return Partitioned(name, members, sizes, order, total, aleatoric, tuple(between), table.model_id, classes)
+
+
+def _decomposed(p: Float64[Tensor, "m n c"], sizes: tuple[tuple[int, int], ...], orders: list[Tensor]) -> list[Tensor]:
+    """Total, aleatoric, and I[Y; K] of every size, with one column for each order of the members."""
+    whole = decompose(p)
+    between = [
+        torch.stack([decompose(partitioned(p[order], size).mean(1)).epistemic for order in orders], 1)
+        for _, size in sizes[1:]
+    ]
+    return [whole.total, whole.aleatoric, whole.epistemic[:, None], *between]
+
+
+def _orders(members: int, partitions: int, seed: int) -> list[Tensor]:
+    """Random orders of the members, or the stored one; the same for all sizes, which are compared."""
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randperm(members, generator=draw) for _ in range(partitions)] or [torch.arange(members)]
+
+
+def _from_summary(table: Table, of: str, name: str) -> Partitioned:
+    if table.shape(of)[1:] != (len(SUMMARY),):
+        raise TableError(
+            f"{BY}: column '{of}' of {name} must be a summary (n, {len(SUMMARY)}) of an ensemble: "
+            f"{', '.join(SUMMARY)}; got shape {table.shape(of)}. Extract it with a probe of members."
+        )
+    summary = finite(table.whole(of).double(), f"column '{of}' of {name}")
+    field = {key: summary[:, place] for place, key in enumerate(SUMMARY)}
+    members = int(field["members"][0])
+    sizes = _sizes(members, name)
+    between: tuple[Tensor, ...] = (field["epistemic"][:, None],)
+    if f"{of}_between" in table and table.shape(f"{of}_between")[1] == len(sizes) - 1:
+        columns = finite(table.whole(f"{of}_between").double(), f"column '{of}_between' of {name}")
+        between += tuple(column[:, None] for column in columns.unbind(1))
+    else:
+        sizes = sizes[:1]
+    return Partitioned(name, members, sizes, _NEIGHBOURS, field["total"], field["aleatoric"], between, table.model_id)
+
+
+def _sizes(members: int, name: str) -> tuple[tuple[int, int], ...]:
+    if members < 2:
+        raise TableError(
+            f"{BY} needs at least 2 members; {name} has {members}. One model cannot disagree with itself: add models, "
+            f"or run one model several times (tiles, dropout, views, masks)."
+        )
+    return sub_ensembles(members)
