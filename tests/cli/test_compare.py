@@ -16,7 +16,7 @@ def ood(run: Run, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder / "strange"
 
 
-def test_scores_are_ranked_by_errors_and_foreign_images(run: Run, labelled: Path, ood: Path) -> None:
+def test_scores_are_ranked_by_errors_and_ood_images(run: Run, labelled: Path, ood: Path) -> None:
     found = run("compare", labelled, "--ood", ood, "--resamples", 20, "--json").json
     assert [one["about"] for one in found["questions"]] == ["errors", "errors", "strange"]
     assert {"entropy", "energy", "margin"} <= set(found["questions"][0]["scores"])
@@ -28,7 +28,7 @@ def test_the_table_and_the_sentences_are_shown(run: Run, labelled: Path) -> None
     assert answer.code == 0, answer.err
     for text in ("12 images, 2 scores", "gap to best", "µs / image", "entropy", "energy"):
         assert text in answer.out
-    assert "on these 12 images (4 wrong answers)" in answer.out
+    assert "on these 12 images (4 wrong predictions)" in answer.out
 
 
 def test_scores_that_learn_take_train(run: Run, labelled: Path, ood: Path) -> None:
@@ -40,7 +40,7 @@ def test_scores_that_learn_take_train(run: Run, labelled: Path, ood: Path) -> No
     assert "that the model knows: --train CACHE." in answer.err
 
 
-def test_without_labels_and_foreign_images_there_is_nothing_to_compare(run: Run, cache: Path) -> None:
+def test_without_labels_and_ood_images_there_is_nothing_to_compare(run: Run, cache: Path) -> None:
     answer = run("compare", cache)
     assert answer.code == 1
-    assert "Extract it with labels, or give foreign images." in answer.err
+    assert "Extract it with labels, or give OOD images." in answer.err

@@ -8,8 +8,6 @@ import torch
 import dubito
 from dubito import Table, compare
 from dubito.errors import DubitoWarning, NotFittedError, TableError, ValueRangeError
-from dubito.evaluate._comparison_given import given_scores, named_tables
-from dubito.evaluate._comparison_words import question_words
 from dubito.metrics import aurc, auroc, correct, interval
 from dubito.scores.possible import possible_scores
 from dubito.table import Provenance
@@ -17,7 +15,7 @@ from dubito.validate import check_bootstrap
 
 
 def images(n: int, seed: int = 0, *, shift: float = 0.0, **more) -> Table:
-    """Four classes in eight features; logits are noisy, and foreign features lie elsewhere."""
+    """Four classes in eight features; logits are noisy, and OOD features lie elsewhere."""
     draw = torch.Generator().manual_seed(seed)
     label = torch.randint(4, (n,), generator=draw)
     z = 2 * torch.eye(4, 8)[label] + torch.randn(n, 8, generator=draw) + shift
@@ -31,7 +29,7 @@ class Planted(dubito.Entropy):
     name = "planted"
     needs = ("truth",)
 
-    def rows(self, batch):
+    def score_batch(self, batch):
         return batch.whole("truth")
 
 
@@ -53,7 +51,7 @@ def test_values_are_those_of_the_metrics():
     assert found["error_auroc"].scores["entropy"].value == pytest.approx(alone, abs=0.01)
 
 
-def test_the_one_that_knows_is_told_to_be_better_and_the_rest_is_noise():
+def test_the_one_that_knows_is_better_and_the_rest_is_noise():
     table = with_truth(images(300), 0.3)
     scores = {"entropy": dubito.Entropy(), "planted": Planted(), "margin": dubito.Margin()}
     found = compare(table, scores=scores, resamples=300)
@@ -74,7 +72,7 @@ def test_noise_is_called_noise_and_the_cheapest_of_equals_is_chosen():
     found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6)
     assert found.choice == "margin"
     assert found.findings()[-1] == (
-        "margin is the cheapest (0.0 µs an image) of those that could be the best on all questions."
+        "margin is the cheapest (0.0 µs per image) of those that could be the best on all questions."
     )
 
 
@@ -87,26 +85,26 @@ def test_aurc_is_better_when_lower():
     )
 
 
-def test_foreign_sets_are_questions_of_their_own():
+def test_ood_sets_are_questions_of_their_own():
     table, train = images(150), images(150, 1)
-    foreign = {"near": images(100, 2), "far": images(100, 3, shift=4.0)}
-    found = compare(table, foreign, train=train, resamples=100)
+    ood = {"near": images(100, 2), "far": images(100, 3, shift=4.0)}
+    found = compare(table, ood, train=train, resamples=100)
     assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC near", "OOD AUROC far"]
     far = found["far"]
     assert far.scores["mahalanobis"].value.value > 0.99
     assert "mahalanobis" in far.leading
     assert "entropy" not in far.leading
     assert (far.images, far.positives) == (250, 100)
-    u = torch.cat([dubito.Entropy().score(table), dubito.Entropy().score(foreign["far"])])
+    u = torch.cat([dubito.Entropy().score(table), dubito.Entropy().score(ood["far"])])
     assert far.scores["entropy"].value.value == auroc(u, torch.arange(250) >= 150)
-    assert "(100 of them foreign)" in " ".join(found.findings())
+    assert "(100 of them OOD)" in " ".join(found.findings())
 
 
-def test_only_foreign_images_are_needed():
+def test_only_ood_images_are_needed():
     table = images(60).select("feature", "logit")
     found = compare(table, images(40, 3, shift=4.0), resamples=50)
     assert [one.title for one in found.questions] == ["OOD AUROC set 3"]
-    assert any("nothing is known of errors" in sentence for sentence in found.findings())
+    assert any("its errors are unknown" in sentence for sentence in found.findings())
 
 
 def test_all_possible_scores_are_taken_and_the_others_have_reasons():
@@ -142,31 +140,31 @@ def test_sentences_name_what_was_left_out_once():
 
 def test_json_is_plain():
     found = compare(images(60), scores={"entropy": dubito.Entropy()}, resamples=20)
-    plain = json.loads(json.dumps(found.to_json()))
+    plain = json.loads(found.to_json())
     assert plain["choice"] == "entropy"
     assert plain["questions"][0]["scores"]["entropy"]["rank"] == 1
-    assert "there was nothing to compare it with" in plain["findings"][0]
+    assert "there is no other score to compare" in plain["findings"][0]
 
 
 def test_few_errors_are_mentioned():
     logit = torch.tensor([[3.0, 0.0]]).repeat(40, 1) + torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
     table = Table(logit=logit, label=[1] * 12 + [0] * 28)
     said = compare(table, scores={"entropy": dubito.Entropy(), "energy": dubito.Energy()}, resamples=200).findings()[0]
-    assert "Only 12 images of the rarer kind are there. Differences below about 0." in said
+    assert "Only 12 images are of the rarer class. Differences below about 0." in said
 
 
 @pytest.mark.parametrize(("label", "word"), [(0, "right"), (1, "wrong")])
 def test_without_both_kinds_errors_cannot_be_ranked(label, word):
     table = Table(logit=[[2.0, 0.0]] * 5, label=[label] * 5)
-    with pytest.raises(TableError, match=f"All 5 answers are {word}, so errors cannot be ranked. Give more images"):
+    with pytest.raises(TableError, match=f"All 5 predictions are {word}, so errors cannot be ranked. Give more images"):
         compare(table)
 
 
 def test_what_cannot_be_compared_is_refused():
     table = images(20)
-    with pytest.raises(TableError, match="compare needs at least one row"):
+    with pytest.raises(TableError, match="compare: table needs at least 1 row"):
         compare(table.rows([]))
-    with pytest.raises(TableError, match="compare: ood 'set 2' must have at least one row"):
+    with pytest.raises(TableError, match="compare: ood needs at least 1 row; set 2 has 0"):
         compare(table, images(5, 2).rows([]))
     with pytest.raises(
         TableError, match=r"compare: ood tables need names of their own; got 2 with 1. Give them by name: ood="
@@ -174,15 +172,15 @@ def test_what_cannot_be_compared_is_refused():
         compare(table, [images(5, 2), images(5, 2)])
     with pytest.raises(TableError, match=r"compare: scores must be scores, .*; got list. Leave them out for all that"):
         compare.__wrapped__(table, scores={"u": [0.0] * 20})  # past the type checks of the tests
-    with pytest.raises(ValueRangeError, match=r"resamples=1, seed=0 came. 0.95, 1000 and 0 are usual"):
+    with pytest.raises(ValueRangeError, match=r"resamples=1, seed=0. 0.95, 1000 and 0 are usual"):
         compare(table, resamples=1)
     with pytest.raises(TableError, match="no score can be computed from table in memory"):
         compare(Table(label=[0, 1]))
-    with pytest.raises(ValueRangeError, match=r"there is no question 'x'. Asked were error AUROC, AURC"):
+    with pytest.raises(ValueRangeError, match=r"there is no question 'x'. It has error AUROC, AURC"):
         compare(table, scores={"entropy": dubito.Entropy()}, resamples=20)["x"]
 
 
-def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_was_asked_for():
+def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_was_named():
     table, train = images(60), images(60, 1)
     feature = table.feature.clone()
     feature[3] = float("nan")
@@ -192,8 +190,8 @@ def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_wa
     assert "features must be finite and not all zero; row 3 of the batch is not" in found.left_out["neighbours"]
     odd = images(60, 2)
     odd.feature[3] = float("nan")
-    foreign = compare(table, {"odd": odd}, train=train, resamples=20)
-    assert "neighbours" in foreign.left_out
+    ood = compare(table, {"odd": odd}, train=train, resamples=20)
+    assert "neighbours" in ood.left_out
     asked = {"entropy": dubito.Entropy(), "neighbours": dubito.Neighbours().fit(train)}
     with pytest.raises(ValueRangeError, match="features must be finite"):
         compare(table.extended(feature=feature), scores=asked, resamples=20)
@@ -206,39 +204,39 @@ def test_tables_of_another_width_and_paths_are_refused():
     with pytest.raises(
         TableError, match=r'compare: ood must be a table; the path "cache/x" came. Open it: dubito.open'
     ):
-        named_tables("cache/x")
+        compare.__wrapped__(table, "cache/x")
 
 
-def test_what_is_no_table_score_or_setting_is_told():
+def test_what_is_no_table_score_or_setting_is_refused():
     with pytest.raises(TableError, match=r'compare: table must be a table; the path "cache/x" came'):
         compare.__wrapped__("cache/x")  # past the type checks of the tests
     with pytest.raises(TableError, match=r'compare: train must be a table; the path "cache/x" came. Open it: dubi'):
         compare.__wrapped__(images(20), train="cache/x")
     with pytest.raises(NotFittedError, match=r"density.score was called before fit"):
-        given_scores(["entropy", "density"])
-    assert list(given_scores(["entropy", dubito.Margin()]).scores) == ["entropy", "margin"]
+        compare(images(20), scores=["entropy", "density"])
+    assert set(compare(images(60), scores=["entropy", dubito.Margin()], resamples=20).costs) == {"entropy", "margin"}
     for asked in ((95, 100, 0), ("0.9", 100, 0), (0.9, 1, 0), (0.9, 10.5, 0), (0.9, 100, -1), (0.9, 100, "x")):
         with pytest.raises(ValueRangeError, match=rf"compare needs .*, resamples={asked[1]}, seed={asked[2]}\."):
             check_bootstrap(by="compare", confidence=asked[0], resamples=asked[1], seed=asked[2], least=2)
 
 
-def test_with_a_handful_of_foreign_images_nobody_is_told_to_be_behind():
+def test_with_a_handful_of_ood_images_no_gap_counts():
     scores = {"density": dubito.Density().fit(images(200, 7)), "entropy": dubito.Entropy()}
     few, more = (
         compare(images(100), {"far": images(n, 3, shift=5.0)}, scores=scores, resamples=50)["far"] for n in (9, 10)
     )
     assert few.scores["entropy"].gap_to_best.surely  # as far as the bootstrap of nine can tell
     assert few.leading == ["density", "entropy"]
-    assert "Only 9 images of the rarer kind are there: too few to tell any scores apart." in question_words(few)
+    assert "Only 9 images are of the rarer class: too few to tell any scores apart." in few.finding()
     assert more.leading == ["density"]
 
 
-def test_foreign_images_may_be_called_errors():
+def test_ood_images_may_be_called_errors():
     found = compare(
         images(60), {"errors": images(40, 3, shift=4.0)}, scores={"entropy": dubito.Entropy()}, resamples=20
     )
     assert [one.title for one in found.questions] == ["error AUROC", "AURC", "OOD AUROC errors"]
-    assert "(40 of them foreign)" in found.findings()[2]
+    assert "(40 of them OOD)" in found.findings()[2]
 
 
 def test_a_score_of_one_pass_is_cheaper_than_one_of_many():
@@ -248,37 +246,39 @@ def test_a_score_of_one_pass_is_cheaper_than_one_of_many():
     assert found.choice == "entropy"
 
 
-def test_another_model_is_refused_and_shared_images_are_told():
+def test_another_model_is_refused_and_shared_images_are_reported():
     table, other = (images(20, seed, provenance=Provenance(weights=str(seed))) for seed in (0, 1))
     with pytest.raises(TableError, match=r"train \(set 1\) and set 0 must come from one model with one transform"):
         compare(table, train=other)
     ids = [str(i) for i in range(20)]
     entropy = {"entropy": dubito.Entropy()}
-    told = r"20 images of set 0 are also in train \(such as '0'\): scores that learn know them already, and look better"
+    told = r"at least 20 of the 20 images of set 0 are also in train \(set 0\) \(such as '0'\)\. Scores that learn know"
     with pytest.warns(DubitoWarning, match=told):
         compare(images(20, id=ids), train=images(20, id=ids), scores=entropy, resamples=20)
     # Other images of the same names, as two arrays have them, are no reason to warn.
     compare(images(20, id=ids), train=images(20, 1, id=ids), scores=entropy, resamples=20)
 
 
-def test_shared_images_are_told_whatever_they_are_called_and_in_whatever_batches_they_were_extracted():
+def test_shared_images_are_reported_whatever_they_are_called_and_in_whatever_batches_they_were_extracted():
     entropy = {"entropy": dubito.Entropy()}
     table = images(20, id=[f"tench/{i}.jpg" for i in range(20)])
     noise = 1 + 1e-6 * torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     feature = torch.cat([images(15, 1).feature, table.feature[:5] * noise])
     train = images(20, 1, id=[f"{i}.jpg" for i in range(20)]).extended(feature=feature)
     with pytest.warns(
-        DubitoWarning, match=r"5 images of set 0 .* train \(such as 'tench/0.jpg', there '15.jpg'\): sco"
+        DubitoWarning, match=r"5 of the 20 images of set 0 .* train .* \(such as 'tench/0.jpg', there '15.jpg'\)\. Sco"
     ):
         compare(table, train=train, scores=entropy, resamples=20)
     nameless = Table(logit=train.logit, feature=feature)
-    with pytest.warns(DubitoWarning, match=r"5 images of set 0 are also in train \(such as 'tench/0.jpg'\): scores"):
+    with pytest.warns(
+        DubitoWarning, match=r"5 of the 20 images of set 0 are also in train .* \(such as 'tench/0.jpg'\)\. Scores"
+    ):
         compare(table, train=nameless, scores=entropy, resamples=20)
 
 
-def test_known_images_that_are_given_as_foreign_are_told():
+def test_in_distribution_images_that_are_given_as_ood_are_reported():
     table = images(20)
-    told = "20 images of set 0 are also in ood 'set 0': known and foreign at once, they cannot be told apart. Leave"
+    told = r"20 of the 20 images of set 0 are also in ood 'set 0' \(set 0\)\. In-distribution and OOD at once, they"
     with pytest.warns(DubitoWarning, match=told):
         found = compare(table, ood=table, scores={"entropy": dubito.Entropy()}, resamples=20)
     assert found["set 0"].scores["entropy"].value.value == 0.5
@@ -296,5 +296,35 @@ def test_a_head_may_have_learned_from_these_images() -> None:
     head.fit(table)
     head.trained_["corpus"] = "60 pictures of clouds"
     found = compare(table, scores={"mine": head, "entropy": dubito.Entropy()}, resamples=20)
-    told = [one for one in found.findings() if one.startswith("mine has learned from losses of 60 pictures of clouds:")]
+    told = [one for one in found.findings() if one.startswith("mine was trained on losses of 60 pictures of clouds:")]
     assert len(told) == 1
+
+
+def test_the_table_marks_what_may_be_noise(tmp_path):
+    table = with_truth(images(300), 0.3)
+    scores = {"entropy": dubito.Entropy(), "planted": Planted(), "margin": dubito.Margin()}
+    found = compare(
+        table, {"far": images(50, 3, shift=4.0).extended(truth=torch.ones(50))}, scores=scores, resamples=99
+    )
+    header, first, second, _ = found.lines()
+    assert header[:5] == ["score", "error AUROC", "gap to best", "AURC", "gap to best"]
+    assert header[5:] == ["OOD AUROC far", "gap to best", "µs / image", "fit", "reads"]
+    assert first[0] == "planted"
+    assert first[2] == "= -"
+    gap = found["error_auroc"].scores[second[0]].gap_to_best
+    assert second[2] == f"{gap.value:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
+    assert first[-2:] == ["-", "truth"]
+    csv = found.to_csv(tmp_path / "scores.csv").read_text().splitlines()
+    assert csv[0].startswith("score,error_auroc,error_auroc_low,error_auroc_high,error_auroc_gap_to_best,")
+    assert len(csv) == 4
+
+
+def test_plot_shows_gaps_to_the_best(axes):
+    found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=50)
+    assert found.plot(axes, question="AURC") is axes
+    ranked = found["AURC"].scores
+    assert axes.get_xlabel() == "AURC: gap to the best"
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        f"{name}  {one.value.value:.3f}" for name, one in ranked.items()
+    ]
+    assert axes.containers[0].lines[0].get_xdata().tolist() == [one.gap_to_best.value for one in ranked.values()]

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.text import Text
 
 import dubito
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, grid
+from dubito.cli._console import Screen
 
 if TYPE_CHECKING:
-    from dubito.evaluate.comparison import Comparison
     from dubito.table import Table
 
 
@@ -43,7 +40,7 @@ def compare(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Compare all scores that a CACHE allows: which one finds the model's errors, or foreign images, best?
 
-    Ranked with paired intervals and cost. Scores that cannot be told from the best on these images are marked "=".
+    Ranked with paired intervals and cost. Scores whose gap to the best may be noise are marked "=".
     """
     screen = Screen.current(json=json, debug=debug)
     wanted = options.parse_settings(settings)
@@ -78,7 +75,7 @@ def compare(  # noqa: PLR0913 (a command's options)
             resamples=resamples,
             seed=seed,
         )
-    screen.result(found.to_json(), *_shown(found))
+    screen.result(found.to_dict(), found)
 
 
 def _foreign(paths: list[Path]) -> "dict[str, Table] | None":
@@ -86,10 +83,3 @@ def _foreign(paths: list[Path]) -> "dict[str, Table] | None":
     short = [path.name for path in paths]
     names = short if len(set(short)) == len(short) else list(map(str, paths))
     return {name: dubito.open(path) for name, path in zip(names, paths, strict=True)} or None
-
-
-def _shown(found: "Comparison") -> list[RenderableType]:
-    header, *lines = found.lines()
-    rows = [[cell.replace(" [", "\n[") for cell in line] for line in lines]
-    table = grid(found.title(), header, rows, numbers=len(header) - 1)
-    return [table, *(Text(sentence) for sentence in found.findings())]

@@ -1,44 +1,65 @@
-"""Which score for my model? All that the table's columns allow, ranked on your own images, with what is noise said so.
+"""Which score for my model? All that the table's columns allow, ranked on your own images; says what is noise.
 
-    errors     are wrong answers more uncertain than right ones?      error AUROC, AURC       needs logit, label
-    ood        are foreign images more uncertain than known ones?     OOD AUROC, one a set    needs a second table
+    errors     are wrong predictions more uncertain than right ones?     error AUROC, AURC         needs logit, label
+    ood        are OOD images more uncertain than in-distribution ones?  OOD AUROC, one per set    needs a second table
 
-All scores see the same resamples of images (a paired bootstrap). How far each is behind the best has an interval that
-counts how many were compared and that the best was found on these very images (`gap_to_best`): with the given
-confidence, the true best is among those that are not behind. Wrong answers are those of the table's own logits; AURC is
-better when lower, and is told as what more of it a score has than the best.
+All scores see the same resamples of images (a paired bootstrap). The interval of each score's gap to the best accounts
+for how many were compared, and for having found the best on these very images (`metrics.gap_to_best`): with the given
+confidence, the true best is among those whose gap may be zero. Wrong predictions are those of the table's own logits.
+Lower AURC is better; its gap is how much more of it a score has than the best.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from statistics import median
+from textwrap import shorten
 from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dubito.errors import DubitoError, TableError
-from dubito.evaluate._comparison_given import (
-    check_same_model,
-    given_scores,
-    named_tables,
-    warn_of_shared,
-)
-from dubito.evaluate._comparison_words import head_words
-from dubito.evaluate.comparison import ERRORS, Compared, Comparison, Cost, Question
-from dubito.evaluate.uncertainties import has_both
-from dubito.metrics import Interval, aurc, auroc, gap_to_best, paired_draws, wrong_predictions
+from dubito.errors import DubitoError, TableError, ValueRangeError
+from dubito.evaluate.uncertainties import check_fitted_scores, has_both
+from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, paired_draws, wrong_predictions
 from dubito.metrics.bootstrap import percentiles
+from dubito.result import Result, axes, plain, plot_intervals
 from dubito.scores import UncertaintyHead
 from dubito.scores.possible import Possible, possible_scores, reads, why_not_foreign
-from dubito.table import Table, check_table
-from dubito.types import Score
-from dubito.validate import check_bootstrap, check_rows, has_model_labels
+from dubito.scores.registry import by_name
+from dubito.table import Table
+from dubito.types import Json, Score
+from dubito.validate import check_bootstrap, check_rows, check_same_model, has_model_labels, warn_shared
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLES = {"error_auroc": "error AUROC", "aurc": "AURC", "ood_auroc": "OOD AUROC"}
+ERRORS = ("error_auroc", "aurc")
+"""Metrics of the model's errors."""
+FEWEST = 10
+"""Images of the rarer class (wrong or right, OOD or in-distribution) below which no gap counts. A bootstrap of two of
+them called the best of eight equal scores better than a given one in 28 of 100 trials, where 5 were allowed."""
+_RARE = 30
+_ONE_PASS = {"logit", "feature"}
+"""Columns that a single pass of the model writes."""
+_TWICE_BELOW = 0.2
+"""Seconds: a faster scoring is timed again, because the first one also reads the columns from disk."""
+_VISIBLE = 5e-4
+"""Half of the last decimal that is shown."""
+_CORPUS = 80
+_NAMES = 6
+"""Most names in one sentence."""
+_HARM = {
+    "train": "Scores that learn know them already and look better than they are. Fit on other images of the same kind.",
+    "ood": "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two.",
+}
 
 Uncertainties = dict[str, dict[str | None, Float[Tensor, "_"]]]
-"""By score and foreign table; None stands for the table of known images."""
-_TWICE_BELOW = 0.2
-"""Seconds: a shorter scoring is timed again, because the first one also reads the columns from the disk."""
+"""By score and OOD table; None stands for the in-distribution table."""
 
 
 def compare(
@@ -50,114 +71,313 @@ def compare(
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
-) -> Comparison:
-    """Rank scores on your own images, with intervals and cost; says which differences are noise.
+) -> "Comparison":
+    """Rank scores on your own images, with intervals and costs, and say which differences are noise.
 
     Args:
-        table: Images of classes that the model knows. With labels of these classes, its errors are what a score should
-            find.
-        ood: Images that it does not know: a table, or several by name.
-        train: Other known images, for scores that learn. Without it they are left out.
-        scores: By name or as a list: fitted ones, or names of those that need not learn. By default every registered
+        table: Images of the classes that the model was trained for. With labels, scores are ranked by how well they
+            find its errors.
+        ood: Out-of-distribution images: one table, or several by name.
+        train: Other in-distribution images, for scores that learn. Without it they are left out.
+        scores: Fitted scores by name or in a list, or names of scores that do not learn. Default: every registered
             score that the columns allow, and a head from the shelf if one was trained for this very model.
-        confidence: That the true best is among those that are not told to be behind.
-        resamples: Of the paired bootstrap.
-        seed: Of its draws.
+        confidence: Probability that the true best is among the scores whose gap to the best may be zero.
+        resamples: Number of resamples of the paired bootstrap.
+        seed: Seed of the bootstrap.
 
     >>> table = Table(logit=[[3.0, 0.0], [0.2, 0.0], [0.0, 0.1], [0.0, 2.0]] * 5, label=[0, 1, 0, 1] * 5)
-    >>> found = compare(table, resamples=50)
-    >>> found["error_auroc"].leading
+    >>> compare(table, resamples=50)["error_auroc"].leading
     ['max_probability', 'entropy', 'scaled_entropy', 'margin', 'max_logit', 'energy']
     """
     check_rows(table, by="compare")
     check_bootstrap(by="compare", confidence=confidence, resamples=resamples, seed=seed, least=2)
-    strangers = named_tables(ood)
     if train is not None:
-        check_table(train, by="compare", what="train")
-    check_same_model(table, train, strangers)
-    warn_of_shared(table, train, strangers)
-    chosen = possible_scores(table, train) if scores is None else given_scores(scores)
+        check_rows(train, by="compare", what="train")
+    ood_tables = _named_tables(ood)
+    _check_tables(table, train, ood_tables)
+    chosen = possible_scores(table, train) if scores is None else Possible(_fitted(scores))
+    _leave_out_incomparable(chosen, table, ood_tables)
+    u, costs = _score_tables(chosen, table, ood_tables, strict=scores is not None)
+    if not u:
+        reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
+        raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
+    result = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
+    for question, values, positives in _questions(result.remarks, table, u, ood_tables):
+        question.scores = _ranked(question, values, positives, confidence, resamples, seed)
+        result.questions.append(question)
+    if not result.questions:
+        raise TableError(f"compare: {' '.join(result.remarks)}")
+    heads = {name: score for name, score in chosen.scores.items() if isinstance(score, UncertaintyHead)}
+    result.remarks += [_training_remark(name, head.trained_) for name, head in heads.items()]
+    return result
+
+
+class RankedScore(NamedTuple):
+    """One score on one question.
+
+    Attributes:
+        rank: 1 for the best on these images.
+        value: The metric, with an interval of its own.
+        gap_to_best: How much worse it is than the best, with an interval that accounts for all comparisons.
+    """
+
+    rank: int
+    value: Interval
+    gap_to_best: GapToBest
+
+
+class Cost(NamedTuple):
+    """What a score costs, once its columns are there.
+
+    Attributes:
+        microseconds: Time to score one image.
+        fit_seconds: Time to fit it here; None if it was not fitted here.
+        reads: The columns that it needs. Those of ensembles and gradients take further passes of the model.
+    """
+
+    microseconds: float
+    fit_seconds: float | None
+    reads: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Sorts scores by cost: further passes of the model outweigh any scoring."""
+        return not set(self.reads) <= _ONE_PASS, self.microseconds
+
+
+@final
+@dataclass
+class Question:
+    """What the scores should separate, and how well each of them does.
+
+    Attributes:
+        metric: A name in TITLES.
+        about: "errors", or the name of the OOD images.
+        images: Number of ranked images.
+        positives: Number of images that should be uncertain.
+        scores: Scores by name, the best first.
+    """
+
+    metric: str
+    about: str
+    images: int
+    positives: int
+    scores: dict[str, RankedScore] = field(default_factory=dict)
+
+    @property
+    def of_errors(self) -> bool:
+        """Whether it is about wrong predictions, not about OOD images."""
+        return self.metric in ERRORS
+
+    @property
+    def key(self) -> str:
+        """Its column in `Comparison.records`."""
+        return self.metric if self.of_errors else f"{self.metric}_{self.about}"
+
+    @property
+    def title(self) -> str:
+        """Its heading."""
+        return TITLES[self.metric] if self.of_errors else f"{TITLES[self.metric]} {self.about}"
+
+    @property
+    def rarer(self) -> int:
+        """Number of images of the rarer of the two classes."""
+        return min(self.positives, self.images - self.positives)
+
+    @property
+    def leading(self) -> list[str]:
+        """The scores that could be the best: their differences are noise on these images."""
+        return [name for name, score in self.scores.items() if self.may_lead(score.gap_to_best)]
+
+    def may_lead(self, gap: GapToBest) -> bool:
+        """Whether a gap may be noise."""
+        return self.rarer < FEWEST or not gap.surely
+
+    def finding(self) -> str:
+        """Which scores lead, and how large a difference must be to count."""
+        kind = "wrong predictions" if self.of_errors else "of them OOD"
+        where = f"on these {self.images} images ({self.positives} {kind})"
+        leading, (best, first) = self.leading, next(iter(self.scores.items()))
+        if len(self.scores) == 1:
+            return f"{self.title}: {best} has {first.value.value:.3f} {where}; there is no other score to compare."
+        if len(leading) == 1:
+            second, gap = next((name, one.gap_to_best) for name, one in self.scores.items() if one.rank == 2)
+            text = (
+                f"{self.title}: {best} is better than every other score {where}, {gap.value:.3f} "
+                f"[{gap.low:.3f}, {gap.high:.3f}] ahead of {second}, the next best."
+            )
+        else:
+            worse = len(self.scores) - len(leading)
+            rest = "" if not worse else f" {worse} other {'score is' if worse == 1 else 'scores are'} worse."
+            text = f"{self.title}: {_listed(leading)} cannot be told apart {where}.{rest}"
+        rare = f" Only {self.rarer} {'image is' if self.rarer == 1 else 'images are'} of the rarer class"
+        if self.rarer < FEWEST:
+            return f"{text}{rare}: too few to tell any scores apart."
+        reach = median(one.gap_to_best.high - one.gap_to_best.value for one in list(self.scores.values())[1:])
+        noise = f" Differences below about {reach:.2g} are noise here." if reach > _VISIBLE and len(leading) > 1 else ""
+        return text + (f"{rare}." if self.rarer < _RARE else "") + noise
+
+
+@final
+@dataclass
+class Comparison(Result):
+    """Scores ranked on a user's own images: print it, plot it, or take questions, records or findings.
+
+    Attributes:
+        name: Name of the in-distribution table.
+        rows: Number of its images.
+        confidence: Confidence of every interval and verdict.
+        costs: Costs by score.
+        questions: What was compared, errors first.
+        left_out: By score, why it could not be computed.
+        remarks: Why a question could not be answered, and what may flatter a score.
+    """
+
+    name: str
+    rows: int
+    confidence: float
+    costs: dict[str, Cost]
+    questions: list[Question] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    titles: ClassVar[Mapping[str, str]] = {"microseconds": "µs / image", "fit_seconds": "fit"}
+
+    def __getitem__(self, title: str) -> Question:
+        for question in self.questions:
+            if title in (question.title, question.metric, question.about):
+                return question
+        raise ValueRangeError(
+            f"Comparison: there is no question '{title}'. "
+            f"It has {', '.join(question.title for question in self.questions)}."
+        )
+
+    @property
+    def ranking(self) -> list[str]:
+        """All scores, the best on the first question first."""
+        return list(self.questions[0].scores)
+
+    @property
+    def choice(self) -> str | None:
+        """The cheapest score that could be the best on every question; None if there is none.
+
+        A score that reads what a single pass of the model writes is cheaper than any that needs further passes.
+        """
+        everywhere = [name for name in self.ranking if all(name in one.leading for one in self.questions)]
+        return min(everywhere, key=lambda name: self.costs[name].order, default=None)
+
+    def title(self) -> str:
+        """The table, its size and the number of scores."""
+        return f"{self.name}: {self.rows} images, {len(self.costs)} scores, {self.confidence:.0%} intervals"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per score: value and gap to the best on every question, and costs."""
+        records: list[dict[str, Any]] = []
+        for name in self.ranking:
+            record: dict[str, Any] = {"score": name}
+            for question in self.questions:
+                score = question.scores[name]
+                record |= {question.key: score.value, f"{question.key}_gap_to_best": score.gap_to_best}
+            records.append(record | self.costs[name]._asdict() | {"reads": ", ".join(self.costs[name].reads)})
+        return records
+
+    def heading(self, key: str) -> str:
+        """Questions go by their titles."""
+        titles = {question.key: question.title for question in self.questions}
+        return titles.get(key) or ("gap to best" if key.endswith("_gap_to_best") else super().heading(key))
+
+    def cell(self, key: str, value: Any) -> str:
+        """Gaps that may be noise are marked "="."""
+        if key in ("microseconds", "fit_seconds") and value is not None:
+            return f"{value:.1f}" if key == "microseconds" else f"{value:.1f} s"
+        if not isinstance(value, GapToBest):
+            return super().cell(key, value)
+        question = next(one for one in self.questions if key == f"{one.key}_gap_to_best")
+        mark = "= " if question.may_lead(value) else ""
+        return mark + super().cell(key, value if value.value else None)
+
+    def findings(self) -> list[str]:
+        """Who leads on each question, which score serves all of them, and what was left out."""
+        found = [*(question.finding() for question in self.questions), *self.remarks]
+        every = "all questions" if len(self.questions) > 1 else "this question"
+        if self.choice is None:
+            found.append(f"No score could be the best on {every}: choose by what you want to find.")
+        elif len(self.costs) > 1:
+            cost = f"{self.costs[self.choice].microseconds:.1f} µs per image"
+            found.append(f"{self.choice} is the cheapest ({cost}) of those that could be the best on {every}.")
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.left_out.items():
+            by_reason.setdefault(why.removesuffix("."), []).append(name)
+        return found + [f"Left out: {_listed(names, len(names))} ({why})." for why, names in by_reason.items()]
+
+    def to_dict(self) -> Json:
+        """Everything as plain values, with the choice and the leading scores."""
+        questions = [plain(question) | {"leading": question.leading} for question in self.questions]
+        return {**super().to_dict(), "questions": questions, "choice": self.choice}
+
+    def plot(self, ax: "Axes | None" = None, *, question: str | None = None) -> "Axes":
+        """The gap of every score to the best on one question, by default the first; a gap that crosses 0 is noise."""
+        asked = self.questions[0] if question is None else self[question]
+        picture = plot_intervals(axes(ax), {"": {name: one.gap_to_best for name, one in asked.scores.items()}})
+        labels = [f"{name}  {one.value.value:.3f}" for name, one in asked.scores.items()]
+        picture.set_yticks(range(len(labels)), labels)
+        picture.axvline(0, color="grey", linestyle="--")
+        picture.set(xlabel=f"{asked.title}: gap to the best", title=self.title())
+        return picture
+
+
+def _named_tables(ood: Any) -> dict[str, Table]:
+    """OOD tables by name, each with rows."""
+    if ood is None:
+        return {}
+    several = [ood] if isinstance(ood, Table | str | PathLike) else ood  # a path would be a sequence, too
+    pairs = (
+        list(several.items()) if isinstance(several, Mapping) else [(getattr(one, "name", ""), one) for one in several]
+    )
+    for _, one in pairs:
+        check_rows(one, by="compare", what="ood")
+    if len(dict(pairs)) < len(pairs):
+        raise TableError(
+            f"compare: ood tables need names of their own; got {len(pairs)} with {len(dict(pairs))}. "
+            f"Give them by name: ood={{'svhn': ..., 'textures': ...}}."
+        )
+    return dict(pairs)
+
+
+def _check_tables(table: Table, train: Table | None, ood: Mapping[str, Table]) -> None:
+    """Raise for tables of several models; warn of images that two tables share."""
+    others = {} if train is None else {"train": train}
+    others |= {f"ood '{name}'": one for name, one in ood.items()}
+    check_same_model(table, others, by="compare")
+    for name, other in others.items():
+        warn_shared(table, other, by="compare", what=name, harm=_HARM[name.partition(" ")[0]])
+
+
+def _fitted(scores: Any) -> dict[str, Score]:
+    named = by_name(scores, by="compare", arrays=False)
+    check_fitted_scores(named, by="compare")
+    return named
+
+
+def _leave_out_incomparable(chosen: Possible, table: Table, ood: Mapping[str, Table]) -> None:
+    """Move scores that cannot be compared between tables to those that are left out."""
     for name, score in list(chosen.scores.items()):
-        for stranger in strangers.values():
-            why = why_not_foreign(score, table, stranger)
-            if why and name in chosen.scores:
-                chosen.left_out[name] = why
-                del chosen.scores[name]
-    u, costs = _scored(chosen, table, strangers, strict=scores is not None)
-    _some(chosen, table)
-    found = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
-    for question, values, positives in _questions(found, table, u, strangers):
-        question.scores = _ranked(question, values, positives, confidence=confidence, resamples=resamples, seed=seed)
-        found.questions.append(question)
-    if not found.questions:
-        raise TableError(f"compare: {' '.join(found.remarks)}")
-    found.remarks += [
-        head_words(name, s.trained_) for name, s in chosen.scores.items() if isinstance(s, UncertaintyHead)
-    ]
-    return found
+        reasons = (why_not_foreign(score, table, other) for other in ood.values())
+        if why := next(filter(None, reasons), None):
+            chosen.left_out[name] = why
+            del chosen.scores[name]
 
 
-def _questions(
-    found: Comparison, table: Table, u: Uncertainties, strangers: dict[str, Table]
-) -> list[tuple[Question, dict[str, Tensor], Tensor]]:
-    """Every question with the scores' values and the truth; why one cannot be asked becomes a remark."""
-    asked: list[tuple[Question, dict[str, Tensor], Tensor]] = []
-    wrong = wrong_predictions(table, by="compare") if has_model_labels(table) else None
-    if wrong is None:
-        found.remarks.append(
-            f"{table.name} has no labels of the model's classes beside its logits, so nothing is known of errors."
-            + ("" if strangers else " Extract it with labels, or give foreign images.")
-        )
-    elif not has_both(wrong):
-        which = "wrong" if wrong.any() else "right"
-        found.remarks.append(
-            f"All {len(wrong)} answers are {which}, so errors cannot be ranked."
-            + ("" if strangers else " Give more images, or foreign ones.")
-        )
-    else:
-        known = {one: values[None] for one, values in u.items()}
-        asked += [(Question(metric, "errors", len(wrong), int(wrong.sum())), known, wrong) for metric in ERRORS]
-    for name, stranger in strangers.items():
-        values = {one: torch.cat([of[None], of[name]]) for one, of in u.items()}
-        is_foreign = torch.arange(len(table) + len(stranger)) >= len(table)
-        asked.append((Question("ood_auroc", name, len(is_foreign), len(stranger)), values, is_foreign))
-    return asked
-
-
-def _ranked(
-    question: Question,
-    values: dict[str, Tensor],
-    positives: Bool[Tensor, "n"],
-    *,
-    confidence: float,
-    resamples: int,
-    seed: int,
-) -> dict[str, Compared]:
-    """By name, the best first."""
-    metric = aurc if question.metric == "aurc" else auroc
-    draws = paired_draws(metric, list(values.values()), positives, resamples=resamples, seed=seed, by="compare")
-    exact = np.array([metric(one, positives) for one in values.values()])
-    sign = -1.0 if question.metric == "aurc" else 1.0
-    gaps = gap_to_best(sign * exact, sign * draws, confidence=confidence)
-    low, high = percentiles(draws, confidence)
-    order = np.argsort(-sign * exact, kind="stable").tolist()
-    names = list(values)
-    return {
-        names[i]: Compared(rank, Interval(float(exact[i]), float(low[i]), float(high[i]), confidence), gaps[i])
-        for rank, i in enumerate(order, start=1)
-    }
-
-
-def _scored(
-    chosen: Possible, table: Table, strangers: dict[str, Table], *, strict: bool
+def _score_tables(
+    chosen: Possible, table: Table, ood: Mapping[str, Table], *, strict: bool
 ) -> tuple[Uncertainties, dict[str, Cost]]:
-    """Of every score on every table; one that cannot be computed is left out with its reason, unless it was given."""
+    """Every score on every table; one that fails is left out with its reason, unless the user named it."""
     u: Uncertainties = {}
     costs = {}
     for name, score in list(chosen.scores.items()):
         try:
-            known, seconds = _timed(score, table)
-            u[name] = {None: known} | {other: score.score(one) for other, one in strangers.items()}
+            values, seconds = _timed(score, table)
+            u[name] = {None: values} | {other: score.score(one) for other, one in ood.items()}
         except DubitoError as error:  # noqa: PERF203 (one failure must not end the others)
             if strict:
                 raise
@@ -179,7 +399,58 @@ def _timed(score: Score, table: Table) -> tuple[Float[Tensor, "n"], float]:
     return u, min(seconds)
 
 
-def _some(chosen: Possible, table: Table) -> None:
-    if not chosen.scores:
-        reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
-        raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
+def _questions(
+    remarks: list[str], table: Table, u: Uncertainties, ood: Mapping[str, Table]
+) -> list[tuple[Question, dict[str, Tensor], Tensor]]:
+    """Every question with the scores' values and the positives; a remark says why one is missing."""
+    questions: list[tuple[Question, dict[str, Tensor], Tensor]] = []
+    wrong = wrong_predictions(table, by="compare") if has_model_labels(table) else None
+    if wrong is None:
+        repair = "" if ood else " Extract it with labels, or give OOD images."
+        remarks.append(f"{table.name} has no labels of the model's classes, so its errors are unknown.{repair}")
+    elif not has_both(wrong):
+        repair = "" if ood else " Give more images, or OOD images."
+        kind = "wrong" if wrong.any() else "right"
+        remarks.append(f"All {len(wrong)} predictions are {kind}, so errors cannot be ranked.{repair}")
+    else:
+        values = {name: of[None] for name, of in u.items()}
+        questions += [(Question(metric, "errors", len(wrong), int(wrong.sum())), values, wrong) for metric in ERRORS]
+    for name, other in ood.items():
+        values = {one: torch.cat([of[None], of[name]]) for one, of in u.items()}
+        is_ood = torch.arange(len(table) + len(other)) >= len(table)
+        questions.append((Question("ood_auroc", name, len(is_ood), len(other)), values, is_ood))
+    return questions
+
+
+def _ranked(
+    question: Question,
+    values: dict[str, Tensor],
+    positives: Bool[Tensor, "n"],
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> dict[str, RankedScore]:
+    """By name, the best first."""
+    metric, sign = (aurc, -1.0) if question.metric == "aurc" else (auroc, 1.0)
+    draws = paired_draws(metric, list(values.values()), positives, resamples=resamples, seed=seed, by="compare")
+    exact = np.array([metric(one, positives) for one in values.values()])
+    gaps = gap_to_best(sign * exact, sign * draws, confidence=confidence)
+    low, high = percentiles(draws, confidence)
+    names = list(values)
+    return {
+        names[i]: RankedScore(rank, Interval(float(exact[i]), float(low[i]), float(high[i]), confidence), gaps[i])
+        for rank, i in enumerate(np.argsort(-sign * exact, kind="stable").tolist(), start=1)
+    }
+
+
+def _training_remark(name: str, trained: Mapping[str, Any]) -> str:
+    """A head may have learned from the very images that it is compared on; only the user knows."""
+    corpus = shorten(str(trained.get("corpus") or "images that it does not name"), _CORPUS, placeholder=" ...")
+    return f"{name} was trained on losses of {corpus}: if these images were among them, it looks better than it is."
+
+
+def _listed(names: Sequence[str], most: int = _NAMES) -> str:
+    shown = list(names)[:most] if len(names) > most + 1 else list(names)
+    if len(shown) < len(names):
+        return f"{', '.join(shown)} and {len(names) - len(shown)} others"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
