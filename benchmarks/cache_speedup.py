@@ -1,7 +1,7 @@
 """What does a cache save? Training a head from cached features against training it through the network from JPEGs.
 
     ratio                     rows/s from the cache  /  rows/s through the network (>= 500; the paper: 180, on a GPU)
-    kept_ratio                the same, but the network keeps its freed memory between batches (dubito.cache.memory)
+    kept_ratio                the same, but the network keeps its freed memory between batches (dubito.cache.runner)
     rows_per_second           dubito's training of the default head from a cache on disk, opened anew in every turn
     network_rows_per_second   the same steps of the same head, but every row is decoded, augmented and run through the
                               frozen network when it is needed: JPEGs by one worker a core, 16 photographs at once
@@ -30,9 +30,8 @@ from torch import Tensor
 
 import dubito
 from dubito.cache.column import forget_shards
-from dubito.cache.extract import cores
 from dubito.cache.loader import batches
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import cores, kept_memory
 from dubito.data import Augmented, Subset
 from dubito.heads.loop import make_optimizer, set_lr, train_head
 from dubito.heads.losses import ranking_loss

@@ -1,7 +1,7 @@
 """How close does extraction come to the bare model? Features and logits of EfficientNet-Lite0, everything in one run.
 
     ratio        images/s of extract from ready arrays (npz)  /  images/s of the bare model on the same batches
-    kept_ratio   the same, but the bare model too keeps its freed memory between batches (dubito.cache.memory)
+    kept_ratio   the same, but the bare model too keeps its freed memory between batches (dubito.cache.runner)
     jpeg_ratio   images/s of extract from JPEG files          /  1 / (seconds to decode + seconds in the model),
                  each with all cores: on a machine where decoding and model share the cores, that is the limit;
                  kept_jpeg_ratio with the model keeping its memory
@@ -28,7 +28,7 @@ from rich.progress import track
 
 import dubito
 from dubito.cache.loader import batches
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.data import Subset
 from dubito.data.photos import photos
 from dubito.models import WrappedClassifier

@@ -26,7 +26,7 @@ from _measure import seconds_of, watched_memory
 from rich.progress import track
 from torch import nn
 
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.explain.literal_filter import binary_inputs, literal_filter
 from dubito.models.frozen import frozen
 

@@ -32,7 +32,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.data import Subset, open_images
 from dubito.metrics import spearman
 from dubito.models import WrappedClassifier

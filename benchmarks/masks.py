@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.cache.progress import bar
 from dubito.ensembles import ImplicitEnsemble, extract_members
 from dubito.metrics import decompose

@@ -32,7 +32,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.models import WrappedClassifier
 from dubito.models.frozen import frozen
 from dubito.probes.forward import Forward

@@ -39,7 +39,7 @@ from rich.progress import track
 import dubito
 from dubito.data import Subset
 from dubito.data.annotations import read_label_sets, read_votes
-from dubito.data.deteriorated import Deteriorated
+from dubito.data.corruptions import Corrupted
 from dubito.metrics import auroc, median_spread
 from dubito.protocols.human_ambiguity import HumanAmbiguity, ambiguous_images, vote_degree
 from dubito.table.views import chosen_rows
@@ -138,7 +138,7 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
 
 def several_epochs(model: Classifier, images: Images, cache: Path) -> dubito.Table:
     """All augmented epochs of all photographs."""
-    covered = Deteriorated(images, "box", 5, seed=1)
+    covered = Corrupted(images, "box", 5, seed=1)
     return dubito.concat(
         *(
             dubito.extract(

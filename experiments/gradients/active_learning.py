@@ -40,7 +40,7 @@ from _told import with_earlier, write
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.cache.progress import bar
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import accuracy, nll

@@ -38,7 +38,7 @@ from rich.progress import track
 from torch import Tensor
 
 import dubito
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import auroc, average_precision, fpr_at_tpr, interval
 from dubito.scores.default_density import default_density

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.cache.progress import bar
 from dubito.data import Subset
 from dubito.explain.collapse import EnsembleDiagnosis, diagnose_ensemble

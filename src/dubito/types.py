@@ -157,6 +157,35 @@ class SharingProbe(Protocol):
 
 
 @runtime_checkable
+class BaseProbe(Protocol):
+    """The probe that every extraction runs: it compares logits with targets, and takes features that are there."""
+
+    @property
+    def keeps_head(self) -> bool:
+        """Whether logits are not stored but rebuilt from features, so that the last layer is kept once."""
+        ...
+
+    def run(
+        self,
+        model: Classifier,
+        x: Float[Tensor, "n ..."],
+        label: Shaped[Tensor, "n ..."] | None,
+        *,
+        mixed: tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n"]] | None = None,
+        feature: Float[Tensor, "n d"] | None = None,
+    ) -> Mapping[str, Tensor]:
+        """As of any probe; with `feature`, which a SharingProbe has computed, it makes no pass of its own.
+
+        Of images that are mixed from two, `mixed` is the other one's target and the weight of the first.
+        """
+        ...
+
+    def check_targets(self, targets: Shaped[Tensor, "n ..."] | None, classes: int | None) -> None:
+        """Raise an error for targets that the task loss cannot be computed with; classes is None while unknown."""
+        ...
+
+
+@runtime_checkable
 class NotingProbe(Protocol):
     """A probe that has more to tell than columns, such as the names of the layers that a column's numbers belong to."""
 

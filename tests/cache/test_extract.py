@@ -48,7 +48,7 @@ def test_worker_processes_give_the_same_bytes(model, folder, tmp_path):
 
 def test_a_finished_cache_is_not_made_again(model, folder, tmp_path, monkeypatch):
     first = extract(model, folder, tmp_path / "cache")
-    monkeypatch.setattr("dubito.cache._run.batches", None)  # whoever reads an image now fails
+    monkeypatch.setattr("dubito.cache.runner.batches", None)  # whoever reads an image now fails
     again = extract(model, folder, tmp_path / "cache")
     assert torch.equal(first.logit, again.logit)
 

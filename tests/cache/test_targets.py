@@ -126,8 +126,8 @@ def test_files_that_cannot_be_read(model, photos, tmp_path):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (SEVERAL[:6], r"targets must have one row per image.*shape \(6, 3\) came for the 7 images of .*\(7, \.\.\.\)"),
-        (3.0, r"shape \(\) came for the 7 images"),
+        (SEVERAL[:6], r"targets must have one row per image.*got shape \(6, 3\) for the 7 images of .*\(7, \.\.\.\)"),
+        (3.0, r"got shape \(\) for the 7 images"),
         (["a"] * 7, "targets must be numbers in an array; got list"),
     ],
 )

@@ -88,7 +88,7 @@ def test_duplicate_names(tmp_path: Path, archive):
     path = archive({"a.png": "red"})
     with ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
         file.writestr("a.png", b"other")
-    with pytest.raises(ImagesError, match=r"1 of 1 ids come more than once: 'a\.png'"):
+    with pytest.raises(ImagesError, match=r"1 of 1 ids occur more than once: 'a\.png'"):
         ArchiveImages(path)
 
 

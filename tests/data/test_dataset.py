@@ -12,8 +12,8 @@ from torchvision.transforms import ToTensor
 
 from dubito.data.arrays import ArrayImages
 from dubito.data.dataset import DatasetImages
+from dubito.data.image_set import Subset
 from dubito.data.labels import with_labels
-from dubito.data.views import Subset
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.types import Images
 

@@ -58,4 +58,4 @@ def test_errors_of_a_place_without_images():
         "folder 'x' must hold images; it is empty. Check the path, or put images there."
     )
     error = str(no_images("folder 'x'", ["a.txt", "b.TXT", "c.csv", "README"]))
-    assert "4 other files came, with endings '.csv', '.txt', 'none'. Check the path" in error
+    assert "got 4 other files, with endings '.csv', '.txt', 'none'. Check the path" in error

@@ -14,7 +14,7 @@ from torch import nn
 
 import dubito
 from dubito.data import ArrayImages
-from dubito.data.deteriorated import Deteriorated
+from dubito.data.corruptions import Corrupted
 from dubito.errors import NotFittedError, SkippedImagesWarning, TableError, ValueRangeError
 from dubito.metrics import Interval
 from dubito.protocols.corruption_curve import (
@@ -97,7 +97,7 @@ def test_levels_are_the_corrupted_images(run, images):
     assert dubito.open(to / "box-5").id.tolist() == list(images.ids)
     assert dubito.open(to / "box-5").label_space == "own"
     manifest = json.loads((to / "box-5" / "manifest.json").read_text())
-    assert manifest["identity"]["images"] == Deteriorated(images, "box", 5).digest()
+    assert manifest["identity"]["images"] == Corrupted(images, "box", 5).digest()
 
 
 def test_a_second_run_runs_no_model(run, model, images, monkeypatch):

@@ -23,15 +23,13 @@ from dubito.audit.duplicates import ACROSS, WITHIN, check_across, check_within, 
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, percent
 from dubito.audit.prints import take_prints
 from dubito.audit.sample import Sample, drawn, take_sample
-from dubito.cache.extract import cores
+from dubito.cache.runner import default_workers
 from dubito.choices import LabelSpace
 from dubito.data import Subset, open_images
-from dubito.data.image_set import ImageSet
 from dubito.errors import ModelError, ValueRangeError
 from dubito.models import wrap
-from dubito.types import Classifier, Images, Json
+from dubito.types import Classifier, Json
 
-_MOST_WORKERS = 8
 _CLEARLY = 0.1
 """By how much more images an order of classes must be right than another transform, to be the reason."""
 
@@ -77,7 +75,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     opened = open_images(images, labels)
     chosen = drawn(opened, limit, seed)
     found = Audit(classifier.name, opened.name, len(chosen), len(opened))
-    many = _workers(workers, opened)
+    many = default_workers(opened) if workers is None else workers
     with modes.forked(classifier):  # torch's loader draws a seed, even without workers
         sample, entry, broken = take_sample(classifier, chosen, batch_size=batch_size, workers=many, progress=progress)
         named = [(chosen.ids[row], why) for row, why in broken]
@@ -93,7 +91,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
             found.note(ACROSS, NotChecked("no second set came; give against= (--against IMAGES)"))
         else:
             other = open_images(against)
-            some, many = drawn(other, compare, seed), _workers(workers, other)
+            some, many = drawn(other, compare, seed), default_workers(other) if workers is None else workers
             taken = take_prints(some, workers=many, progress=progress, of=len(other))
             found.note(ACROSS, check_across(prints, taken), compared(prints, taken))
     return found
@@ -252,9 +250,3 @@ def _classifier(model: object) -> Classifier:
         f"audit: model must come from dubito.load or dubito.wrap, or be a torch.nn.Module; {type(model).__name__} "
         f"came. For a name, use dubito.load('source:name')."
     )
-
-
-def _workers(asked: int | None, images: Images) -> int:
-    if asked is not None:
-        return asked
-    return 0 if isinstance(images, ImageSet) and images.ready else min(cores(), _MOST_WORKERS)

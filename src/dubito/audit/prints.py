@@ -11,8 +11,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from dubito.cache.loader import batches
-from dubito.cache.progress import bar
+from dubito.cache.runner import in_batches, open_stream
 from dubito.data.digest import hash_array
 from dubito.data.image_set import ImageSet
 from dubito.models.transform import NoTransform
@@ -42,15 +41,16 @@ class Prints:
 
 def take_prints(images: Images, *, workers: int, progress: bool, of: int | None = None) -> Prints:
     """Read all images, drawn from a set that has `of`; those that cannot be read are left out."""
-    groups = [list(range(start, min(start + _GROUP, len(images)))) for start in range(0, len(images), _GROUP)]
+    groups, title = in_batches(range(len(images)), _GROUP), f"prints of {images.name}"
     rows: list[int] = []
     parts: list[Tensor] = []
-    with bar(f"prints of {images.name}", len(images), show=progress) as advance:
-        for batch in batches(_Printed(images), NoTransform(), groups, workers):
+    with open_stream(
+        _Printed(images), NoTransform(), groups, workers=workers, title=title, progress=progress
+    ) as stream:
+        for batch in stream:
             if batch.inputs is not None:
                 rows += batch.indices
                 parts.append(batch.inputs)
-            advance(len(batch.indices) + len(batch.broken))
     prints = torch.cat(parts) if parts else torch.empty(0, _HASH + 3 * SIDE**2, dtype=torch.uint8)
     labels = None if images.labels is None else images.labels[torch.tensor(rows, dtype=torch.long)]
     hashes = [row.numpy().tobytes() for row in prints[:, :_HASH]]
@@ -74,7 +74,7 @@ class _Printed(ImageSet):
         key = np.frombuffer(hash_array(values.numpy()), np.uint8).copy()
         return torch.cat([torch.from_numpy(key), _thumbnail(image)])
 
-    def digest_rows(self, rows: Sequence[int]) -> str:
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
         """Nobody caches prints."""
         raise NotImplementedError
 

@@ -13,13 +13,10 @@ from torch import Tensor
 
 from dubito.audit.alternatives import Alternative, alternatives, guessed, measured
 from dubito.audit.understand import Understood, understood
-from dubito.cache.loader import batches
-from dubito.cache.memory import kept_memory
-from dubito.cache.progress import bar
+from dubito.cache.runner import default_batch_size, in_batches, inputs_of, open_stream
 from dubito.data import Subset
 from dubito.types import Classifier, Images
 
-_BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
 NO_CLASS = -(1 << 40)
 """Below every label, also below shifted ones."""
 
@@ -118,18 +115,16 @@ def take_sample(
     model: Classifier, images: Subset, *, batch_size: int | None, workers: int, progress: bool
 ) -> tuple[Sample | None, Understood, list[tuple[int, str]]]:
     """Run the model; None if no image can be read or its outputs cannot be understood. And what could not be read."""
-    size = batch_size or _BATCH.get(model.device.type, 16)
-    groups = [list(range(start, min(start + size, len(images)))) for start in range(0, len(images), size)]
-    gathered, found = _Gathered(images), Understood(model)
-    with kept_memory(), bar(f"audit {images.name}", len(images), show=progress) as advance:
-        for batch in batches(images, model.transform, groups, workers):
+    groups = in_batches(range(len(images)), batch_size or default_batch_size(model.device))
+    gathered, found, title = _Gathered(images), Understood(model), f"audit {images.name}"
+    with open_stream(images, model.transform, groups, workers=workers, title=title, progress=progress) as stream:
+        for batch in stream:
             gathered.broken += batch.broken
-            if batch.inputs is not None and found.model is not None:
-                x = model.transform.finish(batch.inputs.to(model.device))
+            x = inputs_of(batch, model) if found.model is not None else None
+            if x is not None:
                 found = found if gathered.rows else understood(model, x)
                 if found.model is not None:
                     gathered.add(found.model, batch.indices, x)
-            advance(len(batch.indices) + len(batch.broken))
     sample = gathered.done(found.model) if found.model is not None and gathered.rows else None
     return sample, found, gathered.broken
 

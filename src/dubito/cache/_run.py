@@ -1,29 +1,25 @@
 """One extraction into one folder: which blocks are missing, how one is done, what the manifest says in the end."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dubito.cache.labels import check_count, check_range
-from dubito.cache.loader import Batch, batches
+from dubito.cache.loader import Batch
 from dubito.cache.manifest import Manifest
-from dubito.cache.memory import kept_memory
-from dubito.cache.progress import bar
+from dubito.cache.runner import Columns, ProbeRunner, inputs_of, joined, open_stream
 from dubito.cache.shard import Shard, list_shards, write_shard
-from dubito.data.augmented import Augmented
-from dubito.errors import ImagesError, RepairedShardWarning, TableError, ValueRangeError
+from dubito.data.augment import Augmented
+from dubito.errors import ImagesError, RepairedShardWarning
 from dubito.probes.forward import Forward
-from dubito.probes.task_loss import Mixed, check_target
+from dubito.probes.task_loss import Mixed
 from dubito.storage import pack_strings
-from dubito.types import Classifier, Images, Json, NotingProbe, Probe, SharingProbe
-
-Columns = dict[str, Tensor]
+from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
 
 
 @dataclass
@@ -46,7 +42,6 @@ class Run:
     stated: bool
     targets: Shaped[Tensor, "photos ..."] | None = None
     have: dict[tuple[str, int], Shard] = field(default_factory=dict)
-    _written: dict[str, set[str]] = field(default_factory=dict)
     _in_range: bool = False
 
     def go(self, workers: int, progress: bool) -> bool:
@@ -58,12 +53,13 @@ class Run:
         if todo:
             groups = {block: self._groups(block) for block in todo}
             order = [group for block in todo for group in groups[block]]
-            stream = batches(self.images, self.model.transform, order, workers)
-            done = len(self.images) - sum(map(len, order))
+            runner = ProbeRunner(self.model, self.probes, self._owners())
             title = f"extract {self.images.name}"
-            with kept_memory(), bar(title, len(self.images), done=done, show=progress) as advance:
+            with open_stream(
+                self.images, self.model.transform, order, workers=workers, title=title, progress=progress
+            ) as stream:
                 for block in todo:
-                    self._do(block, islice(stream, len(groups[block])), advance)
+                    self._do(block, islice(stream, len(groups[block])), runner)
         if todo or not self.manifest.finished:
             self._finish(blocks)
         return answered
@@ -98,7 +94,7 @@ class Run:
         cut = [indices[start : start + step] for start in range(0, len(indices), step)]
         return [[index for index in group if self.images.ids[index] not in skipped] for group in cut]
 
-    def _do(self, block: int, stream: Iterable[Batch], advance: Callable[[int], None]) -> None:
+    def _do(self, block: int, stream: Iterable[Batch], runner: ProbeRunner) -> None:
         """Run the missing probes over one block and write their shards."""
         missing = self._missing(block)
         parts: dict[str, list[Columns]] = {name: [] for name in missing}
@@ -107,44 +103,20 @@ class Run:
         for batch in stream:
             kept += batch.indices
             broken += batch.broken
-            if batch.inputs is not None:
-                for name, columns in self._probe(missing, batch.indices, batch.inputs).items():
+            x = inputs_of(batch, self.model)
+            if x is not None:
+                target, mixed = self._compared(batch.indices)
+                if target is not None and not self._in_range:
+                    self._check_targets(x)
+                ids = [self.images.ids[index] for index in batch.indices]
+                for name, columns in runner.run(x, ids, names=missing, target=target, mixed=mixed).items():
                     parts[name].append(columns)
-            advance(len(batch.indices) + len(batch.broken))
         for name in missing:
-            self._write(name, block, _joined(parts[name]), kept, broken)
+            self._write(name, block, joined(parts[name]), kept, broken)
 
-    def _probe(self, names: list[str], indices: list[int], inputs: Tensor) -> dict[str, Columns]:
-        x = self.model.transform.finish(inputs.to(self.model.device))
-        target, mixed = self._compared(indices)
-        if target is not None and not self._in_range:
-            self._check_targets(x)
-        label = target if mixed is None else None  # two photos in one have no class of their own
-        shared, feature = self._shared(names, x, label)
-        found: dict[str, Columns] = {}
-        for name in names:
-            probe = self.probes[name]
-            if name in shared:
-                columns = shared[name]
-            elif isinstance(probe, Forward):
-                columns = probe.run(self.model, x, target, mixed=mixed, feature=feature)
-            else:
-                columns = probe.run(self.model, x, label)
-            self._check_owner(name, columns, found)
-            found[name] = {key: value.detach().cpu() for key, value in columns.items()}
-            self._check(found[name], indices, name)
-        return found
-
-    def _shared(
-        self, names: list[str], x: Tensor, label: Tensor | None
-    ) -> tuple[dict[str, Mapping[str, Tensor]], Tensor | None]:
-        """The columns of a probe that has the features too, and these for the forward probe: one pass for both."""
-        for name in names if Forward.name in names else ():
-            probe = self.probes[name]
-            if isinstance(probe, SharingProbe):
-                columns, feature = probe.run_and_share(self.model, x, label)
-                return {name: columns}, feature
-        return {}, None
+    def _owners(self) -> dict[str, str]:
+        """Columns that probes of an earlier run have written."""
+        return {column: name for name, probe in self.manifest.probes.items() for column in probe.get("columns", ())}
 
     def _values(self) -> Shaped[Tensor, "rows ..."] | None:
         """Targets, or else labels that are the model's classes."""
@@ -161,20 +133,6 @@ class Run:
         partners, weight = self.images.mixing(indices)
         return values[photos], (values[partners], weight)
 
-    def _check_owner(self, name: str, columns: Iterable[str], found: dict[str, Columns]) -> None:
-        """A column has one writer: the probes of this pass, those that were run before, or the extraction itself."""
-        owners: dict[str, str] = {}
-        for other, probe in self.manifest.probes.items():
-            owners |= dict.fromkeys(probe.get("columns", ()) if other != name else (), other)
-        for other, theirs in found.items():
-            owners |= dict.fromkeys(theirs, other)
-        owners |= dict.fromkeys(("id", "label", "epoch", "photo"), "extract")
-        for column in columns:
-            if column in owners:
-                raise TableError(
-                    f"probe {name} writes column '{column}', which {owners[column]} writes already. Name it otherwise."
-                )
-
     def _check_targets(self, x: Tensor) -> None:
         """All of them at once, before the first batch is paid for: one image tells how many classes there are."""
         count = self.model.logits(self.model.features(x[:1])).shape[1]
@@ -182,29 +140,10 @@ class Run:
             check_range(self.labels, count, self.images.ids)
             if self.images.classes is not None and self.model.classes is None and not self.stated:
                 check_count(self.images.classes, count)
-        values, probe = self._values(), self.probes[Forward.name]
-        if values is not None and isinstance(probe, Forward):
-            check_target(probe.task_loss, values, count)
+        probe = self.probes[Forward.name]
+        if isinstance(probe, BaseProbe):
+            probe.check_targets(self._values(), count)
         self._in_range = True
-
-    def _check(self, columns: Columns, indices: list[int], name: str) -> None:
-        ids = [self.images.ids[index] for index in indices]
-        usual = self._written.setdefault(name, set(columns))
-        if set(columns) != usual:
-            raise TableError(
-                f"probe {name} must write the same columns for every batch; got {', '.join(sorted(usual))} before and "
-                f"{', '.join(sorted(columns))} from image '{ids[0]}' on. Let what it writes not depend on the images."
-            )
-        for key, column in columns.items():
-            if column.shape[:1] != (len(ids),):
-                raise TableError(
-                    f"probe {name} must write one row per image; got column '{key}' of shape {tuple(column.shape)} for "
-                    f"{len(ids)} images. Return (n, ...) tensors."
-                )
-            bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)
-            if bad.any():
-                row = int(bad.nonzero()[0, 0])
-                raise ValueRangeError(f"image '{ids[row]}': {_not_finite(key, column[row])}; finished shards are kept.")
 
     def _write(self, name: str, block: int, columns: Columns, kept: list[int], broken: list[tuple[int, str]]) -> None:
         skipped = [[self.images.ids[index], why] for index, why in broken]
@@ -249,19 +188,6 @@ class Run:
             columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
             found = write_shard(self.folder, "head", 0, columns, {})
         return found
-
-
-def _not_finite(column: str, value: Tensor) -> str:
-    """What is wrong with a value, and where to look: a task loss may fail where the model does not."""
-    if column == "loss":
-        return f"the task loss is {float(value)}. Look at task_loss, at that image's target and at its logits"
-    return (
-        f"the model gives NaN or infinite values in '{column}'. Look at its weights, at the transform and at that image"
-    )
-
-
-def _joined(parts: list[Columns]) -> Columns:
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]} if parts else {}
 
 
 def _summary(shards: list[Shard]) -> Json:

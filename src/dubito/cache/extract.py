@@ -5,7 +5,6 @@ and whole is never done again. Batches never cross a block, so a resumed extract
 undisturbed one.
 """
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,22 +20,18 @@ from dubito.cache.labels import names_of_labels, resolve_labels
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
 from dubito.cache.open import table_of_cache
 from dubito.cache.order import warn_of_order
+from dubito.cache.runner import default_batch_size, default_workers, describe_skipped
 from dubito.cache.shard import check_name, is_leftover, list_shards, sweep
 from dubito.cache.targets import to_targets
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
-from dubito.data.image_set import ImageSet
 from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, SkippedImagesWarning
-from dubito.probes.forward import Forward
+from dubito.probes import base_probe
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
-from dubito.types import Classifier, Images, Probe
+from dubito.types import BaseProbe, Classifier, Images, Probe
 
 _LOCK = ".lock"
-_MOST_WORKERS = 8
-_BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
-_TOLD = 3
-"""Images whose reasons a warning gives; the manifest has all."""
 
 
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -81,7 +76,9 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     compared = None if targets is None else to_targets(targets, opened)
     stored, space = resolve_labels(opened, model, label_space)
     chosen = _by_name(probes)
-    _check_loss(chosen[Forward.name], compared is not None or space == "model")
+    base, comparable = chosen[base_probe().name], stored if space == "model" else None
+    if isinstance(base, BaseProbe):
+        base.check_targets(comparable if compared is None else compared, None)
     folder = Path(to)
     with _alone(folder):
         manifest = Manifest(
@@ -90,12 +87,12 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             classes=None if model.classes is None else list(model.classes),
             label_space=space,
             label_names=names_of_labels(opened, model, space),
-            batch_size=batch_size or _BATCH.get(model.device.type, 16),
+            batch_size=batch_size or default_batch_size(model.device),
             shard_size=shard_size,
         )
         begun, stated = _begin(folder, manifest, chosen), label_space is not None
         run = Run(model, opened, stored, folder, begun, chosen, stated, compared)
-        answered = run.go(_workers(workers, opened), progress)
+        answered = run.go(default_workers(opened) if workers is None else workers, progress)
     forget_shards()
     table = table_of_cache(folder, Provenance(**{part: manifest.identity[part] for part in CARRIED}))
     if answered and compared is None and stored is not None and space == "model":
@@ -104,7 +101,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         forget_shards()  # whoever reads them first verifies them
     if table.skipped:
         listed = f"All are listed in '{table.name}/{FILE}'."
-        warnings.warn(f"{told_skipped(table)} {listed}", SkippedImagesWarning, stacklevel=2)
+        warnings.warn(f"{describe_skipped(table)} {listed}", SkippedImagesWarning, stacklevel=2)
     return table
 
 
@@ -118,7 +115,7 @@ def _by_name(probes: Sequence[Probe]) -> dict[str, Probe]:
                 f"{probe}. Extract the second into another folder."
             )
         chosen[probe.name] = probe
-    return {Forward.name: Forward(), **chosen}
+    return {base_probe().name: base_probe(), **chosen}
 
 
 def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment) -> Augmented:
@@ -178,19 +175,6 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _workers(asked: int | None, images: Images) -> int:
-    if asked is not None:
-        return asked
-    if isinstance(images, ImageSet) and images.ready:
-        return 0
-    return min(cores(), _MOST_WORKERS)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _check_call(model: object, label_space: str | None, sizes: dict[str, int | None]) -> None:
     """Everything that can be told to be wrong before an image is looked at."""
     if not isinstance(model, Classifier):
@@ -204,22 +188,3 @@ def _check_call(model: object, label_space: str | None, sizes: dict[str, int | N
         least = 0 if name == "workers" else 1
         if value is not None and value < least:
             raise CacheError(f"extract: {name} must be at least {least}; got {value}. Leave it out for the default.")
-
-
-def _check_loss(probe: Probe, comparable: bool) -> None:
-    """A task loss that was asked for by name must have something to compare the logits with."""
-    if isinstance(probe, Forward) and probe.task_loss != "cross_entropy" and not comparable:
-        raise ImagesError(
-            f"Forward(task_loss={probe.settings()['task_loss']!r}) needs something to compare the logits with; the "
-            f"images have no labels of the model's classes and no targets came. Pass targets=..., one row per image."
-        )
-
-
-def told_skipped(table: Table) -> str:
-    """How many images have no row, and why the first of them have none."""
-    reasons = [why.rstrip(".") for _, why in table.skipped[:_TOLD]]
-    more = [f"and {len(table.skipped) - _TOLD} more"] if len(table.skipped) > _TOLD else []
-    images = len(table) + len(table.skipped)
-    return (
-        f"{len(table.skipped)} of {images} images could not be decoded and were skipped: {'; '.join(reasons + more)}."
-    )

@@ -6,7 +6,7 @@ import json
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dubito.data.augmented import Augmented
+from dubito.data.augment import Augmented
 from dubito.data.digest import hash_array
 from dubito.table.provenance import CARRIED, Provenance
 from dubito.types import Classifier, Images, Json

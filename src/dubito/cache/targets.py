@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from dubito.data.augmented import Augmented
+from dubito.data.augment import Augmented
 from dubito.data.image_set import some
 from dubito.errors import ImagesError, TableError
 from dubito.table import to_tensor

@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,14 +127,13 @@ def query(  # noqa: PLR0913 (a command's options)
         from dubito.search import SafeIndex
 
         opened = SafeIndex.load(index)
-    with tempfile.TemporaryDirectory() as place:
-        table = _queries(opened, queries, model, weights, Path(place) / "queries", screen)
-        if refuse_above is None:
-            _check_classes(opened, table)
-        with screen.waiting("searching"):
-            names = table.id.tolist()
-            own = names if others else None
-            found = opened.search(table, k=k, sets=sets, at_most=at_most, exclude=own, refuse_above=refuse_above)
+    table = _queries(opened, queries, model, weights, screen)
+    if refuse_above is None:
+        _check_classes(opened, table)
+    with screen.waiting("searching"):
+        names = table.id.tolist()
+        own = names if others else None
+        found = opened.search(table, k=k, sets=sets, at_most=at_most, exclude=own, refuse_above=refuse_above)
     result = {
         "index": str(index),
         "queries_from": queries,
@@ -176,7 +174,7 @@ def _judge(
     return next(iter(scores.values()))
 
 
-def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, place: Path, screen: Screen) -> "Table":
+def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, screen: Screen) -> "Table":
     """A cache as it is; images through the model of the index."""
     if (Path(queries) / "manifest.json").is_file():
         return dubito.open(Path(queries))
@@ -186,14 +184,24 @@ def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, 
     name = name if model else options.stored_model(name, "the index")
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=options.parse_weights(weights))
-    from dubito.cache.extract import told_skipped
+    from dubito.cache.fingerprint import model_identity
+    from dubito.cache.runner import default_workers, describe_skipped, predict_table
+    from dubito.probes import base_probe
 
+    images = dubito.open_images(queries)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SkippedImagesWarning)  # it names a folder that nobody will find
-        table = dubito.extract(classifier, queries, place, progress=not screen.json)
-    table.name = queries
+        warnings.simplefilter("ignore", SkippedImagesWarning)  # noted below
+        table = predict_table(
+            classifier,
+            images,
+            feature_dtype=base_probe(index.provenance).feature_dtype,
+            provenance=model_identity(classifier),
+            labelled=True,
+            workers=default_workers(images),
+            progress=not screen.json,
+        )
     if table.skipped:
-        screen.note(told_skipped(table))
+        screen.note(describe_skipped(table))
     return table
 
 

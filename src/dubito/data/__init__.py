@@ -2,21 +2,24 @@
 
 from dubito.data.archive import ArchiveImages
 from dubito.data.arrays import ArrayImages
-from dubito.data.augment import Augment
-from dubito.data.augmented import Augmented
+from dubito.data.augment import Augment, Augmented
+from dubito.data.corruptions import CORRUPTIONS, Corrupted, corrupt
 from dubito.data.dataset import DatasetImages
 from dubito.data.files import FileImages
+from dubito.data.image_set import Labelled, Subset
 from dubito.data.open import open_images
-from dubito.data.views import Labelled, Subset
 
 __all__ = [
+    "CORRUPTIONS",
     "ArchiveImages",
     "ArrayImages",
     "Augment",
     "Augmented",
+    "Corrupted",
     "DatasetImages",
     "FileImages",
     "Labelled",
     "Subset",
+    "corrupt",
     "open_images",
 ]

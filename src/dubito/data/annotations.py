@@ -10,13 +10,13 @@ Both come out by image, keyed by the text of its cell. `find_rows` matches such 
 are matched: by id, file name, stem or number.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from dubito.data.csv_table import CsvTable, read_csv
 from dubito.data.image_set import some
-from dubito.data.tree import is_image
+from dubito.data.labels import NAMINGS
 from dubito.errors import ImagesError
 
 _SETS = "real_labels"
@@ -77,7 +77,7 @@ def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, i
     tell which is meant. Not one match is an error.
     """
     listed = list(keys)
-    ways = [_by_name(listed, ids, way) for way in range(4)]
+    ways = [_by_name(listed, ids, naming) for naming in NAMINGS]
     best = max(ways, key=len)
     if not best:
         raise ImagesError(
@@ -87,9 +87,9 @@ def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, i
     return best
 
 
-def _by_name(keys: Sequence[str], ids: Sequence[str], way: int) -> dict[str, int]:
-    row_of = _unique((_names(name)[way], row) for row, name in enumerate(ids))
-    key_of = _unique((_names(key)[way], number) for number, key in enumerate(keys))
+def _by_name(keys: Sequence[str], ids: Sequence[str], naming: Callable[[str], str]) -> dict[str, int]:
+    row_of = _unique((naming(name), row) for row, name in enumerate(ids))
+    key_of = _unique((naming(key), number) for number, key in enumerate(keys))
     return {keys[number]: row_of[name] for name, number in key_of.items() if name in row_of}
 
 
@@ -102,13 +102,6 @@ def _unique(pairs: Iterable[tuple[str, int]]) -> Mapping[str, int]:
             twice.add(name)
         found[name] = position
     return {name: position for name, position in found.items() if name not in twice}
-
-
-def _names(key: str) -> tuple[str, str, str, str]:
-    """The four names of `a/00000293.jpg`: itself, 00000293.jpg, 00000293 and 293."""
-    file = PurePosixPath(key).name
-    stem = PurePosixPath(key).stem if is_image(key) else file
-    return key, file, stem, str(int(stem)) if stem.isdecimal() else stem
 
 
 def _column(table: CsvTable, name: str) -> int:

@@ -1,5 +1,16 @@
-"""Images in arrays: pixels that go through the model's transform, or inputs that are ready for the model."""
+"""Images in arrays: pixels that go through the model's transform, or inputs that are ready for the model.
 
+An .npz file has the key `images` or `inputs`, and optionally `labels`, `ids` and `classes`. It can hold several parts,
+with keys such as `train_images` and `train_labels`; "file.npz#train" opens one. Arrays that are stored without
+compression (`numpy.savez`) stay in the file and are memory-mapped, so that any number of worker processes share one
+copy. Compressed ones (`numpy.savez_compressed`) are unpacked into memory once, when the file is opened. Pickled objects
+are never loaded.
+"""
+
+import math
+import struct
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +22,14 @@ from jaxtyping import Shaped
 from PIL import Image
 from torch import Tensor
 
-from dubito.data.digest import hash_array, hash_images
-from dubito.data.image_set import ImageSet
+from dubito.data.digest import hash_array, hash_bytes, in_threads
+from dubito.data.image_set import ImageSet, some
 from dubito.data.labels import LabelValues, to_labels
 from dubito.errors import ImagesError
 
 Array = Shaped[np.ndarray, "..."]
+_PIXELS = ("images", "inputs")
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
@@ -42,10 +55,10 @@ class ArrayImages(ImageSet):
         images: uint8 pixels (n,h,w,3) RGB or (n,h,w) grey; `read` gives RGB images for the model's transform.
         inputs: Ready for the model; `read` gives tensors as they are. Floats (n,...) skip the transform
             altogether, uint8 (n,h,w,3) of the model's input size are only scaled and normalised.
-        labels: One class index or class name an image.
-        ids: One name an image; positions such as "000042" without them.
+        labels: One class index or class name per image.
+        ids: One name per image; positions such as "000042" without them.
         classes: The names of the classes, in the order of the indices.
-        name: How errors call the set.
+        name: What errors call the set.
 
     >>> images = ArrayImages(images=np.zeros((2, 4, 4, 3), np.uint8), labels=["dog", "cat"])
     >>> images.ids, images.labels.tolist(), images.read(1).size
@@ -65,7 +78,7 @@ class ArrayImages(ImageSet):
         if (images is None) == (inputs is None):
             raise ImagesError(
                 f"{name} must be images (pixels for the transform) or inputs (ready for the model); "
-                f"{'neither' if images is None else 'both'} came. Give one of the two."
+                f"got {'neither' if images is None else 'both'}. Give one of the two."
             )
         given = inputs if images is None else images
         self._mapped = given if isinstance(given, Mapped) else None
@@ -77,7 +90,7 @@ class ArrayImages(ImageSet):
         ids = position_ids(len(self._rows)) if ids is None else ids
         super().__init__(name, ids, numbers, names)
         if len(self.ids) != len(self._rows):
-            raise ImagesError(f"ids of {name} must be one an image; got {len(ids)} ids for {len(self._rows)} images.")
+            raise ImagesError(f"ids of {name} must be one per image; got {len(ids)} ids for {len(self._rows)} images.")
 
     def __getstate__(self) -> dict[str, Any]:
         # torch sends tensors to workers through shared memory, numpy arrays as copies.
@@ -96,11 +109,30 @@ class ArrayImages(ImageSet):
             return torch.from_numpy(np.array(row))
         return Image.fromarray(np.ascontiguousarray(row)).convert("RGB")
 
-    def digest_rows(self, rows: Sequence[int]) -> str:
-        """A hash of the ids, types, shapes and values of some rows, in this order."""
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of the type, shape and values of each row."""
         # The same bytes as pixels and as inputs go two ways through the transform; floats are inputs anyway.
-        mark = b"input" if self.ready and self._rows.dtype == np.uint8 else b""
-        return hash_images(self.ids, rows, lambda row: mark + hash_array(self._rows[row]))
+        marked = self.ready and self._rows.dtype == np.uint8
+        hashed = in_threads(lambda row: hash_array(self._rows[row]), rows)
+        return [hash_bytes(b"input", content) for content in hashed] if marked else hashed
+
+
+def open_npz(path: Path, part: str | None = None) -> ArrayImages:
+    """The images of an .npz file, or of one part of it."""
+    name = str(path) if part is None else f"{path}#{part}"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            prefix, pixels = _choose(list(infos), part, name)
+            found = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
+            small = {key: _load(archive, info) for key, info in found.items()}
+            rows = _mapped(path, infos[prefix + pixels]) or _load(archive, infos[prefix + pixels])
+    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ImagesError(
+            f"'{name}' must be an .npz file of plain arrays; opening it gave: {error}. "
+            f"Write it with numpy.savez(path, images=..., labels=...)."
+        ) from error
+    return _build(rows, pixels, small, name)
 
 
 def position_ids(n: int) -> tuple[str, ...]:
@@ -133,7 +165,7 @@ def _check_images(rows: Array, name: str) -> None:
         repair = "Give images.transpose(0, 2, 3, 1)." if rows.shape[1] == 3 else repair
     raise ImagesError(
         f"images of {name} must be uint8 pixels of shape (n,h,w,3) or (n,h,w); "
-        f"{rows.dtype} of shape {rows.shape} came. {repair}"
+        f"got {rows.dtype} of shape {rows.shape}. {repair}"
     )
 
 
@@ -143,5 +175,56 @@ def _check_inputs(rows: Array, name: str) -> None:
     if not (floats or pixels):
         raise ImagesError(
             f"inputs of {name} must be floats of shape (n,...) or uint8 of shape (n,h,w,3); "
-            f"{rows.dtype} of shape {rows.shape} came. Give pixels for the model's transform as images=."
+            f"got {rows.dtype} of shape {rows.shape}. Give pixels for the model's transform as images=."
         )
+
+
+def _build(rows: Array | Mapped, pixels: str, small: dict[str, Array], name: str) -> ArrayImages:
+    given: dict[str, Any] = {pixels: rows}
+    ids, classes = _texts(small.get("ids")), _texts(small.get("classes"))
+    return ArrayImages(**given, labels=small.get("labels"), ids=ids, classes=classes, name=name)
+
+
+def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
+    """The prefix of the part's keys, and whether it has images or inputs."""
+    found = [(key.removesuffix(end), end) for key in keys for end in _PIXELS if key == end or key.endswith(f"_{end}")]
+    prefix = None if part is None else f"{part}_"
+    chosen = [pair for pair in found if prefix is None or pair[0] == prefix]
+    plain = [pair for pair in chosen if pair[0] == ""]
+    chosen = plain or chosen
+    if len(chosen) == 1:
+        return chosen[0]
+    parts = sorted({before.removesuffix("_") for before, _ in found if before})
+    wanted = "images or inputs" if prefix is None else f"{prefix}images or {prefix}inputs"
+    choices = some([f"{name.partition('#')[0]}#{key}" for key in parts])
+    repair = f"Say which part: {choices}." if parts else "Rename the arrays, or leave one out."
+    raise ImagesError(f"'{name}' must have one key {wanted}; it has the keys {some(keys, 8)}. {repair}")
+
+
+def _texts(values: Array | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values.astype(str).tolist())
+
+
+def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    with archive.open(info) as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return array
+
+
+def _mapped(path: Path, info: zipfile.ZipInfo) -> Mapped | None:
+    """Where an array lies in the file, or None if it is compressed, empty or has an unusual header."""
+    if info.compress_type != zipfile.ZIP_STORED:
+        return None
+    with path.open("rb") as file:
+        # The local header repeats the name and may have other extra bytes than the archive's directory.
+        file.seek(info.header_offset + 26)
+        file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
+        start = file.tell()
+        header = _HEADERS.get(np.lib.format.read_magic(file))
+        if header is None:
+            return None
+        shape, fortran, dtype = header(file)
+        size = file.tell() - start + math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or 0 in shape or size != info.file_size:
+            return None
+        return Mapped(path.absolute(), file.tell(), shape, dtype.str, fortran)

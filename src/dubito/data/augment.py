@@ -1,4 +1,4 @@
-"""One image at random, fixed by a seed, an epoch and a position: the augmentations that uncertainty heads learn from.
+"""Random augmentation, fixed by a seed, an epoch and a position, and several augmented epochs as one longer set.
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A, in this order:
 
@@ -13,29 +13,38 @@ Their Table 3 puts a strong augmentation on top of half of the rows. How strong 
 | augmix | torchvision's AugMix with its defaults (severity 3, three chains), after the jitter |
 | cutmix | a box of another photo is pasted in; its area is 1 - Beta(1, 1) before the border cuts it, as in CutMix |
 | mixup | the weighted mean with another photo, weight Beta(0.8, 0.8), as DeiT's recipe has it |
-| blur | `deteriorate.blur`, severity 1 to 5 at random |
+| blur | `corruptions.blur`, severity 1 to 5 at random |
 | crop | a small crop, 0.08..0.25 of the area, instead of the usual one |
-| box | `deteriorate.box`, severity 1 to 5 at random |
-| noise | `deteriorate.noise`, severity 1 to 5 at random; not in their table |
+| box | `corruptions.box`, severity 1 to 5 at random |
+| noise | `corruptions.noise`, severity 1 to 5 at random; not in their table |
 
 What is drawn depends on (seed, epoch, position) alone, not on the order of reading, the process or anyone else's random
 numbers; nobody else's random numbers are changed either. torchvision draws from torch's global generator, so its state
 is set aside for that moment: do not draw in other threads meanwhile.
+
+Section 3.2 of the paper caches the representations of the whole training, "all epochs, including random augmentations";
+`Augmented` is what their model would have seen, in the order of the epochs: row = epoch * n + image.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import final, get_args
+from typing import final, get_args, overload
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from PIL import Image
+from torch import Tensor
 
 from dubito.choices import Strong
-from dubito.data.deteriorate import deteriorate
-from dubito.errors import ValueRangeError
-from dubito.types import Json
+from dubito.data.corruptions import corrupt
+from dubito.data.digest import hash_parts
+from dubito.data.image_set import ImageSet, View
+from dubito.errors import BrokenImageError, ImagesError, ValueRangeError
+from dubito.storage import encode
+from dubito.types import Images, Json
 
 Size = tuple[int, int]
 """Height and width."""
@@ -149,7 +158,7 @@ class Augment:
             with _drawing(_STRONG, self.seed, epoch, photo):
                 mixed: Image.Image = v2.AugMix()(image)
                 return mixed
-        return deteriorate(image, self.strong, int(chance.integers(1, 6)), int(chance.integers(_SEEDS)))
+        return corrupt(image, self.strong, int(chance.integers(1, 6)), int(chance.integers(_SEEDS)))
 
     def mix(self, *, epoch: int, photo: int, n: int) -> Mix | None:
         """What a photo of n is mixed with in an epoch, told without reading an image; None where nothing is.
@@ -179,6 +188,138 @@ class Augment:
 
     def _is_strong(self, epoch: int, photo: int) -> bool:
         return bool(self._chance(epoch, photo).random() < self.strong_share)
+
+
+@final
+class Augmented(View):
+    """Every photo once an epoch, augmented anew. Ids are `photo@epoch`; labels repeat.
+
+    A row is the same however often, in whatever order and by whichever process it is read. Of a row that is mixed
+    from two photos the id and label are the first one's; it counts as broken if either is. Choose photos and labels
+    first, then augment: a `Subset` of augmented rows knows neither epochs nor partners any more.
+
+    Args:
+        images: Images to augment; ready model inputs cannot be.
+        epochs: How often every photo comes.
+        augment: The settings.
+        size: Height and width of the model's input: `read` gives uint8 pixels (h,w,3) of this size, which only have
+            to be normalised. None for a model with a transform of its own: `read` gives an image of the photo's size.
+
+    >>> from dubito.data.arrays import ArrayImages
+    >>> photos = ArrayImages(images=np.zeros((2, 8, 8, 3), np.uint8), ids=["a", "b"], labels=[0, 1])
+    >>> rows = Augmented(photos, 2, Augment(), (4, 4))
+    >>> list(rows.ids), rows.labels.tolist(), tuple(rows.read(3).shape)
+    (['a@0', 'b@0', 'a@1', 'b@1'], [0, 1, 0, 1], (4, 4, 3))
+    """
+
+    def __init__(self, images: Images, epochs: int, augment: Augment, size: Size | None = None) -> None:
+        if epochs < 1:
+            raise ImagesError(f"epochs must be at least 1; got {epochs}. Say how often every image is to come.")
+        if isinstance(images, ImageSet) and images.ready:
+            raise _not_an_image(images.name)
+        self._look_at(images)
+        self.name, self.epochs, self.augment, self.size = images.name, epochs, augment, size
+        self.ids = _Ids(images.ids, epochs)  # unique, as the images' ids are
+        self.labels = None if images.labels is None else images.labels.repeat(epochs)
+        self.classes = images.classes
+
+    @property
+    def epoch(self) -> Int[Tensor, "n"]:
+        """The epoch of every row, from 0."""
+        return self.place(range(len(self)))[0]
+
+    @property
+    def photo(self) -> Int[Tensor, "n"]:
+        """The photo of every row, as its position in `images`: split by this, never by row."""
+        return self.place(range(len(self)))[1]
+
+    def place(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
+        """Epoch and photo of some rows."""
+        index = torch.tensor(rows, dtype=torch.long)
+        return index // len(self.images), index % len(self.images)
+
+    def mixing(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n"], Float[Tensor, "n"]]:
+        """The partner's photo and the own weight of some rows: themselves and 1 where nothing is mixed.
+
+        With y the photo's label and y' the partner's, the task loss of such a row is weight L(y) + (1 - weight) L(y').
+        """
+        n = len(self.images)
+        partners, weights = [], []
+        for epoch, photo in (divmod(row, n) for row in rows):
+            mix = self.augment.mix(epoch=epoch, photo=photo, n=n)
+            partners.append(photo if mix is None else mix.partner)
+            weights.append(1.0 if mix is None else mix.weight)
+        return torch.tensor(partners, dtype=torch.long), torch.tensor(weights, dtype=torch.float64)
+
+    def row_of(self, index: int) -> int:
+        """The position in `images` of the image behind a row."""
+        return index % len(self.images)
+
+    def read(self, index: int) -> Image.Image | Tensor:
+        """The augmented pixels, or the augmented image where the model's input size is not known."""
+        return self._augmented(index, self.images.read(self.row_of(index)))
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of the images behind each row, of the settings, and of the row's epoch and place."""
+        n = len(self.images)
+        settings = encode(json.dumps({**self.describe(), "size": self.size, "of": n}, sort_keys=True))
+        behind = [(row % n, partner) for row, partner in zip(rows, self.mixing(rows)[0].tolist(), strict=True)]
+        needed = sorted({image for pair in behind for image in pair})
+        content = dict(zip(needed, self._below.contents(needed), strict=True))
+        return [
+            hash_parts(content[image], content[partner], settings, str(row).encode())
+            for row, (image, partner) in zip(rows, behind, strict=True)
+        ]
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
+        """The augmented row, or why it is broken, and the hash of the image behind it, as `images` has it."""
+        image, content = super().read_hashed(index)
+        try:
+            return image if isinstance(image, BrokenImageError) else self._augmented(index, image), content
+        except BrokenImageError as partner:
+            return partner, content
+
+    def describe(self) -> Json:
+        """The number of epochs and the settings of the augmentation, as JSON."""
+        described: Json = json.loads(json.dumps({"epochs": self.epochs, **self.augment.describe()}))
+        return described
+
+    def _augmented(self, index: int, image: Image.Image | Tensor) -> Image.Image | Tensor:
+        epoch, position = divmod(index, len(self.images))
+        pixels = self._plain(epoch, position, image, self.size)
+        mix = self.augment.mix(epoch=epoch, photo=position, n=len(self.images))
+        if mix is None:
+            pixels = self.augment.strengthen(pixels, epoch=epoch, photo=position)
+        else:
+            other = self.images.read(mix.partner)
+            pixels = mix.blend(pixels, self._plain(epoch, mix.partner, other, (pixels.height, pixels.width)))
+        return pixels if self.size is None else torch.from_numpy(np.array(pixels))
+
+    def _plain(self, epoch: int, position: int, image: Image.Image | Tensor, size: Size | None) -> Image.Image:
+        if isinstance(image, Tensor):
+            raise _not_an_image(f"'{self.images.ids[position]}' of {self.name}")
+        return self.augment.plain(image, size or (image.height, image.width), epoch=epoch, photo=position)
+
+
+@final
+class _Ids(Sequence[str]):
+    """`photo@epoch` of every row, made when asked for: a hundred epochs need no hundred copies of the names."""
+
+    def __init__(self, photos: Sequence[str], epochs: int) -> None:
+        self.photos, self.epochs = photos, epochs
+
+    def __len__(self) -> int:
+        return self.epochs * len(self.photos)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        epoch, photo = divmod(range(len(self))[index], len(self.photos))
+        return f"{self.photos[photo]}@{epoch}"
 
 
 @contextmanager
@@ -214,3 +355,10 @@ def _jitter(image: Image.Image, *ranges: tuple[float, float]) -> Image.Image:
 def _mean(image: Image.Image, other: Image.Image, weight: float) -> Image.Image:
     mean = weight * np.asarray(image, np.float64) + (1 - weight) * np.asarray(other, np.float64)
     return Image.fromarray(np.rint(mean).astype(np.uint8))
+
+
+def _not_an_image(what: str) -> ImagesError:
+    return ImagesError(
+        f"augmentation needs images; {what} is a model input already, and nobody knows how to crop that. "
+        f"Give files or uint8 pixels as images, or leave out epochs and augment."
+    )

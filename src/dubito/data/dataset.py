@@ -15,11 +15,11 @@ from torch.utils.data import TensorDataset
 
 from dubito.data.arrays import position_ids
 from dubito.data.decode import to_rgb
-from dubito.data.digest import hash_array, hash_images
+from dubito.data.digest import hash_array, hash_bytes, in_threads
 from dubito.data.image_set import ImageSet, check_labels, check_unique
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
 
-_UNREADABLE = b"unreadable"
+_UNREADABLE = hash_bytes(b"unreadable")
 
 
 @runtime_checkable
@@ -82,13 +82,20 @@ class DatasetImages(ImageSet):
             raise BrokenImageError(self._lost[index])
         return self._open(index, self._item(index))
 
-    def digest_rows(self, rows: Sequence[int]) -> str:
-        """A hash of the ids and contents of some items, in this order; labels do not count."""
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of each item's image; labels do not count."""
         row_of = _tensor_rows(self.dataset)
         if row_of is not None:
-            return hash_images(self.ids, rows, lambda row: _hash(row_of(row)))
-        hashes = {row: self._content(row) for row in rows}
-        return hash_images(self.ids, rows, hashes.__getitem__)
+            return in_threads(lambda row: _hash(row_of(row)), rows)
+        return [self._content(row) for row in rows]
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
+        """The item's image, or why it is broken, and its hash, from one reading of the item."""
+        try:
+            image = self.read(index)
+        except BrokenImageError as broken:
+            return broken, _UNREADABLE
+        return image, _hash(image)
 
     def _read_labels(self) -> tuple[Int[Tensor, "n"] | None, dict[int, str]]:
         """Labels from the items, and why those that broke have none; hashes are kept, to read no item twice."""

@@ -36,7 +36,7 @@ def decode(source: bytes | Path | BinaryIO, name: str) -> Image.Image:
 
     Args:
         source: The file's content, its path, or an open binary file.
-        name: How an error calls the image.
+        name: What an error calls the image.
 
     Raises:
         BrokenImageError: The file is missing, empty, cut off, no image, or has no known meaning in RGB.
@@ -87,10 +87,15 @@ def _content(source: bytes | Path | BinaryIO, name: str) -> bytes:
     try:
         return source.read_bytes() if isinstance(source, Path) else source.read()
     except OSError as error:
-        raise BrokenImageError(
-            f"image '{name}' must be a readable file; reading it gave: {error.strerror or error}. "
-            f"Restore the file or its permissions, or take it out."
-        ) from error
+        raise unreadable(name, error) from error
+
+
+def unreadable(name: str, error: OSError) -> BrokenImageError:
+    """The error of an image whose file the system does not read."""
+    return BrokenImageError(
+        f"image '{name}' must be a readable file; reading it gave: {error.strerror or error}. "
+        f"Restore the file or its permissions, or take it out."
+    )
 
 
 def _turn_upright(image: Image.Image) -> None:
@@ -108,7 +113,7 @@ def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
     if not (values.min() >= 0 and values.max() <= top):
         raise BrokenImageError(
             f"image '{name}' of mode {image.mode} must have values in 0..{top}; "
-            f"{values.min():g}..{values.max():g} came. Save it with 8 or 16 bits, scaled as it is to be seen."
+            f"got {values.min():g}..{values.max():g}. Save it with 8 or 16 bits, scaled as it is to be seen."
         )
     scaled = np.rint(values * (255 / top)).astype(np.uint8)
     return 255 - scaled if tags.get(_PHOTOMETRIC) == 0 else scaled

@@ -1,4 +1,4 @@
-"""Images that are files: a folder, read in the order of its sorted relative paths, or a list of paths."""
+"""Images that are files: a folder, read in the order of its sorted relative paths, or the paths that a CSV lists."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,14 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 
-from dubito.data.decode import decode
-from dubito.data.digest import hash_blocks, hash_images
-from dubito.data.image_set import ImageSet
+from dubito.data.csv_table import read_csv
+from dubito.data.decode import decode, unreadable
+from dubito.data.digest import hash_bytes, in_threads
+from dubito.data.image_set import ImageSet, some
+from dubito.data.labels import to_labels
 from dubito.data.tree import class_folders, is_hidden, is_image, no_images
-from dubito.errors import ImagesError
+from dubito.errors import BrokenImageError, ImagesError
 
-_BLOCK = 1 << 20
 _Folder = tuple[int, int]
 
 
@@ -23,7 +24,7 @@ _Folder = tuple[int, int]
 class FileImages(ImageSet):
     """Image files below a root; ids are their paths relative to it, with forward slashes.
 
-    Only paths travel to worker processes. The digest reads every file's bytes and knows nothing of the root.
+    Only paths travel to worker processes. The digest depends on every file's bytes and not on the root.
     """
 
     def __init__(
@@ -44,9 +45,21 @@ class FileImages(ImageSet):
         path = self.root / self.ids[index]
         return decode(path, str(path))
 
-    def digest_rows(self, rows: Sequence[int]) -> str:
-        """A hash of the ids and file contents of some images, in this order."""
-        return hash_images(self.ids, rows, lambda row: hash_blocks(_blocks(self.root / self.ids[row])))
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of each file's bytes."""
+        return in_threads(lambda row: _hash_file(self.root / self.ids[row]), rows)
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | BrokenImageError, bytes]:
+        """The image, or why it is broken, and the hash of the file's bytes, from one reading of the file."""
+        path = self.root / self.ids[index]
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            return unreadable(str(path), error), _hash_unreadable(error)
+        try:
+            return decode(content, str(path)), hash_bytes(content)
+        except BrokenImageError as broken:
+            return broken, hash_bytes(content)
 
 
 def open_folder(root: Path) -> FileImages:
@@ -82,11 +95,35 @@ def _walk(folder: Path, prefix: str, above: frozenset[_Folder]) -> Iterator[str]
             yield prefix + entry.name
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def open_csv(path: Path) -> FileImages:
+    """The image files that a CSV lists, in its order.
+
+    Paths are in the column path, file, filename, image or id, else in the first; they are relative to the CSV's
+    folder. Labels are in the column label, else in the other one of two columns; else the set has no labels.
+    """
+    table = read_csv(path)
+    ids = [Path(cell).as_posix() for cell in table.column(table.paths)]
+    root = path.parent
+    missing = [key for key in ids if not (root / key).is_file()]
+    if missing:
+        raise ImagesError(
+            f"CSV file '{path}' must list files that exist; {len(missing)} of {len(ids)} in column "
+            f"'{table.header[table.paths]}' do not: {some(missing)}. Paths are relative to '{root}'; "
+            f"if the CSV only labels images that are elsewhere, open those and give it as labels=."
+        )
+    if table.label is None:
+        return FileImages(root, ids, name=str(path))
+    labels, classes = to_labels(table.column(table.label), f"column '{table.header[table.label]}' of '{path}'")
+    return FileImages(root, ids, labels, classes, name=str(path))
+
+
+def _hash_file(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                yield block
+        return hash_bytes(path.read_bytes())
     except OSError as error:
-        # Such a file is one broken image, which extraction lists, and no reason to refuse the others.
-        yield f"unreadable: {error.errno}".encode()
+        return _hash_unreadable(error)
+
+
+def _hash_unreadable(error: OSError) -> bytes:
+    """Such a file is one broken image, which extraction lists, and no reason to refuse the others."""
+    return hash_bytes(f"unreadable: {error.errno}".encode())

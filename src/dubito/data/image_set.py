@@ -1,25 +1,32 @@
-"""What all sets of images here share: checked ids and labels, and a hash that also works for a part."""
+"""What all sets of images share: checked ids and labels, hashes of contents, and views of a part."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from typing import final
 
+import torch
 from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 
-from dubito.errors import ImagesError
+from dubito.data.digest import hash_images, hash_parts
+from dubito.errors import BrokenImageError, ImagesError
+from dubito.storage import encode
+from dubito.types import Images
 
 
 class ImageSet(ABC):
-    """An ordered set of images with unique ids: the `Images` contract, plus `digest_rows`.
+    """An ordered set of images with unique ids: the `Images` contract, plus a content hash of every image.
 
     Attributes:
-        name: How errors call it: usually its path.
-        ids: One name an image.
-        labels: One class index an image, or None.
+        name: What errors call it: usually its path.
+        ids: One name per image.
+        labels: One class index per image, or None.
         classes: The names of the classes, or None.
         ready: Images are inputs in memory: there is nothing to decode, so no worker processes are needed.
+        hashed_reads: `read_hashed` gives the content hashes that the digest is made of. False for views of a set that
+            has only a digest of the whole.
     """
 
     name: str
@@ -27,6 +34,7 @@ class ImageSet(ABC):
     labels: Int[Tensor, "n"] | None
     classes: Sequence[str] | None
     ready: bool = False
+    hashed_reads: bool = True
 
     def __init__(
         self,
@@ -53,12 +61,104 @@ class ImageSet(ABC):
         """The image as RGB, or a tensor that is a model input already."""
 
     @abstractmethod
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of the content of each of some images; one that cannot be read has a hash too."""
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
+        """The image, or why it is broken, and the hash of its content. Files are read once for both."""
+        try:
+            image: Image.Image | Tensor | BrokenImageError = self.read(index)
+        except BrokenImageError as error:
+            image = error
+        return image, self.contents([index])[0]
+
     def digest_rows(self, rows: Sequence[int]) -> str:
         """A hash of the ids and contents of some images, in this order."""
+        return hash_images((self.ids[row] for row in rows), self.contents(rows))
 
     def digest(self) -> str:
         """A hash of the ordered ids and of every image's content; neither the place nor labels count."""
         return self.digest_rows(range(len(self)))
+
+
+class View(ImageSet):
+    """The images of another set, nothing copied; `row_of` says which image stands behind a row."""
+
+    def __init__(
+        self, images: Images, ids: Sequence[str], labels: Int[Tensor, "n"] | None, classes: Sequence[str] | None
+    ) -> None:
+        super().__init__(images.name, ids, labels, classes)
+        self._look_at(images)
+
+    def _look_at(self, images: Images) -> None:
+        self.images = images
+        self._below = images if isinstance(images, ImageSet) else _UserImages(images)
+        self.ready, self.hashed_reads = self._below.ready, self._below.hashed_reads
+
+    def row_of(self, index: int) -> int:
+        """The position in `images` of the image behind a row."""
+        return index
+
+    def read(self, index: int) -> Image.Image | Tensor:
+        """The image, as the set below gives it."""
+        return self.images.read(self.row_of(index))
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """As the set below has them."""
+        return self._below.contents([self.row_of(row) for row in rows])
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
+        """The image, or why it is broken, and its hash, as the set below gives them."""
+        return self._below.read_hashed(self.row_of(index))
+
+
+@final
+class _UserImages(ImageSet):
+    """A user's own `Images`, whose parts have no hash: that of the whole and of the choice stands for it."""
+
+    hashed_reads = False
+
+    def __init__(self, images: Images) -> None:
+        self.images, self.name, self.ids = images, images.name, images.ids
+
+    def read(self, index: int) -> Image.Image | Tensor:
+        return self.images.read(index)
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        whole = encode(self.images.digest())
+        return [hash_parts(whole, encode(f"{row} {self.ids[row]}")) for row in rows]
+
+
+@final
+class Subset(View):
+    """Some images of a set, in the order of the indices: the first N, one side of a random split.
+
+    Its digest depends on the chosen images only, not on the rest of the set.
+    """
+
+    def __init__(self, images: Images, indices: Sequence[int]) -> None:
+        n = len(images)
+        outside = [index for index in indices if not 0 <= index < n]
+        if outside:
+            raise ImagesError(
+                f"indices of a subset of '{images.name}' must lie in 0..{n - 1}; got {outside[0]}. "
+                f"Choose among its {n} images."
+            )
+        labels = None if images.labels is None else images.labels[torch.tensor(indices, dtype=torch.long)]
+        super().__init__(images, [images.ids[index] for index in indices], labels, images.classes)
+        self.indices = indices
+
+    def row_of(self, index: int) -> int:
+        """The index that was given for a row."""
+        return self.indices[index]
+
+
+@final
+class Labelled(View):
+    """The same images with other labels. The digest stays the same: labels do not count."""
+
+    def __init__(self, images: Images, labels: Int[Tensor, "n"], classes: Sequence[str] | None = None) -> None:
+        super().__init__(images, images.ids, labels, classes)
 
 
 def check_unique(ids: Sequence[str], name: str) -> None:
@@ -68,17 +168,17 @@ def check_unique(ids: Sequence[str], name: str) -> None:
     if len(set(ids)) < len(ids):
         twice = [key for key, count in Counter(ids).items() if count > 1]
         raise ImagesError(
-            f"{name} must give every image an id of its own; {len(twice)} of {len(set(ids))} ids come more "
+            f"{name} must give every image an id of its own; {len(twice)} of {len(set(ids))} ids occur more "
             f"than once: {some(twice)}. Remove or rename the repeated ones."
         )
 
 
 def check_labels(labels: Tensor | None, n: int, classes: Sequence[str] | None, name: str) -> None:
-    """Raise ImagesError unless there is one label an image, 0 or more, and named if classes have names."""
+    """Raise ImagesError unless there is one label per image, 0 or more, and named if classes have names."""
     if labels is None:
         return
     if len(labels) != n:
-        raise ImagesError(f"labels of {name} must be one an image; got {len(labels)} labels for {n} images.")
+        raise ImagesError(f"labels of {name} must be one per image; got {len(labels)} labels for {n} images.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0:
         raise ImagesError(

@@ -7,7 +7,7 @@ subsets.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,9 +17,8 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dubito.data.csv_table import read_csv
-from dubito.data.image_set import some
+from dubito.data.image_set import Labelled, some
 from dubito.data.tree import is_image
-from dubito.data.views import Labelled
 from dubito.errors import ImagesError
 from dubito.types import Images
 
@@ -132,7 +131,7 @@ def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:
     """The label of each image in order, by the first way of naming that fits all."""
     fewest: Sequence[str] = images.ids
     clashing: list[str] = []
-    for naming in (_itself, _file_name, _stem, _number):
+    for naming in NAMINGS:
         names = [naming(key) for key in images.ids]
         keys = Counter(naming(key) for key in labels)
         missing = [key for key, name in zip(images.ids, names, strict=True) if name not in keys]
@@ -155,10 +154,6 @@ def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:
     )
 
 
-def _itself(key: str) -> str:
-    return key
-
-
 def _file_name(key: str) -> str:
     return PurePosixPath(key).name
 
@@ -170,6 +165,10 @@ def _stem(key: str) -> str:
 def _number(key: str) -> str:
     stem = _stem(key)
     return str(int(stem)) if stem.isdecimal() else stem
+
+
+NAMINGS: tuple[Callable[[str], str], ...] = (str, _file_name, _stem, _number)
+"""By which an image is found: its id, its file name, its stem, its number."""
 
 
 def _is_integer(text: str) -> bool:

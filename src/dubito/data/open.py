@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from dubito.data.archive import ArchiveImages
-from dubito.data.arrays import ArrayImages
+from dubito.data.arrays import ArrayImages, open_npz
 from dubito.data.dataset import DatasetImages
-from dubito.data.files import FileImages, open_folder
+from dubito.data.files import FileImages, open_csv, open_folder
 from dubito.data.image_set import ImageSet, some
 from dubito.data.labels import Labels, with_labels
-from dubito.data.listing import open_listing
-from dubito.data.npz import open_npz
 from dubito.data.tree import SUFFIXES, is_image
 from dubito.errors import ImagesError
 from dubito.types import Images
@@ -96,7 +94,7 @@ def _open_path(source: str) -> Images:
     return opener(path)
 
 
-_OPENERS: dict[str, Callable[[Path], Images]] = {".csv": open_listing, ".zip": ArchiveImages}
+_OPENERS: dict[str, Callable[[Path], Images]] = {".csv": open_csv, ".zip": ArchiveImages}
 
 
 def _open_array(source: Shaped[np.ndarray, "..."] | Tensor) -> ArrayImages:

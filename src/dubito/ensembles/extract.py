@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.ensembles._layers import chosen_layers, linear_layers, spans_of
 from dubito.ensembles._masked import Masked
 from dubito.ensembles._training import checked_labels, random_masks, rows_each, shuffled, trained_masks

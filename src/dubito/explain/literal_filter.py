@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from dubito.cache.memory import kept_memory
+from dubito.cache.runner import kept_memory
 from dubito.cache.progress import bar
 from dubito.errors import ModelError, ValueRangeError
 from dubito.explain._filter_state import BINS, State, read_state, write_state

@@ -19,6 +19,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.cache.fingerprint import model_identity
+from dubito.cache.runner import predict_table
 from dubito.errors import GuardError, ModelError, TableError
 from dubito.guard._given import (
     check_apart,
@@ -30,7 +31,6 @@ from dubito.guard._given import (
     split_rows,
     warn_of_twins,
 )
-from dubito.guard.asking import as_images, ask, probes_for
 from dubito.guard.candidates import (
     Roles,
     Scores,
@@ -44,6 +44,7 @@ from dubito.guard.candidates import (
 )
 from dubito.guard.combine import Combination, rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
+from dubito.guard.inputs import as_images, probes_for
 from dubito.guard.judge import Judge, novel_rows
 from dubito.guard.promise import Guarantee
 from dubito.guard.thresholds import Threshold
@@ -191,7 +192,7 @@ class Guard:
         if self.model is None:
             raise GuardError("guard: images need the model. Load it with the guard: Guard.load(path, model).")
         probes = probes_for(self.needs, self.probes, self.provenance)
-        return ask(self.model, as_images(images)[0], probes, provenance=self.provenance)
+        return predict_table(self.model, as_images(images)[0], probes, provenance=self.provenance)
 
     def decide(self, table: Table) -> Decisions:
         """A verdict of every row of a table of the same model."""

@@ -33,9 +33,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
-from dubito.guard.asking import as_kept
 from dubito.guard.onnx_scores import as_graph
 from dubito.models.wrap import WrappedClassifier, sample_of
+from dubito.probes import base_probe
 from dubito.storage import write_file
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ class GuardModule(nn.Module):
         self._written = {name: as_graph(name, score, self) for name, score in scores.items()}
         self._combination, self._grids = guard.combination, guard.grids
         self._threshold, self._density, self._gate = guard.threshold.value, guard.roles.density, guard.gate
+        self._base = base_probe(guard.provenance)
         self._features = any("feature" in score.needs for score in scores.values())
         self.backbone = copy.deepcopy(model.module).eval().requires_grad_(False)
         self._layer = None if model.layer is None else _same_place(model.module, self.backbone, model.layer)
@@ -186,7 +187,7 @@ class GuardModule(nn.Module):
         finally:
             hook.remove()
         z = seen[0].flatten(1)
-        return as_kept(z), F.linear(z, self._layer.weight, self._layer.bias)
+        return self._base.as_stored(z), F.linear(z, self._layer.weight, self._layer.bias)
 
 
 def _example(model: WrappedClassifier) -> Tensor:

@@ -4,7 +4,7 @@ feature z (n,d)    logit W z + b (n,c)    loss = L(logit, label) (n), by default
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import torch
@@ -12,8 +12,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dubito.choices import KnownLoss
-from dubito.errors import ValueRangeError
-from dubito.probes.task_loss import Mixed, check_task_loss, describe_task_loss, task_loss
+from dubito.errors import ImagesError, ValueRangeError
+from dubito.probes.task_loss import Mixed, check_target, check_task_loss, describe_task_loss, task_loss
+from dubito.table import Provenance
 from dubito.types import Classifier, Json, TaskLoss
 
 
@@ -71,6 +72,32 @@ class Forward:
             settings["task_loss"] = describe_task_loss(self.task_loss)
         return settings
 
+    @property
+    def keeps_head(self) -> bool:
+        """Logits that are not stored are rebuilt from the features and the model's last layer."""
+        return not self.store_logit
+
+    def check_targets(self, targets: Shaped[Tensor, "n ..."] | None, classes: int | None) -> None:
+        """Raise an error where the task loss cannot be computed: no targets for one that was chosen, or unfit ones."""
+        if targets is None and self.task_loss != "cross_entropy":
+            raise ImagesError(
+                f"Forward(task_loss={describe_task_loss(self.task_loss)!r}) needs something to compare the logits "
+                f"with; the images have no labels of the model's classes and there are no targets. "
+                f"Pass targets=..., one row per image."
+            )
+        if targets is not None and classes is not None:
+            check_target(self.task_loss, targets, classes)
+
+    def in_memory(self) -> "Forward":
+        """The same probe for a table in memory: logits are there, features in full precision until `as_stored`."""
+        return replace(self, store_logit=True, feature_dtype="float32")
+
+    def as_stored(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Features as a cache of this probe gives them back; those beyond float16's range stay as they are."""
+        if self.feature_dtype == "float32":
+            return z
+        return torch.where(z.abs() <= torch.finfo(torch.float16).max, z.half().float(), z)
+
     def _stored(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         dtype = torch.float16 if self.feature_dtype == "float16" else torch.float32
         limit = torch.finfo(dtype).max
@@ -80,3 +107,9 @@ class Forward:
                 f"Extract with probes=[Forward(feature_dtype='float32')]."
             )
         return z.to(dtype)
+
+
+def base_probe(provenance: Provenance | None = None) -> Forward:
+    """The probe that every extraction runs; features as precise as in the cache that a provenance describes."""
+    recorded = provenance.probes.get(Forward.name, {}) if provenance is not None else {}
+    return Forward(feature_dtype=recorded.get("settings", {}).get("feature_dtype", "float16"))

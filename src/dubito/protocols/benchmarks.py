@@ -26,9 +26,8 @@ import torch
 
 from dubito.data.arrays import ArrayImages
 from dubito.data.files import FileImages, open_folder
-from dubito.data.image_set import some
+from dubito.data.image_set import Subset, some
 from dubito.data.tree import class_folders
-from dubito.data.views import Subset
 from dubito.errors import ImagesError, MissingPackageError
 from dubito.types import Images
 from dubito.validate import nearest

@@ -1,7 +1,7 @@
 """Does an uncertainty grow as images are corrupted? Blur, a grey box, zoom and noise, severity by severity.
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), section 4.5 and Figure 6; the corruptions are those of
-`dubito.data.deteriorate` (the paper's were not released). For each corruption and score there are, at every severity s,
+`dubito.data.corruptions` (the paper's were not released). For each corruption and score there are, at every severity s,
 the median and the quartiles of u over the images, and two measures of monotonicity, both ours:
 
     rises    = how many steps s -> s' to the next severity raise the median of u
@@ -25,8 +25,7 @@ from torch import Tensor
 from dubito.cache import extract
 from dubito.cache.progress import bar
 from dubito.data import open_images
-from dubito.data.deteriorate import DETERIORATIONS
-from dubito.data.deteriorated import Deteriorated
+from dubito.data.corruptions import CORRUPTIONS, Corrupted
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval
@@ -142,7 +141,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     scores: Mapping[str, Score],
     to: str | Path,
     *,
-    corruptions: Sequence[str] = tuple(DETERIORATIONS),
+    corruptions: Sequence[str] = tuple(CORRUPTIONS),
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
     confidence: float = 0.95,
@@ -201,7 +200,7 @@ def rank_correlations(u: Float[Tensor, "n s"]) -> Float[Tensor, "n"]:
 def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int], seed: int) -> dict[str, Images]:
     """The images of every level, by the name of its cache; the clean ones serve all corruptions."""
     return {
-        _level(corruption, severity): Deteriorated(images, corruption, severity, seed=seed) if severity else images
+        _level(corruption, severity): Corrupted(images, corruption, severity, seed=seed) if severity else images
         for corruption in corruptions
         for severity in severities
     }
@@ -223,10 +222,10 @@ def _same_images(before: list[str], table: Table) -> list[str]:
 
 
 def _check_levels(corruptions: Sequence[str], severities: Sequence[int]) -> None:
-    unknown = [name for name in corruptions if name not in DETERIORATIONS]
+    unknown = [name for name in corruptions if name not in CORRUPTIONS]
     if unknown or not corruptions or isinstance(corruptions, str):
         raise ValueRangeError(
-            f"corruption_curve: corruptions must be a list of {', '.join(DETERIORATIONS)}; got {corruptions!r}. "
+            f"corruption_curve: corruptions must be a list of {', '.join(CORRUPTIONS)}; got {corruptions!r}. "
             f"Choose among those."
         )
     allowed = [severity for severity in severities if severity in SEVERITIES]

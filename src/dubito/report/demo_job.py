@@ -18,7 +18,7 @@ from PIL import Image
 
 from dubito.cache import extract
 from dubito.data import FileImages
-from dubito.data.deteriorate import DETERIORATIONS, deteriorate
+from dubito.data.corruptions import CORRUPTIONS, corrupt
 from dubito.data.photos import photos
 from dubito.errors import ModelError
 from dubito.heads.score import UncertaintyHead
@@ -186,14 +186,14 @@ def _write_pictures(folder: Path, photographs: Sequence[tuple[str, Image.Image]]
         image = _smaller(original)
         for kind, severity in _steps():
             name = f"{photo}/{CLEAN}.jpg" if kind == CLEAN else f"{photo}/{kind}-{severity}.jpg"
-            worse = image if kind == CLEAN else deteriorate(image, kind, severity, seed)
+            worse = image if kind == CLEAN else corrupt(image, kind, severity, seed)
             _write_picture(folder / name, worse)
             plan[name] = (photo, kind, severity)
     return plan
 
 
 def _steps() -> list[tuple[str, int]]:
-    return [(CLEAN, 0), *((kind, severity) for kind in DETERIORATIONS for severity in SEVERITIES)]
+    return [(CLEAN, 0), *((kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES)]
 
 
 def _smaller(image: Image.Image) -> Image.Image:

@@ -7,8 +7,9 @@ import torch
 from PIL import Image
 
 import dubito
+from dubito.cache.runner import predict_table
 from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError, SkippedImagesWarning
-from dubito.guard.asking import as_images, as_kept, ask, probes_for
+from dubito.guard.inputs import as_images, probes_for
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes import Gradient, Members, PreActivation, Tiles
 from dubito.table import Provenance
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_says_what_extract_says(model: WrappedClassifier, folder: Path, tmp_path: Path) -> None:
     probes = [Tiles([2]), PreActivation()]
     there = dubito.extract(model, folder, tmp_path / "cache", probes=probes, workers=0, progress=False)
-    here = ask(model, as_images(folder)[0], probes)
+    here = predict_table(model, as_images(folder)[0], probes)
     assert here.id.tolist() == there.id.tolist()
     for column in ("feature", "logit", "tiles_2"):
         assert torch.equal(here.whole(column).float(), there.whole(column).float()), column
@@ -62,10 +63,10 @@ def test_one_image_in_many_forms(model: WrappedClassifier, folder: Path, kind: s
     }
     images, single = as_images(forms[kind])
     assert single
-    found = ask(model, images, [])
+    found = predict_table(model, images, [])
     assert len(found) == 1
     if kind != "grey":
-        assert torch.allclose(found.logit, ask(model, as_images(folder)[0], []).logit[1:2], atol=1e-5)
+        assert torch.allclose(found.logit, predict_table(model, as_images(folder)[0], []).logit[1:2], atol=1e-5)
 
 
 def test_inputs_have_channels_first() -> None:
@@ -77,8 +78,8 @@ def test_inputs_have_channels_first() -> None:
 def test_lists_of_files_and_of_pictures(model: WrappedClassifier, folder: Path) -> None:
     files, single = as_images([folder / "2.png", str(folder / "0.png")])
     assert not single
-    found = ask(model, files, [])
-    whole = ask(model, as_images(folder)[0], []).logit
+    found = predict_table(model, files, [])
+    whole = predict_table(model, as_images(folder)[0], []).logit
     assert torch.allclose(found.logit, whole[[2, 0]], atol=1e-5)
     pictures, single = as_images([Image.open(folder / "2.png")])
     assert (len(pictures), single) == (1, False)
@@ -87,17 +88,26 @@ def test_lists_of_files_and_of_pictures(model: WrappedClassifier, folder: Path) 
 def test_broken_images_are_listed_and_a_single_one_raises(model: WrappedClassifier, tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    with pytest.warns(SkippedImagesWarning, match="1 of 2 images could not be decoded and have no verdict"):
-        found = ask(model, as_images(tmp_path)[0], [])
+    with pytest.warns(SkippedImagesWarning, match="1 of 2 images could not be decoded and were skipped"):
+        found = predict_table(model, as_images(tmp_path)[0], [])
     assert found.id.tolist() == ["good.png"]
     assert found.skipped[0][0] == "bad.png"
     with pytest.raises(BrokenImageError, match=r"bad\.png"):
-        ask(model, as_images(tmp_path / "bad.png")[0], [])
+        predict_table(model, as_images(tmp_path / "bad.png")[0], [])
 
 
-def test_features_are_rounded_as_caches_round_them() -> None:
-    z = torch.tensor([[1.0001, 1e5, -70000.0]])
-    assert as_kept(z).tolist() == [[1.0, 1e5, -70000.0]]
+def test_features_are_as_precise_as_those_the_guard_was_fitted_on(model: WrappedClassifier, tmp_path: Path) -> None:
+    x = torch.randn(120, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    for dtype in ("float16", "float32"):
+        forward = dubito.probes.Forward(feature_dtype=dtype)
+        table = dubito.extract(model, x, tmp_path / dtype, probes=[forward], workers=0, progress=False)
+        guard = dubito.Guard.fit(model, table, coverage=0.5, scores={"neighbours": dubito.Neighbours(k=3)})
+        asked = guard.asked(x[:16])
+        assert torch.equal(asked.feature, table.feature[:16])
+        assert (asked.feature.half().float() == asked.feature).all() == (dtype == "float16")
+        guard.save(tmp_path / f"guard-{dtype}")
+        loaded = dubito.Guard.load(tmp_path / f"guard-{dtype}", model)
+        assert torch.equal(loaded.asked(x[:16]).feature, table.feature[:16])
 
 
 def test_probes_are_made_anew_or_taken() -> None:
@@ -130,8 +140,8 @@ def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Pat
     ("shape", "message"),
     [
         ((3, 8, 8), r"shape \(3, 8, 8\) may be one picture with channels first, or three grey ones"),
-        ((8, 8, 4), r"\(1, 8, 8, 4\) came. Give images\[..., :3\]"),
-        ((8, 8, 1), r"\(1, 8, 8, 1\) came. Give images\[..., 0\]"),
+        ((8, 8, 4), r"\(1, 8, 8, 4\). Give images\[..., :3\]"),
+        ((8, 8, 1), r"\(1, 8, 8, 1\). Give images\[..., 0\]"),
     ],
 )
 def test_a_picture_with_other_channels_is_no_stack_of_grey_ones(shape: tuple[int, ...], message: str) -> None:
@@ -144,4 +154,4 @@ def test_inputs_that_the_model_cannot_take_are_told(model: WrappedClassifier) ->
     images, single = as_images(np.zeros((96, 96, 3), np.float32))
     assert single
     with pytest.raises(ModelError, match=r"tiny cannot take inputs of shape \(n, 96, 96, 3\) .* as uint8 \(h, w, 3\)"):
-        ask(model, images, [])
+        predict_table(model, images, [])

@@ -1,0 +1,154 @@
+"""Corruptions of increasing severity, under which an uncertainty should grow: blur, a grey box, zoom and noise.
+
+Kirchhof et al., Pretrained Visual Uncertainties (2024), Figure 6, corrupt images in these four ways.
+Their levels were never released (OPEN); ours are these five, and severity 0 is the image unchanged:
+
+| severity | 1 | 2 | 3 | 4 | 5 | unit |
+|---|---|---|---|---|---|---|
+| blur | 0.005 | 0.01 | 0.02 | 0.04 | 0.08 | standard deviation, in short sides of the image |
+| box | 0.1 | 0.25 | 0.4 | 0.6 | 0.8 | share of the area that is covered |
+| zoom | 1.25 | 1.75 | 2.5 | 4 | 6 | magnification |
+| noise | 0.04 | 0.08 | 0.16 | 0.32 | 0.64 | standard deviation, in full scales 0..255 |
+
+A seed fixes the noise and where the box and the zoom lie, for all severities alike: the levels of one image differ in
+strength only.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import final
+
+import numpy as np
+from PIL import Image, ImageFilter
+from torch import Tensor
+
+from dubito.data.digest import hash_array, hash_parts
+from dubito.data.image_set import View
+from dubito.errors import BrokenImageError, ImagesError, ValueRangeError
+from dubito.storage import encode
+from dubito.types import Images
+from dubito.validate import check_choice
+
+Corruption = Callable[[Image.Image, int, int], Image.Image]
+"""An RGB image, a severity 0..5 and a seed to an image of the same size."""
+
+_BLUR = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)
+_BOX = (0.0, 0.1, 0.25, 0.4, 0.6, 0.8)
+_ZOOM = (1.0, 1.25, 1.75, 2.5, 4.0, 6.0)
+_NOISE = (0.0, 0.04, 0.08, 0.16, 0.32, 0.64)
+_GREY = (128, 128, 128)
+
+
+def corrupt(image: Image.Image, kind: str, severity: int, seed: int = 0) -> Image.Image:
+    """An RGB image under one of `CORRUPTIONS`.
+
+    >>> corrupt(Image.new("RGB", (10, 10), "white"), "box", 5).getpixel((5, 5))
+    (128, 128, 128)
+    """
+    check_choice(kind, CORRUPTIONS, by="corrupt", what="kind")
+    return CORRUPTIONS[kind](image, severity, seed)
+
+
+def blur(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:  # noqa: ARG001 (nothing random here)
+    """Gaussian blur."""
+    sigma = _level(_BLUR, severity) * min(image.size)
+    return image.filter(ImageFilter.GaussianBlur(sigma)) if severity else image.copy()
+
+
+def box(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
+    """A grey box of the image's own proportions over a part of it."""
+    covered = _level(_BOX, severity)
+    corrupted = image.copy()
+    if severity:
+        corrupted.paste(_GREY, _window(image.size, covered**0.5, seed))
+    return corrupted
+
+
+def zoom(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
+    """A part of the image, magnified to the full size."""
+    magnification = _level(_ZOOM, severity)
+    window = _window(image.size, 1 / magnification, seed)
+    return image.resize(image.size, Image.Resampling.BICUBIC, box=window) if severity else image.copy()
+
+
+def noise(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
+    """Independent Gaussian noise on every pixel and channel, clipped to 0..255."""
+    sigma = 255 * _level(_NOISE, severity)
+    pixels = np.asarray(image, dtype=np.float64)
+    noisy = pixels + sigma * np.random.default_rng(seed).standard_normal(pixels.shape)
+    return Image.fromarray(np.rint(noisy.clip(0, 255)).astype(np.uint8))
+
+
+CORRUPTIONS: Mapping[str, Corruption] = MappingProxyType({"blur": blur, "box": box, "zoom": zoom, "noise": noise})
+"""The four by name."""
+
+
+@final
+class Corrupted(View):
+    """The same images under the same ids and labels, corrupted when they are read.
+
+    The place of a box and the noise depend on `seed` and the image's id alone. So they are the same at every severity,
+    and the same whichever other images are in the set. The digest covers the images, the kind, its effect at this
+    severity, and the seed.
+
+    Args:
+        images: RGB images; finished model inputs cannot be corrupted.
+        kind: One of `CORRUPTIONS`: blur, box, zoom, noise.
+        severity: 0 (unchanged) to 5.
+        seed: Seed of the places and the noise.
+    """
+
+    def __init__(self, images: Images, kind: str, severity: int, *, seed: int = 0) -> None:
+        # Runs here once, so that a wrong kind or severity is reported now and not by a worker.
+        effect = hash_array(np.asarray(corrupt(_sample(), kind, severity)))
+        super().__init__(images, images.ids, images.labels, images.classes)
+        self.name = f"{images.name} ({kind} {severity})"
+        self.ready = False
+        self.kind = kind
+        self.severity = severity
+        self.seed = seed
+        self._mark = hash_parts(encode(f"{kind} {severity} {seed}"), effect)
+
+    def read(self, index: int) -> Image.Image | Tensor:
+        """The image, corrupted."""
+        return self._corrupt(self.images.read(index), index)
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of each image and of how it is corrupted."""
+        return [hash_parts(content, self._mark) for content in super().contents(rows)]
+
+    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
+        """The image, corrupted, or why it is broken, and its hash."""
+        image, content = super().read_hashed(index)
+        broken = isinstance(image, BrokenImageError)
+        return image if broken else self._corrupt(image, index), hash_parts(content, self._mark)
+
+    def _corrupt(self, image: Image.Image | Tensor, index: int) -> Image.Image:
+        if isinstance(image, Tensor):
+            raise ImagesError(
+                f"images of '{self.images.name}' must be RGB images to be corrupted; '{self.ids[index]}' is a model "
+                f"input already. Give pixels (images=...), or a data set without a transform."
+            )
+        own = hash_parts(encode(self.ids[index]), encode(str(self.seed)))[:8]
+        return corrupt(image, self.kind, self.severity, int.from_bytes(own, "little"))
+
+
+def _sample() -> Image.Image:
+    """A fixed picture of many colours; its corruption distinguishes one definition of a severity from another."""
+    return Image.fromarray(np.arange(32 * 32 * 3, dtype=np.uint32).reshape(32, 32, 3).astype(np.uint8))
+
+
+def _level(levels: tuple[float, ...], severity: int) -> float:
+    if severity not in range(len(levels)):
+        raise ValueRangeError(
+            f"severity must be an integer from 0 (unchanged) to {len(levels) - 1}; got {severity}. Choose one of those."
+        )
+    return levels[severity]
+
+
+def _window(size: tuple[int, int], scale: float, seed: int) -> tuple[int, int, int, int]:
+    """A box of `scale` times the image's sides, at least one pixel, at a place that the seed chooses."""
+    places = np.random.default_rng(seed).random(2)
+    sides = [max(1, round(side * scale)) for side in size]
+    left, top = (round(float(place) * (side - part)) for place, side, part in zip(places, size, sides, strict=True))
+    return left, top, left + sides[0], top + sides[1]
