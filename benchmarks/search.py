@@ -89,7 +89,7 @@ def race(options: argparse.Namespace) -> dict[str, Any]:
 def one_round(x: np.ndarray, u: np.ndarray, q: np.ndarray, k: int, repeats: int) -> dict[str, float]:
     """Both indexes built anew, then searched in turns: the least seconds of each, and their ratios."""
     index = SafeIndex.build(x, u)
-    kept = u <= index.thresholds.everywhere
+    kept = u <= index.thresholds.overall
     bare = faiss.IndexFlatIP(x.shape[1])
     bare.add(x[kept] / np.linalg.norm(x[kept], axis=1, keepdims=True))
     unit, clear = q / np.linalg.norm(q, axis=1, keepdims=True), np.zeros(len(q))

@@ -25,5 +25,7 @@ def test_an_old_file_is_replaced(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtefactError, match=r"file/picks\.csv' cannot be written \(.*\)\. Give another place\."):
+    with pytest.raises(
+        ArtefactError, match=r"'picks\.csv' cannot be saved in '.*file' \(.*\)\. Choose another place\."
+    ):
         write_csv(tmp_path / "file" / "picks.csv", [])

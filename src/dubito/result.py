@@ -33,9 +33,11 @@ class Result:
 
     Attributes:
         titles: By key of `records`, the heading people see; keys without one are their own heading.
+        text_rows: How many rows of a long table are shown as text; all of them if None.
     """
 
     titles: ClassVar[Mapping[str, str]] = {}
+    text_rows: ClassVar[int | None] = None
 
     def title(self) -> str:
         """What the result is about, in one line."""
@@ -88,15 +90,20 @@ class Result:
         return pandas.DataFrame([_flat(record) for record in self.records()])
 
     def lines(self) -> list[list[str]]:
-        """The table as text: a header and one line per row; empty without records."""
-        records = self.records()
+        """The table as text: a header and one line per row, at most `text_rows`; empty without records."""
+        records = self.records()[: self.text_rows]
         keys = list(dict.fromkeys(key for record in records for key in record))
         header = [self.heading(key) for key in keys]
         return [header, *([self.cell(key, one.get(key)) for key in keys] for one in records)] if records else []
 
+    def _sentences(self) -> list[str]:
+        """What stands below the table of a text."""
+        left = len(self.records()) - len(self.lines()) + 1 if self.text_rows is not None else 0
+        return [*([f"and {left} more"] if left > 0 else []), *self.findings()]
+
     def __str__(self) -> str:
         facts = "  ".join([self.title(), *(f"{name} {text}" for name, text in self.facts().items())])
-        return "\n".join([facts, *aligned(self.lines()), *self.findings()])
+        return "\n".join([facts, *aligned(self.lines()), *self._sentences()])
 
     def __rich__(self) -> "RenderableType":
         from rich.console import Group  # noqa: PLC0415 (only to print)
@@ -107,7 +114,7 @@ class Result:
             # A value above its interval: eight metrics side by side fit a terminal.
             body = [[text.replace(" [", "\n[") for text in line] for line in lines[1:]]
             parts.append(grid(lines[0], body, numbers=_numeric(self.records(), len(lines[0]))))
-        return Group(*parts, *(Text(sentence) for sentence in self.findings()))
+        return Group(*parts, *(Text(sentence) for sentence in self._sentences()))
 
     def _repr_html_(self) -> str:
         header, *body = self.lines() or [[]]
@@ -115,7 +122,7 @@ class Result:
         heads = "".join(f"<th>{escape(text)}</th>" for text in header)
         facts = "".join(f"<div>{escape(name)}: {escape(text)}</div>" for name, text in self.facts().items())
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>" if body else ""
-        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.findings())
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self._sentences())
         return f"<div><strong>{escape(self.title())}</strong>{facts}{table}{sentences}</div>"
 
 

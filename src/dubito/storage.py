@@ -19,20 +19,35 @@ import json
 import os
 import re
 import shutil
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from torch import Tensor
 
 from dubito.errors import ArtefactError, DiskFullError, DubitoError
 
+Loaded = TypeVar("Loaded")
 UNFINISHED = ".part"
 LOCK = ".lock"
+_UNREADABLE = (
+    AttributeError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+    struct.error,
+    DubitoError,
+)
+"""What reading files that are not as they were written may raise."""
 _BYTES = 1 << 22
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -174,6 +189,21 @@ class SavedFolder:
             )
         return dict(found)
 
+    def load(self, folder: Path, read: Callable[[dict[str, Any]], Loaded]) -> Loaded:
+        """What `read` makes of the description; where the folder is replaced meanwhile, of the new one."""
+        while True:
+            described = self.read(folder)
+            try:
+                return read(described)
+            except _UNREADABLE as error:
+                if self.read(folder) != described:
+                    continue
+                reason = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+                raise ArtefactError(
+                    f"the {self.kind} in '{folder}' cannot be read ({reason}). Copy the whole folder again, or make "
+                    f"the {self.kind} again."
+                ) from error
+
     def put_file(self, folder: Path, stem: str, ending: str, fill: Callable[[Callable[[bytes], Any]], Any]) -> str:
         """Write one part, named by its content; `fill` is called with a function that takes the bytes in turn."""
         part, crc = folder / f"{stem}{UNFINISHED}", 0
@@ -225,14 +255,16 @@ class SavedFolder:
         return f"{_size(path):x}" == size and (not check or _crc(path) == crc)
 
     def check_place(self, folder: Path) -> None:
-        """Raise ArtefactError for a folder of other things, such as photographs."""
-        names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
-        ours = {name for name in names if self._is_ours(name)}
-        others = sorted(names - ours - {self.description})
-        if others and not ours:
+        """Raise ArtefactError for a folder of other things, such as images."""
+        with contextlib.suppress(ArtefactError):
+            self.read(folder)
+            return
+        names = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
+        # A description that cannot be read is ours, and damaged, only where our parts lie beside it.
+        if names and not any(self._is_ours(name) for name in names):
             raise ArtefactError(
-                f"the {self.kind} cannot be saved in '{folder}': it holds other things ({', '.join(others[:3])}) and no "
-                f"{self.kind}. Choose a new or empty folder, or that of a {self.kind} to replace."
+                f"the {self.kind} cannot be saved in '{folder}': it holds other things ({', '.join(names[:3])}) and no "
+                f"{self.kind}. Choose a new or empty folder, or the folder of the {self.kind} to replace."
             )
 
     def _sweep(self, folder: Path) -> None:

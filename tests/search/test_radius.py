@@ -5,8 +5,8 @@ import pytest
 
 from dubito.errors import TableError
 from dubito.search import SafeIndex
-from dubito.search.in_memory import InMemory
-from dubito.search.radius import Radii, matched, measure
+from dubito.search.memory import MemoryBackend
+from dubito.search.radius import Radii, match_quantiles, measure_radii
 
 
 def at(*degrees: float) -> np.ndarray:
@@ -18,7 +18,7 @@ def test_a_radius_is_the_distance_at_the_same_rank(monkeypatch):
     monkeypatch.setattr("dubito.search.radius.REACH", 1)
     # Nearest neighbours of 0, 1, 3, 7 degrees: 1, 1, 2, 4 degrees away; uncertainties 10, 20, 30, 40.
     index = SafeIndex.build(at(0, 1, 3, 7), [10.0, 20.0, 30.0, 40.0], clean="none")
-    radii = measure(index.backend)
+    radii = measure_radii(index.backend)
     near = 1 - np.cos(np.deg2rad([1.0, 1.0, 2.0, 4.0]))
     u = np.array([0.0, 10.0, 20.0, 30.0, 40.0, 99.0])
     # The shares 0, 1/3, 2/3 and 1 are those of the four items; levels at hundredths lie within 1/300 of a third.
@@ -86,14 +86,14 @@ def test_an_approximation_measures_as_it_searches(monkeypatch):
     exact = index.search(x[:20], u[:20], k=1, sets=True).sets
     index = SafeIndex.build(x, u, clean="none")
     index.approximate("IVF4,Flat", effort=4)  # all lists: exact after all
-    monkeypatch.setattr(InMemory, "_compared", None)  # to compare all items would fail
+    monkeypatch.setattr(MemoryBackend, "_brute_force", None)  # to compare all items would fail
     assert index.search(x[:20], u[:20], k=1, sets=True).sets == exact
 
 
 def test_equal_uncertainties_and_few_items():
-    assert matched(np.array([1.0, 1.0]), np.array([0.1, 0.3]), 0).of(np.array([1.0])).tolist() == [0.3]
-    assert Radii.from_json(matched(np.array([1.0]), np.array([0.1]), 0).to_json(), 4).revision == 4
-    with pytest.raises(TableError, match="sets are measured by distances between items, at least two; 1 is kept"):
+    assert match_quantiles(np.array([1.0, 1.0]), np.array([0.1, 0.3]), 0).of(np.array([1.0])).tolist() == [0.3]
+    assert Radii.from_json(match_quantiles(np.array([1.0]), np.array([0.1]), 0).to_json(), 4).revision == 4
+    with pytest.raises(TableError, match="sets need distances between at least two kept items; got 1"):
         SafeIndex.build(at(0), [1.0]).search(at(0), [1.0], k=1, sets=True)
     three = SafeIndex.build(at(0, 0, 0), [1.0, 1.0, 1.0]).search(at(0), [1.0], k=1, sets=True).sets
     assert three is not None

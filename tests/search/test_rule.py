@@ -23,7 +23,7 @@ def test_it_is_the_inverted_distribution_of_numpy():
     u = np.random.default_rng(1).normal(size=237)
     for quantile in np.linspace(0.013, 0.987, 31):
         expected = np.quantile(u, quantile, method="inverted_cdf")
-        assert Rule(float(quantile)).thresholds(u, None).everywhere == expected
+        assert Rule(float(quantile)).thresholds(u, None).overall == expected
 
 
 def test_ties_are_kept():
@@ -69,5 +69,5 @@ def test_errors():
         match=r"none of class 5. Add some, give refuse_above=..., or build the index with per_class=False.",
     ):
         Thresholds(1.0, {2: 1.0}).of(2, np.array([2, 5]))
-    with pytest.raises(ArtefactError, match="is no rule of an index"):
+    with pytest.raises(ArtefactError, match="is not the rule of an index"):
         Rule.from_json({"quantile": 2, "clean": "both", "per_class": False})

@@ -54,13 +54,15 @@ def test_a_refusal_says_why():
     found = index.search(np.eye(4)[:2], [0.5, 3.25], k=1)
     assert found.reason(0) is None
     assert found.reason(1) == "its uncertainty 3.25 is above 1, the 0.5 quantile of the items"
-    assert str(found).splitlines()[1:] == [
-        "0      0        1.000",
-        "1      -        -       its uncertainty 3.25 is above 1, the 0.5 quantile of the items",
+    assert str(found).splitlines() == [
+        "2 queries, 1 refused",
+        "query  nearest items  cosines  labels  uncertainty  refused because",
+        "0      0              1.000    0       0.5          -",
+        "1      -              -        -       3.25         " + str(found.reason(1)),
     ]
-    assert found.to_json()["queries"] == [
-        {"refused": False, "reason": None, "uncertainty": 0.5, "ids": ["0"], "similarities": [1.0], "labels": [0]},
-        {"refused": True, "reason": found.reason(1), "uncertainty": 3.25, "ids": [], "similarities": [], "labels": []},
+    assert found.to_dict()["queries"] == [
+        {"refused": False, "reason": None, "ids": ["0"], "similarities": [1.0], "labels": [0], "uncertainty": 0.5},
+        {"refused": True, "reason": found.reason(1), "ids": [], "similarities": [], "labels": [], "uncertainty": 3.25},
     ]
     given = index.search(np.eye(4)[:2], [0.5, 3.25], k=1, refuse_above=0.25)
     assert given.refused.all()
@@ -73,15 +75,19 @@ def test_answers_are_called_by_the_names_of_the_queries():
     asked = Table(feature=[[1.0, 0.0], [0.0, 1.0]], id=["new/1.jpg", "new/2.jpg"])
     found = index.search(asked, [0.1, 0.5], k=1)
     assert found.queries == ["new/1.jpg", "new/2.jpg"]
-    assert str(found).splitlines()[1:] == [
-        "new/1.jpg  a        1.000",
-        "new/2.jpg  -        -       its uncertainty 0.5 is above 0.2, the 1 quantile of the items",
-    ]
-    assert [one["id"] for one in found.to_json()["queries"]] == found.queries
+    assert [line.split()[:2] for line in str(found).splitlines()[2:]] == [["new/1.jpg", "a"], ["new/2.jpg", "-"]]
+    assert found.to_pandas()["ids"].tolist() == [["a"], []]
+    assert [one["id"] for one in found.to_dict()["queries"]] == found.queries
     unnamed = index.search(asked.feature, [0.1, 0.5], k=1)
     assert unnamed.queries is None
-    assert str(unnamed).splitlines()[1].startswith("0      a")
-    assert "id" not in unnamed.to_json()["queries"][0]
+    assert str(unnamed).splitlines()[2].startswith("0      a")
+    assert "id" not in unnamed.to_dict()["queries"][0]
+
+
+def test_text_shows_the_first_queries_only(items):
+    index = SafeIndex.build(items["feature"], items["u"], clean="none")
+    assert str(index.search(items["feature"][:53], k=1)).splitlines()[-1] == "and 3 more"
+    assert "more" not in str(index.search(items["feature"][:50], k=1))
 
 
 def test_all_queries_may_be_refused(items):
@@ -98,7 +104,7 @@ def test_all_queries_may_be_refused(items):
 
 def test_no_query_at_all_is_no_answer(items):
     found = SafeIndex.build(items["feature"], items["u"]).search(np.empty((0, D)), [], k=3, sets=True)
-    assert (found.ids.shape, found.sets, found.to_json()["queries"]) == ((0, 3), (), [])
+    assert (found.ids.shape, found.sets, found.to_dict()["queries"]) == ((0, 3), (), [])
 
 
 def test_cosines_are_never_above_one():
@@ -193,7 +199,7 @@ def test_threads_may_search_an_index_that_nobody_has_searched_before(items, quer
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: index.search(queries["feature"], queries["u"], k=3).ids.tolist(), range(4)))
     assert found == [expected.ids.tolist()] * 4
-    left_out = np.flatnonzero(items["u"] > index.thresholds.everywhere)
+    left_out = np.flatnonzero(items["u"] > index.thresholds.overall)
     assert index.left_out() == sorted(str(row) for row in left_out)
 
 
@@ -243,14 +249,14 @@ def test_an_approximation_that_finds_too_few_compares_all(items, queries):
 
 
 def test_half_precision_and_mapped_arrays_are_read_in_blocks(tmp_path, monkeypatch, queries):
-    monkeypatch.setattr("dubito.search._given.AT_ONCE", 7)
+    monkeypatch.setattr("dubito.search.inputs._ROWS_AT_ONCE", 7)
     made = data(0)
     np.save(tmp_path / "items.npy", made["feature"].astype(np.float16))
     mapped = np.load(tmp_path / "items.npy", mmap_mode="r")
     index = SafeIndex.build(mapped, made["u"])
     found = index.search(torch.from_numpy(queries["feature"]), queries["u"], k=2, exclude=["1"] * 40)
     whole = SafeIndex.build(made["feature"].astype(np.float16).astype(np.float32), made["u"])
-    monkeypatch.setattr("dubito.search._given.AT_ONCE", 8192)
+    monkeypatch.setattr("dubito.search.inputs._ROWS_AT_ONCE", 8192)
     expected = whole.search(queries["feature"], queries["u"], k=2, exclude=["1"] * 40)
     assert found.ids.tolist() == expected.ids.tolist()
     assert "1" not in found.ids

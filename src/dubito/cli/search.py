@@ -11,17 +11,15 @@ import typer
 import dubito
 from dubito.choices import Clean
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, facts, grid
+from dubito.cli._console import Screen, facts
 from dubito.errors import SkippedImagesWarning, TableError
 
 if TYPE_CHECKING:
-    from dubito.search import Retrieved, SafeIndex
+    from dubito.search import SafeIndex
     from dubito.table import Table
     from dubito.types import Score
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
-_SHOWN = 50
-"""Queries that people see; JSON has them all."""
 
 
 @app.command(
@@ -63,7 +61,7 @@ def build(  # noqa: PLR0913 (a command's options)
     wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
         from dubito.search import SafeIndex
-        from dubito.search._save import check_place
+        from dubito.search.saving import check_place
 
         check_place(to)  # before anything that takes long
         table = dubito.open(cache)
@@ -140,9 +138,9 @@ def query(  # noqa: PLR0913 (a command's options)
         "k": k,
         "refused": int(found.refused.sum()),
         "skipped": [{"id": name, "reason": why} for name, why in table.skipped],
-        **found.to_json(),
+        **found.to_dict(),
     }
-    screen.result(result, *_shown(found, names))
+    screen.result(result, found)
 
 
 def _judge(
@@ -220,7 +218,7 @@ def _check_classes(index: "SafeIndex", queries: "Table") -> None:
         return
     raise TableError(
         f"the index has a threshold for each class, and {wrong}. {better}, or one threshold with --refuse-above U (of "
-        f"all items together it is {thresholds.everywhere:.4g}), or build the index without --per-class."
+        f"all items together it is {thresholds.overall:.4g}), or build the index without --per-class."
     )
 
 
@@ -233,7 +231,7 @@ def _described(index: "SafeIndex", to: Path) -> dict[str, Any]:
         "width": index.width,
         "score": None if index.score is None else index.score.name,
         **index.rule.to_json(),
-        "threshold": index.thresholds.everywhere,
+        "threshold": index.thresholds.overall,
         "approximation": None if approximation is None else approximation.to_json(),
     }
 
@@ -249,18 +247,3 @@ def _told(found: dict[str, Any]) -> dict[str, str]:
     if approximation:
         told["approximation"] = f"{approximation['kind']}, recall {approximation['recall']:.3f} of ten neighbours"
     return told
-
-
-def _shown(found: "Retrieved", names: list[str]) -> list[Any]:
-    rows = []
-    for row, name in enumerate(names[:_SHOWN]):
-        reason = found.reason(row)
-        near = zip(found.ids[row].tolist(), found.similarities[row].tolist(), strict=True)
-        answer = f"refused: {reason}" if reason else ", ".join(f"{one} ({cosine:.3f})" for one, cosine in near)
-        more = "" if found.sets is None or (one := found.sets[row]) is None else f"{len(one.ids)}{'+' * one.cut_off}"
-        rows.append([name, answer, *([more] if found.sets is not None else [])])
-    title = f"{len(names)} queries, {int(found.refused.sum())} refused"
-    title += "" if found.exact else " (an approximate search)"
-    header = ["query", "nearest items (cosine)", *(["in its set"] if found.sets is not None else [])]
-    shown: list[Any] = [grid(title, header, rows)]
-    return shown + ([f"{len(names) - _SHOWN} more: --json has all"] if len(names) > _SHOWN else [])

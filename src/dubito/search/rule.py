@@ -4,14 +4,14 @@
     an item is kept, and a query is answered, if u <= t
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Section 5.2: "we reject and/or clean the 10% most uncertain
-images per class". The text calls this free of labels; the published code takes the quantile in each true class. Both
-are here: one threshold for all by default, which needs no label, or one for each class (`per_class`). Ties are kept.
-The threshold is the uncertainty of an item and never between two, so that a database finds the same one.
+images per class". The text calls this label-free; the published code takes the quantile in each true class. Both are
+here: one threshold for all by default, which needs no labels, or one per class (`per_class`). Ties are kept. The
+threshold is the uncertainty of an item and never between two, so a database computes the same one.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, final, get_args
 
 import numpy as np
@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float64, Int64
 from dubito.choices import Clean
 from dubito.errors import ArtefactError, TableError, ValueRangeError
 from dubito.types import Json
+from dubito.validate import check_choice
 
 _ROUNDING = 1e-12
 """0.55 of 100 items are 55 of them, whatever the last bit of the product says."""
@@ -28,20 +29,20 @@ _ROUNDING = 1e-12
 @final
 @dataclass(frozen=True)
 class Thresholds:
-    """Above which an uncertainty is too high.
+    """The highest uncertainty that is accepted.
 
     Attributes:
-        everywhere: For all items together.
-        by_class: For each class, where they are told apart.
+        overall: The threshold of all items together.
+        by_class: The threshold of each class, with `per_class`.
     """
 
-    everywhere: float
+    overall: float
     by_class: Mapping[int, float] | None = None
 
     def of(self, n: int, labels: Int64[np.ndarray, "n"] | None) -> Float64[np.ndarray, "n"]:
         """The threshold of each of n rows; with `by_class`, of the row's class."""
         if self.by_class is None or labels is None:
-            return np.full(n, self.everywhere)
+            return np.full(n, self.overall)
         classes, place = np.unique(labels, return_inverse=True)
         unknown = [int(one) for one in classes if int(one) not in self.by_class]
         if unknown:
@@ -49,29 +50,29 @@ class Thresholds:
                 f"SafeIndex: a threshold per class needs items of that class; there are none of class {unknown[0]}. "
                 f"Add some, give refuse_above=..., or build the index with per_class=False."
             )
-        found: Float64[np.ndarray, "c"] = np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)
-        return found[place]
+        limits: Float64[np.ndarray, "c"] = np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)
+        return limits[place]
 
     def to_json(self) -> Json:
-        """For JSON; its keys are texts."""
+        """Plain values; the keys of JSON are strings."""
         by_class = None if self.by_class is None else {str(key): value for key, value in self.by_class.items()}
-        return {"everywhere": self.everywhere, "by_class": by_class}
+        return {"overall": self.overall, "by_class": by_class}
 
     @classmethod
-    def from_json(cls, found: Json) -> "Thresholds":
-        """Back from `to_json`."""
-        by_class = found["by_class"]
-        return cls(float(found["everywhere"]), by_class and {int(key): float(value) for key, value in by_class.items()})
+    def from_json(cls, values: Json) -> "Thresholds":
+        """The inverse of `to_json`."""
+        by_class = values["by_class"]
+        return cls(float(values["overall"]), by_class and {int(key): float(value) for key, value in by_class.items()})
 
 
 @final
 @dataclass(frozen=True)
 class Rule:
-    """What an index does about uncertainty.
+    """How an index treats uncertainty.
 
     Attributes:
         quantile: The share of items that is kept, in (0, 1].
-        clean: "both": uncertain queries are refused and uncertain items left out; or only one of them, or "none".
+        clean: Whether uncertain "queries" are refused, uncertain "items" left out, "both" or "none".
         per_class: Take the quantile in each class.
     """
 
@@ -85,10 +86,7 @@ class Rule:
                 f"SafeIndex: quantile must be in (0, 1], the share of items that is kept; got {self.quantile}. "
                 f"0.9 is usual."
             )
-        if self.clean not in get_args(Clean):
-            raise ValueRangeError(
-                f"SafeIndex: clean must be one of {', '.join(get_args(Clean))}; got {self.clean!r}. Choose one."
-            )
+        check_choice(self.clean, get_args(Clean), by="SafeIndex", what="clean")
 
     @property
     def cleans_items(self) -> bool:
@@ -101,9 +99,9 @@ class Rule:
         return self.clean in ("both", "queries")
 
     def thresholds(self, u: Float64[np.ndarray, "n"], labels: Int64[np.ndarray, "n"] | None) -> Thresholds:
-        """Of some rows, at least one.
+        """The thresholds of at least one item.
 
-        >>> Rule(quantile=0.75).thresholds(np.array([0.1, 0.4, 0.2, 0.9]), None).everywhere
+        >>> Rule(quantile=0.75).thresholds(np.array([0.1, 0.4, 0.2, 0.9]), None).overall
         0.4
         """
         if not self.per_class:
@@ -122,7 +120,7 @@ class Rule:
     def keeps(
         self, u: Float64[np.ndarray, "n"], labels: Int64[np.ndarray, "n"] | None, thresholds: Thresholds
     ) -> Bool[np.ndarray, "n"]:
-        """Which items are searched."""
+        """Which items are kept, and so searched."""
         if not self.cleans_items:
             return np.ones(len(u), dtype=bool)
         kept: Bool[np.ndarray, "n"] = u <= thresholds.of(len(u), labels)
@@ -130,7 +128,7 @@ class Rule:
 
     @property
     def share(self) -> float:
-        """What is asked of a sorted list: of n values the one at the place ceil(share n), at least the first."""
+        """The quantile as a share: of n sorted values it is the one at position ceil(share n), at least the first."""
         return self.quantile * (1 - _ROUNDING)
 
     def _quantile(self, u: Float64[np.ndarray, "n"]) -> float:
@@ -139,14 +137,14 @@ class Rule:
 
     def to_json(self) -> Json:
         """All settings."""
-        return {"quantile": self.quantile, "clean": self.clean, "per_class": self.per_class}
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Any) -> "Rule":
-        """Back from `to_json`."""
+    def from_json(cls, values: Any) -> "Rule":
+        """The inverse of `to_json`."""
         try:
-            return cls(float(found["quantile"]), found["clean"], bool(found["per_class"]))
+            return cls(float(values["quantile"]), values["clean"], bool(values["per_class"]))
         except (KeyError, TypeError, ValueError, ValueRangeError) as error:
             raise ArtefactError(
-                f"SafeIndex: {found!r} is no rule of an index ({error}). Build the index again."
+                f"SafeIndex: {values!r} is not the rule of an index ({error}). Build the index again."
             ) from error

@@ -1,15 +1,16 @@
 """`SafeIndex`: cosine search that refuses uncertain queries, leaves uncertain items out, or both.
 
     cos(x, item) on features at length one, exact by default
-    a query with u(x) > t is refused, an item with u > t is never an answer       t: see `rule`
+    a query with u(x) > t is refused, an item with u > t is never returned        t: see `rule`
     set(x) = {items: 1 - cos(x, item) <= r(u(x))}                                  r: see `radius`
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Section 5.2 and Table 1: ambiguous queries are matched with an
-arbitrary class, and ambiguous items lie between classes, where they catch queries of both. The paper judges a whole
-data set by itself. Here queries come one at a time, so they are held against the threshold of the items.
+arbitrary class, and ambiguous items lie between classes, where they attract queries of both. The paper filters a whole
+data set by itself. Here queries arrive one at a time, so they are compared with the threshold of the items.
 """
 
 import operator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -17,20 +18,23 @@ import numpy as np
 from jaxtyping import Bool
 
 from dubito.choices import Clean
-from dubito.errors import ValueRangeError
+from dubito.errors import ArtefactError, TableError, ValueRangeError
 from dubito.metrics import Array
-from dubito.search import _checks
-from dubito.search._answers import find, how_many, spread, within
-from dubito.search._folder import Parts
-from dubito.search._given import Names, texts
-from dubito.search._load import read_index
-from dubito.search._recall import approximated
-from dubito.search._save import write_index
-from dubito.search.backend import Approximation, Backend, State
-from dubito.search.in_memory import InMemory
-from dubito.search.radius import Radii, measure
-from dubito.search.result import Retrieved
+from dubito.search.backend import Approximation, Backend, State, approximate
+from dubito.search.inputs import Embeddings, Names, as_list, duplicate, feature_width, read_embeddings
+from dubito.search.memory import MemoryBackend
+from dubito.search.radius import Radii, measure_radii
+from dubito.search.retrieval import (
+    SearchResult,
+    nearest_items,
+    neighbour_count,
+    neighbour_sets,
+    other_classes,
+    per_query,
+    query_limits,
+)
 from dubito.search.rule import Rule, Thresholds
+from dubito.search.saving import Parts, read_index, write_index
 from dubito.table import Provenance, Table
 from dubito.types import Json, Score
 
@@ -40,14 +44,13 @@ class SafeIndex:
     """Items by their features, searched by cosine.
 
     Attributes:
-        score: Judges queries that come as tables, as it judged the items; None if uncertainties were arrays.
-        provenance: The model that made the features, part by part, if known.
-        backend: Where the items are.
+        score: The score of items and queries given as tables; None if uncertainties were arrays.
+        backend: Stores and searches the items.
 
     >>> index = SafeIndex(2, quantile=0.75)
     >>> index.add([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.7, 0.7]], [0.1, 0.2, 0.3, 0.9], ids=["a", "b", "c", "?"])
-    >>> found = index.search([[0.8, 0.6], [0.8, 0.6]], [0.2, 0.8], k=2)  # the last query is itself uncertain
-    >>> found.ids[0].tolist(), found.refused.tolist()
+    >>> result = index.search([[0.8, 0.6], [0.8, 0.6]], [0.2, 0.8], k=2)  # the last query is itself uncertain
+    >>> result.ids[0].tolist(), result.refused.tolist()
     (['b', 'a'], [False, True])
     """
 
@@ -61,10 +64,9 @@ class SafeIndex:
         score: Score | None = None,
     ) -> None:
         if width < 1:
-            raise ValueRangeError(f"SafeIndex: width must be at least 1, that of the features; got {width}.")
-        self.backend: Backend = InMemory(width, Rule(quantile, clean, per_class))
+            raise ValueRangeError(f"SafeIndex: width must be at least 1, the width of the features; got {width}.")
+        self.backend: Backend = MemoryBackend(width, Rule(quantile, clean, per_class))
         self.score = score
-        self.provenance: Provenance | None = None
         self._radii: Radii | None = None
 
     @classmethod
@@ -79,18 +81,18 @@ class SafeIndex:
         clean: Clean = "both",
         per_class: bool = False,
     ) -> "SafeIndex":
-        """An index of these items.
+        """Build an index of some items.
 
         Args:
             items: A table with features, or features (n, d). A cache is read block by block.
-            uncertainty: A fitted score, which the index keeps for queries, or one number an item.
-            ids: Their names; by default the table's, or "0", "1", ...
-            labels: Their classes; by default the table's, if it has any.
-            quantile: The share of items that is kept, and that decides which queries are refused.
+            uncertainty: A fitted score, which the index keeps for queries, or one number per item.
+            ids: The ids of the items; by default the table's, or "0", "1", ...
+            labels: The classes of the items; by default the table's, if it has any.
+            quantile: The share of items that is kept; its threshold also decides which queries are refused.
             clean: Whether uncertain "queries" are refused, uncertain "items" left out, "both" or "none".
             per_class: Take the quantile in each class, as the paper's code does.
         """
-        index = cls(_checks.width_of(items), quantile=quantile, clean=clean, per_class=per_class)
+        index = cls(feature_width(items), quantile=quantile, clean=clean, per_class=per_class)
         index.add(items, uncertainty, ids=ids, labels=labels)
         return index
 
@@ -106,57 +108,61 @@ class SafeIndex:
         per_class: bool | None = None,
         score: Score | None = None,
     ) -> "SafeIndex":
-        """An index in a PostgreSQL database with pgvector; made there if the table does not exist.
+        """Open an index in a PostgreSQL database with pgvector; it is created if the table does not exist.
 
         Args:
             dsn: As libpq takes it: "postgresql://user@host/database".
-            table: Its name, "schema.name" for another schema than the default. A second one, NAME_about, is beside it.
-            width: Of the features; needed for a table that is to be made.
-            quantile: As of `build`. For a table that exists, these three are its own; others are refused.
-            clean: As of `build`.
-            per_class: As of `build`.
-            score: Judges queries that come as tables; it is not kept on the server.
+            table: The name of the table, "schema.name" for another schema than the default. A second table, NAME_about,
+                is created beside it.
+            width: The width of the features; required to create a table.
+            quantile: As in `build`. An existing table has its own three settings; others are refused.
+            clean: As in `build`.
+            per_class: As in `build`.
+            score: The score of items and queries given as tables; it is not stored on the server.
         """
-        from dubito.search.on_server import OnServer  # noqa: PLC0415 (an optional package)
+        from dubito.search.postgres import PostgresBackend  # noqa: PLC0415 (an optional package)
 
-        asked: Json = {"quantile": quantile, "clean": clean, "per_class": per_class}
-        backend = OnServer(dsn, table, width, {key: value for key, value in asked.items() if value is not None})
-        return cls._over(backend, score)
+        rule: Json = {"quantile": quantile, "clean": clean, "per_class": per_class}
+        settings = {key: value for key, value in rule.items() if value is not None}
+        return cls._over(PostgresBackend(dsn, table, width, settings), score)
 
     @classmethod
     def load(cls, folder: str | Path, *, mapped: bool = True, check: bool = True) -> "SafeIndex":
-        """Read back what `save` wrote.
+        """Load an index that `save` wrote.
 
         Args:
-            folder: The place.
-            mapped: Leave vectors on disk until they are searched; else read them now.
-            check: Read every byte once and compare checksums: some seconds for a million vectors of 512.
+            folder: The folder of the index.
+            mapped: Memory-map the vectors rather than read them now.
+            check: Read every byte once and compare checksums: a second for a million vectors of 512 numbers.
         """
         parts = read_index(Path(folder), mapped=mapped, check=check)
         index = cls._over(parts.backend, parts.score)
-        index.provenance, index._radii = parts.provenance, parts.radii
+        index._radii = parts.radii
         return index
 
     def save(self, folder: str | Path) -> Path:
-        """Write the index into a folder: a new or empty one, or in place of the index there.
+        """Save the index in a folder: a new or empty one, or in place of the index there.
 
-        Killed at any instant, it leaves the old one or the new one.
+        A kill at any instant leaves the old index or the new one.
         """
-        place = Path(folder)
-        backend = _checks.in_memory(self.backend)
-        fresh = self._radii if self._radii and self._radii.revision == backend.state().revision else None
-        write_index(place, Parts(backend, self.score, self.provenance, fresh))
-        return place
+        if not isinstance(self.backend, MemoryBackend):
+            raise ArtefactError(
+                "SafeIndex.save: this index is on a server, which has stored every change already. Open it with "
+                "SafeIndex.on_server, or build one in memory from the same items to save it."
+            )
+        current = self._radii if self._radii and self._radii.revision == self.backend.state().revision else None
+        write_index(Path(folder), Parts(self.backend, self.score, current))
+        return Path(folder)
 
     def close(self) -> None:
-        """Let go of a server's connection; the next call opens it again. In memory, nothing happens."""
+        """Close the connection to a server; the next call opens it again. In memory, this does nothing."""
         self.backend.close()
 
     def __len__(self) -> int:
         return self.backend.state().rows
 
     def __contains__(self, name: str) -> bool:
-        return bool(self.backend.known([name]))
+        return bool(self.backend.existing([name]))
 
     def __repr__(self) -> str:
         state, rule = self.backend.state(), self.rule
@@ -167,26 +173,31 @@ class SafeIndex:
 
     @property
     def width(self) -> int:
-        """Of the features."""
+        """The width of the features."""
         return self.backend.width
 
     @property
     def rule(self) -> Rule:
-        """What is done about uncertainty."""
+        """How the index treats uncertainty."""
         return self.backend.rule
 
     @property
+    def provenance(self) -> Provenance | None:
+        """The model that made the features of the items, if known."""
+        return self.backend.state().origin.provenance
+
+    @property
     def thresholds(self) -> Thresholds:
-        """Above which items are left out and queries refused."""
-        return _checks.some(self.backend.state())
+        """The uncertainties above which items are left out and queries refused."""
+        return _thresholds(self.backend.state())
 
     @property
     def kept(self) -> int:
-        """How many items can be an answer."""
+        """How many items are searched."""
         return self.backend.state().kept
 
     def left_out(self) -> list[str]:
-        """The ids of items that are never an answer, sorted."""
+        """The ids of items that are never returned, sorted."""
         return self.backend.left_out()
 
     def add(
@@ -200,32 +211,35 @@ class SafeIndex:
         """Add items, all or none; the thresholds move with them.
 
         Args:
-            items: As of `build`.
-            uncertainty: As of `build`; for a table, by default by the score that the index has.
-            ids: Names that are not there yet; by default the table's, or the next numbers.
-            labels: Classes, if the items before have some.
+            items: As in `build`.
+            uncertainty: As in `build`; for a table, the score of the index by default.
+            ids: Ids that are not in the index yet; by default the table's, or the next numbers.
+            labels: The classes of the items, if those in the index have classes.
         """
         state = self.backend.state()
-        _checks.check_source("SafeIndex.add", items, state.origin.model_id, self.provenance)
-        found = _checks.fitting(
+        new = read_embeddings(
             "SafeIndex.add", items, uncertainty, width=self.width, score=self.score, state=state, ids=ids, labels=labels
         )
-        _checks.check_judged(found, self.score, "item")
-        names = found.ids or [str(state.rows + row) for row in range(found.rows)]
-        _checks.check_new(self.backend, names, named=found.ids is not None)
-        _checks.check_labels(found, state, self.rule)
-        if not found.rows:
+        new.require_uncertainties(self.score, "item")
+        names = new.ids or [str(state.rows + row) for row in range(new.rows)]
+        self._check_new_ids(names, named=new.ids is not None)
+        if not new.rows:
             return
-        self.backend.add(found.blocks(names), found.rows, found.origin)
+        _check_labels(new, state, self.rule)
+        self.backend.add(new.blocks(names), new.rows, new.origin)
         if isinstance(uncertainty, Score):
             self.score = uncertainty
-        if not state.rows:
-            self.provenance = items.provenance if isinstance(items, Table) else None
 
     def remove(self, ids: Names) -> None:
         """Remove items by id, all or none; the thresholds move with the rest."""
-        names = texts(ids)
-        _checks.check_there(self.backend, names)
+        names = as_list(ids)
+        if twice := duplicate(names):
+            raise TableError(f"SafeIndex.remove: ids must be unique; got '{twice}' twice. Drop one of them.")
+        if unknown := sorted({*names} - self.backend.existing(names)):
+            raise TableError(
+                f"SafeIndex.remove: ids must be in the index; {len(unknown)} of {len(names)} are not, such as "
+                f"'{unknown[0]}'. Nothing was removed: check `id in index` first."
+            )
         if names:
             self.backend.remove(names)
 
@@ -240,66 +254,101 @@ class SafeIndex:
         refuse_above: float | Array | None = None,
         sets: bool = False,
         at_most: int = 100,
-    ) -> Retrieved:
-        """The k most similar items of every query that is not refused.
+    ) -> SearchResult:
+        """Find the k most similar items of every query that is not refused.
 
         Args:
             queries: A table with features, or features (n, d).
-            uncertainty: A fitted score, or one number a query; for a table, by default by the score of the index. Not
-                needed where no query is refused and no set is asked for.
-            k: How many neighbours.
-            labels: With per_class, the queries' classes, true or predicted; by default the table's.
-            exclude: For each query an id that is not to be its answer: its own, where queries are items.
-            refuse_above: Other thresholds than the items', one number or one a query.
-            sets: Give also all items within each query's uncertainty.
-            at_most: How many items a set may have.
+            uncertainty: A fitted score, or one number per query; for a table, the score of the index by default. Not
+                needed where no query is refused and no sets are returned.
+            k: The number of neighbours.
+            labels: With per_class, the classes of the queries, true or predicted; by default the table's.
+            exclude: For each query an id that is not returned: its own, where queries are items.
+            refuse_above: Thresholds in place of the items', one number or one per query.
+            sets: Also return all items within each query's uncertainty.
+            at_most: The largest number of items in a set.
         """
         state = self.backend.state()
-        _checks.some(state)
-        k, own = operator.index(k), None if exclude is None else texts(exclude)
-        _checks.check_source("SafeIndex.search", queries, state.origin.model_id, self.provenance)
-        found = _checks.fitting(
+        _thresholds(state)
+        k, own = operator.index(k), None if exclude is None else as_list(exclude)
+        asked = read_embeddings(
             "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
         )
         if self.rule.refuses_queries or refuse_above is not None or sets:
-            _checks.check_judged(found, self.score, "query")
-        limits, against = _checks.limits_of(found, self.rule, state, refuse_above)
-        refused: Bool[np.ndarray, "n"] = np.zeros(found.rows, bool) if found.u is None else found.u > limits
-        count = how_many(k, at_most if sets else None, state, own, found.rows)
-        hits = find(self.backend, found, refused, count, own, labelled=bool(state.labelled))
-        nearby = (
-            within(hits, self._measured(state), found.u, refused, at_most) if sets and found.u is not None else None
-        )
-        return Retrieved(
-            **spread(hits, refused, k),
+            asked.require_uncertainties(self.score, "query")
+        limits, against = query_limits(asked, self.rule, state, refuse_above)
+        refused: Bool[np.ndarray, "n"] = np.zeros(asked.rows, bool) if asked.u is None else asked.u > limits
+        count = neighbour_count(k, at_most if sets else None, state, own, asked.rows)
+        hits = nearest_items(self.backend, asked, refused, count, own, labelled=bool(state.labelled))
+        within = None
+        if sets and asked.u is not None:
+            within = neighbour_sets(hits, self._current_radii(state), asked.u, refused, at_most)
+        return SearchResult(
+            **per_query(hits, refused, k),
             refused=refused,
-            uncertainty=found.u,
+            uncertainty=asked.u,
             thresholds=limits,
             against=against,
-            sets=nearby,
+            sets=within,
             exact=hits.exact,
-            queries=found.ids,
+            queries=asked.ids,
         )
 
     def approximate(self, kind: str | None = None, *, effort: int | None = None) -> Approximation:
-        """Search an approximation from now on, and tell how often it finds what the exact search finds.
+        """Search an approximation from now on, and measure how often it finds what the exact search finds.
 
         Args:
-            kind: In memory a string of faiss.index_factory, such as "HNSW32"; by default an IVF with eight bits a
-                number. On a server "hnsw". In memory, adding and removing items ends it; a server keeps it up to date.
-            effort: How much of it is looked at: nprobe of an IVF, ef_search of an HNSW.
+            kind: In memory a string for faiss.index_factory, such as "HNSW32"; by default an IVF with eight bits per
+                number. On a server "hnsw". In memory, adding and removing items discards it; a server keeps it up to
+                date.
+            effort: How much of it is searched: nprobe of an IVF, ef_search of an HNSW.
         """
-        _checks.some(self.backend.state())
-        return approximated(self.backend, kind, effort)
+        _thresholds(self.backend.state())
+        return approximate(self.backend, kind, effort)
 
     @classmethod
     def _over(cls, backend: Backend, score: Score | None) -> "SafeIndex":
-        """An index of items that are somewhere already."""
+        """An index of the items of a backend."""
         index = cls(backend.width, score=score)
         index.backend = backend
         return index
 
-    def _measured(self, state: State) -> Radii:
+    def _current_radii(self, state: State) -> Radii:
         if self._radii is None or self._radii.revision != state.revision:
-            self._radii = measure(self.backend)
+            self._radii = measure_radii(self.backend)
         return self._radii
+
+    def _check_new_ids(self, names: Sequence[str], *, named: bool) -> None:
+        if twice := duplicate(names):
+            raise TableError(
+                f"SafeIndex.add: ids must be unique; got '{twice}' twice. Nothing was added: rename one of them."
+            )
+        if existing := sorted(self.backend.existing(names)):
+            raise TableError(
+                f"SafeIndex.add: ids must be new; {len(existing)} of {len(names)} are in the index, such as "
+                f"'{existing[0]}'. Nothing was added: {'remove them first' if named else 'give ids=...'}."
+            )
+
+
+def _thresholds(state: State) -> Thresholds:
+    if state.thresholds is None:
+        raise TableError("SafeIndex: the index is empty, so there is nothing to find. Add items first.")
+    return state.thresholds
+
+
+def _check_labels(new: Embeddings, state: State, rule: Rule) -> None:
+    """Raise unless new items have classes, or not, as the index does, and a number means the same class in both."""
+    labelled = new.labels is not None
+    if state.labelled is not None and state.labelled != labelled:
+        raise TableError(
+            f"SafeIndex.add: either all items have classes or none has; those of the index have "
+            f"{'some' if state.labelled else 'none'}, {new.name} has {'some' if labelled else 'none'}. "
+            f"{'Give labels=...' if state.labelled else 'Leave the labels out'}."
+        )
+    if rule.per_class and not labelled:
+        rule.thresholds(np.zeros(1), None)  # raises, and says what is missing
+    if other_classes(new, state):
+        raise TableError(
+            f"SafeIndex.add: a number must mean one class; the classes of {new.name} have other names than those of "
+            f"the items. Nothing was added: give labels=... with the numbers that the items have."
+        )

@@ -16,11 +16,10 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file, save
 
+from dubito import storage
 from dubito.errors import ArtefactError, DiskFullError
 from dubito.scores import Neighbours
-from dubito.search import SafeIndex
-from dubito.search import _load as load_module
-from dubito.search import _save as save_module
+from dubito.search import SafeIndex, saving
 from dubito.storage import pack_strings
 from dubito.table import Provenance, Table
 from dubito.types import Score
@@ -119,39 +118,40 @@ def test_vectors_are_a_safetensors_file(index, tmp_path):
 @pytest.mark.parametrize(
     ("harm", "text"),
     [
-        (lambda place: flip(next(place.glob("vectors-*"))), r"has checksum [0-9a-f]{8}: it was altered"),
-        (lambda place: flip(next(place.glob("items-*"))), "it was altered"),
-        (lambda place: next(place.glob("vectors-*")).write_bytes(b"short"), r"has 5 bytes, not \d+"),
-        (lambda place: next(place.glob("items-*")).unlink(), "cannot be read .*No such file"),
-        (lambda place: (place / "index.json").write_text("{"), "index.json in .* cannot be read"),
-        (lambda place: (place / "index.json").write_text('{"format": 7}'), "has format 7, this dubito reads 1"),
+        (lambda place: flip(next(place.glob("vectors-*"))), r"vectors-\w+-\w+\.safetensors is not the part .* damaged"),
+        (lambda place: flip(next(place.glob("items-*"))), "is not the part that index.json was written with"),
+        (lambda place: next(place.glob("vectors-*")).write_bytes(b"short"), "missing, damaged or replaced"),
+        (lambda place: next(place.glob("items-*")).unlink(), "missing, damaged or replaced"),
+        (lambda place: (place / "index.json").write_text("{"), "index in .* cannot be read"),
+        (lambda place: (place / "index.json").write_text('{"format": 7}'), "must be of format 2; got 7"),
         (lambda place: (place / "index.json").unlink(), "no index in .*: index.json is not there. Save one"),
-        (lambda place: rename(place, "../../secret"), "'../../secret' is no file of an index"),
-        (lambda place: flip(next(place.glob("score-*/state*"))), r"score-[0-9a-f]{8} has checksum .*: it was altered"),
-        (lambda place: change(place, score="../elsewhere"), "'../elsewhere' is no file of an index"),
-        (lambda place: change(place, score=["a"]), "is no file of an index"),
-        (lambda place: change(place, files=[1]), "cannot be read .*Build and save it again"),
+        (lambda place: rename(place, "../../secret"), "names a part '../../secret', which is none"),
+        (lambda place: flip(next(place.glob("score-*/state*"))), r"score-[0-9a-f]+-[0-9a-f]{8} is not the part"),
+        (lambda place: rename(place, "../elsewhere", "score"), "names a part '../elsewhere', which is none"),
+        (lambda place: rename(place, ["a"], "score"), "names a part .*, which is none"),
+        (lambda place: change(place, files=[1]), "cannot be read .*make the index again"),
         (lambda place: change(place, files={}), r"cannot be read \(no 'vectors'\)"),
         (lambda place: change(place, radii={"u": [0.0]}), r"cannot be read \(no 'distances'\)"),
         (lambda place: change(place, radii={"u": [0.0], "distances": [[1.0]]}), "radii must be as many distances as"),
-        (lambda place: change(place, rule={"quantile": 7}), "is no rule of an index"),
-        (lambda place: change(place, rows=10**15), "has not the size of 1000000000000000 vectors of 5 numbers"),
+        (lambda place: change(place, rule={"quantile": 7}), "is not the rule of an index"),
+        (lambda place: change(place, rows=10**15), "does not have the size of 1000000000000000 vectors of 5 numbers"),
         (lambda place: change(place, width=-5, rows=-60), r"cannot be read \(.*negative.*\)"),
+        (lambda place: edit(place, width=4), "index.json was changed after it was written"),
         (lambda place: forge(place, "vectors", b"abc"), "cannot be read .*unpack requires a buffer of 8 bytes"),
-        (lambda place: forge(place, "vectors", struct.pack("<Q", 2**62)), "has not the size of 60 vectors of 5 numb"),
+        (lambda place: forge(place, "vectors", struct.pack("<Q", 2**62)), "does not have the size of 60 vectors of 5"),
         (lambda place: forge(place, "items", items(u=np.zeros(59))), "not one finite uncertainty for each of 60"),
         (
             lambda place: forge(place, "items", items(u=np.full(60, np.nan))),
             "not one finite uncertainty for each of 60",
         ),
-        (lambda place: forge(place, "items", items(ids=["a"] * 60)), "not one name of its own for each of 60"),
+        (lambda place: forge(place, "items", items(ids=["a"] * 60)), "not one unique id for each of 60"),
         (lambda place: forge(place, "items", items(label=np.zeros(7, int))), "not one class for each of 60 vectors"),
         (lambda place: forge(place, "items", items(label=None)), "per_class=True needs the class of every item"),
-        (lambda place: forge(place, "items", pickle.dumps({"u": 1})), "cannot be read .*Build and save it again"),
-        (lambda place: forge(place, "approximate", b"IxFI" + bytes(50)), "cannot be read .*Build and save it again"),
+        (lambda place: forge(place, "items", pickle.dumps({"u": 1})), "cannot be read .*make the index again"),
+        (lambda place: forge(place, "approximate", b"IxFI" + bytes(50)), "cannot be read .*make the index again"),
         (lambda place: forge(place, "approximate", other_faiss()), "holds 3 vectors of 5 numbers, not 49 of 5"),
-        (lambda place: (place / "index.json").write_text("[" * 100_000), "index.json in .* cannot be read"),
-        (lambda place: (place / "index.json").write_text("[]"), "has format list, this dubito reads 1"),
+        (lambda place: (place / "index.json").write_text("[" * 100_000), "index in .* cannot be read"),
+        (lambda place: (place / "index.json").write_text("[]"), "must be of format 2; got list"),
     ],
 )
 def test_damage_is_seen(index, tmp_path, harm, text):
@@ -168,22 +168,29 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def edit(place: Path, **entries: object) -> None:
+    """Change the description without its seal."""
+    saved = json.loads((place / "index.json").read_text())
+    (place / "index.json").write_text(json.dumps(saved | entries))
+
+
 def change(place: Path, **entries: object) -> None:
-    head = json.loads((place / "index.json").read_text())
-    (place / "index.json").write_text(json.dumps(head | entries))
+    """Change the description and seal it again."""
+    saved = json.loads((place / "index.json").read_text())
+    (place / "index.json").write_text(json.dumps(storage._sealed(saved | entries)))
 
 
-def rename(place: Path, name: str) -> None:
+def rename(place: Path, name: object, kind: str = "vectors") -> None:
     files = json.loads((place / "index.json").read_text())["files"]
-    change(place, files=files | {"vectors": files["vectors"] | {"name": name}})
+    change(place, files=files | {kind: name})
 
 
 def forge(place: Path, kind: str, data: bytes) -> None:
-    """A file of another content, as its checksum and the head say."""
-    name = f"{kind}-{zlib.crc32(data):08x}.{'faiss' if kind == 'approximate' else 'safetensors'}"
+    """A file of another content, as its name and the description say."""
+    ending = "faiss" if kind == "approximate" else "safetensors"
+    name = f"{kind}-{len(data):x}-{zlib.crc32(data):08x}.{ending}"
     (place / name).write_bytes(data)
-    files = json.loads((place / "index.json").read_text())["files"]
-    change(place, files=files | {kind: {"name": name, "bytes": len(data)}})
+    rename(place, name, kind)
 
 
 def items(**entries: object) -> bytes:
@@ -207,15 +214,15 @@ def test_a_damaged_score_is_written_anew(index, tmp_path):
 
 def test_an_index_that_is_replaced_while_it_is_read_is_the_new_one(index, tmp_path, monkeypatch):
     index.save(tmp_path)
-    read = load_module._vectors
+    read = saving._read_vectors
 
     def late(path, shape, mapped):
-        monkeypatch.setattr(load_module, "_vectors", read)
+        monkeypatch.setattr(saving, "_read_vectors", read)
         index.remove(["0-3é"])
         index.save(tmp_path)
         return read(path, shape, mapped)
 
-    monkeypatch.setattr(load_module, "_vectors", late)
+    monkeypatch.setattr(saving, "_read_vectors", late)
     assert len(SafeIndex.load(tmp_path)) == 59
 
 
@@ -223,7 +230,7 @@ def test_one_saves_at_a_time(index, tmp_path):
     index.save(tmp_path)
     with (
         FileLock(tmp_path / ".lock"),
-        pytest.raises(ArtefactError, match=r"somebody else is saving into .* Wait until"),
+        pytest.raises(ArtefactError, match=r"another process is writing into .* Wait until"),
     ):
         index.save(tmp_path)
 
@@ -238,7 +245,7 @@ def test_a_score_that_could_not_be_read_back_is_not_saved(tmp_path):
 
     index = SafeIndex.build(some(0), Own())
     with pytest.raises(
-        ArtefactError, match=r"the score own is none of dubito's own, .* Set index.score = None and save"
+        ArtefactError, match=r"own is not one of dubito's own scores, .* Set index.score = None and save"
     ):
         index.save(tmp_path / "index")
     index.score = None
@@ -255,12 +262,11 @@ def test_a_full_disk_leaves_the_old_index(index, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    for step in ("_vectors", "_items", "_approximate", "save_score", "write_file"):
+    steps = [(saving, name) for name in ("_write_vectors", "_items", "_write_approximation", "save_score")]
+    for step in [*steps, (storage, "write_json")]:
         with monkeypatch.context() as patch:
-            patch.setattr(save_module, step, full)
-            with pytest.raises(
-                DiskFullError, match="The index in memory is safe, and so is what was saved there before"
-            ):
+            patch.setattr(*step, full)
+            with pytest.raises(DiskFullError, match="What is in memory is safe, and so is what was saved there before"):
                 index.save(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == old  # what was written is gone: there is space again
         assert len(SafeIndex.load(tmp_path)) == 60
@@ -272,19 +278,19 @@ def test_faiss_s_last_bytes_on_a_full_disk_are_seen(index):
     """Its own writer tells of a failed close on the terminal only."""
     index.approximate("HNSW8")
     with Path("/dev/full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        save_module._approximate(file.write, index.backend.index)
+        saving._write_approximation(file.write, index.backend.index)
 
 
 def test_a_place_that_cannot_be(index, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtefactError, match=r"the index cannot be saved in .*Give another place"):
+    with pytest.raises(ArtefactError, match=r"file/index' cannot be written .*Choose another one"):
         index.save(tmp_path / "file" / "index")
 
 
 @pytest.mark.parametrize("name", ["holiday.jpg", "index.json", "vectors"])
 def test_other_things_are_not_mixed_with_an_index(index, tmp_path, name):
     (tmp_path / name).write_text('{"title": "mine"}')
-    with pytest.raises(ArtefactError, match=rf"holds other things \({name}\) and no index. Give a new or empty folder"):
+    with pytest.raises(ArtefactError, match=rf"holds other things \({name}\) and no index. Choose a new or"):
         index.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]  # nothing was written, not even a lock
     assert (tmp_path / name).read_text() == '{"title": "mine"}'
@@ -324,6 +330,8 @@ def test_killed_at_any_step_it_is_the_old_one_or_the_new_one(index, tmp_path, mo
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", killed)
+    sweep = storage.SavedFolder._sweep
+    monkeypatch.setattr(storage.SavedFolder, "_sweep", lambda *of: sweep(*of) if steps[0] > 0 else None)
     index.remove(["0-3é"])
     for step in range(1, 20):
         steps[0] = step

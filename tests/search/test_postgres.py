@@ -13,10 +13,10 @@ import pytest
 from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError
 from dubito.scores import Entropy, MaxProbability
 from dubito.search import SafeIndex
-from dubito.search import _connection as connection_module
-from dubito.search import on_server as on_server_module
-from dubito.search._items_table import ItemsTable
+from dubito.search import connection as connection_module
+from dubito.search import postgres as postgres_module
 from dubito.search.backend import Backend, Block, Origin
+from dubito.search.postgres import ItemsTable
 from dubito.table import Provenance, Table
 
 D = 16
@@ -70,7 +70,7 @@ def test_quantiles_of_round_numbers_are_those_of_the_memory(server, name):
         remote = SafeIndex.on_server(server.dsn, table=f"{name} {place}", width=D, quantile=quantile)
         for index in (memory, remote):
             index.add(data(0, n)["feature"], np.random.default_rng(5).permutation(n).astype(float))
-        assert (memory.kept, remote.kept, remote.thresholds.everywhere) == (kept, kept, kept - 1)
+        assert (memory.kept, remote.kept, remote.thresholds.overall) == (kept, kept, kept - 1)
 
 
 def test_items_come_and_go_as_in_memory(server, name):
@@ -102,7 +102,7 @@ def test_hnsw_finds_what_the_exact_search_finds(server, name):
     assert np.mean(one.ids == two.ids) > 0.95
     remote.add(data(3, 10)["feature"], data(3, 10)["u"], ids=[f"n{i}" for i in range(10)], labels=[0] * 10)
     assert not remote.search(asked["feature"], np.zeros(25), k=10).exact  # the server keeps it up to date
-    with pytest.raises(ValueRangeError, match="a server has 'hnsw', of vectors of up to 2000 numbers; got 'IVF4'"):
+    with pytest.raises(ValueRangeError, match="a server supports 'hnsw' for vectors of up to 2000 numbers; got 'IVF4'"):
         remote.approximate("IVF4")
     with pytest.raises(ValueRangeError, match="effort must be at least 1; got 0"):
         remote.approximate(effort=0)
@@ -118,13 +118,13 @@ def test_hnsw_finds_what_the_exact_search_finds(server, name):
 def test_a_query_that_hnsw_gives_up_on_is_compared_with_all(server, name, monkeypatch):
     memory, remote = both(server, name, quantile=0.1)
     remote.approximate(effort=1)
-    steer = ItemsTable.steer
+    set_planner = ItemsTable.set_planner
 
     def impatient(table: ItemsTable, cursor: Any, **how: Any) -> None:
-        steer(table, cursor, **how)
+        set_planner(table, cursor, **how)
         cursor.execute("SET LOCAL hnsw.max_scan_tuples = 1")
 
-    monkeypatch.setattr(ItemsTable, "steer", impatient)
+    monkeypatch.setattr(ItemsTable, "set_planner", impatient)
     asked = data(1, 25)["feature"]
     one, two = (index.search(asked, np.zeros(25), k=20) for index in (memory, remote))  # all that is kept
     assert two.ids.tolist() == one.ids.tolist()
@@ -132,8 +132,8 @@ def test_a_query_that_hnsw_gives_up_on_is_compared_with_all(server, name, monkey
 
 def test_an_old_pgvector_is_told(server, name, monkeypatch):
     _, remote = both(server, name)
-    monkeypatch.setattr(on_server_module, "_OLDEST_HNSW", (99, 1))
-    with pytest.raises(ServerError, match=r"needs pgvector 99.1 or later; the server has 0\.\d.* Update it, or search"):
+    monkeypatch.setattr(postgres_module, "_OLDEST_HNSW", (99, 1))
+    with pytest.raises(ServerError, match=r"requires pgvector 99.1 or later; the server has 0\.\d.*"):
         remote.approximate()
     assert remote.search(data(1, 1)["feature"], [0.0], k=1).exact
 
@@ -166,7 +166,7 @@ def test_what_judged_the_items_is_known_to_other_processes(server, name):
 def test_names_that_no_server_can_keep_are_not_there(server, name):
     _, remote = both(server, name)
     assert [one in remote for one in ("\udcff.png", "a\0b", "", "5")] == [False, False, False, True]
-    with pytest.raises(TableError, match="ids must be those of items; 1 of 2 are not"):
+    with pytest.raises(TableError, match="ids must be in the index; 1 of 2 are not"):
         remote.remove(["5", "\udcff.png"])
     assert remote.search(data(1, 1)["feature"], [0.0], k=1, exclude=["\udcff.png"]).ids.shape == (1, 1)
 
@@ -182,9 +182,9 @@ def test_an_addition_that_fails_leaves_nothing(server, name):
     with pytest.raises(TableError, match="ids must be new; 1 of 1 are in the index, such as '5'"):
         remote.add(np.ones((1, D)), [0.5], ids=["5"], labels=[0])
     unit = np.eye(1, D, dtype=np.float32)
-    with pytest.raises(ServerError, match=r"added an item of the same id meanwhile \(Key \(id\)=\(5\) already exists"):
+    with pytest.raises(ServerError, match=r"another process has just added an item .*Key \(id\)=\(5\) alrea"):
         remote.backend.add([Block(["5"], unit, np.zeros(1), np.zeros(1, np.int64))], 1, Origin())
-    with pytest.raises(TableError, match=r"some items went meanwhile, by another hand. Nothing was removed"):
+    with pytest.raises(TableError, match=r"another process has removed some of these items. Nothing was removed"):
         remote.backend.remove(["6", "never"])
     assert "6" in remote
 
@@ -204,10 +204,10 @@ def test_a_server_that_goes_in_the_middle_of_an_addition(server, name):
     with pytest.raises(ServerError) as told:
         remote.backend.add(blocks(), 20_000, Origin())
     assert "SafeIndex.add: the server of 'postgres' at" in str(told.value)
-    assert "It was one transaction, so nothing of it is there, and what was there before is safe" in str(told.value)
+    assert "It was one transaction, so nothing was applied, and what was there before is safe" in str(told.value)
     assert "secret" not in str(told.value)
     with pytest.raises(
-        ServerError, match=r"cannot be reached or went away .* Nothing was changed. See that it runs and"
+        ServerError, match=r"cannot be reached or went away .* Nothing was changed. Check that it runs and"
     ):
         len(remote)
     server.start()
@@ -244,7 +244,7 @@ def test_a_server_that_goes_in_the_middle_of_a_search(server, name):
     assert not thread.is_alive()
     (error,) = errors
     assert "SafeIndex.search: the server of 'postgres' at" in str(error)
-    assert "Nothing was changed. See that it runs and call again: the next call connects anew." in str(error)
+    assert "Nothing was changed. Check that it runs and call again: the next call reconnects." in str(error)
     server.start()
     expected = memory.search(asked["feature"], asked["u"], k=3)
     assert remote.search(asked["feature"], asked["u"], k=3).ids.tolist() == expected.ids.tolist()
@@ -253,19 +253,19 @@ def test_a_server_that_goes_in_the_middle_of_a_search(server, name):
 def test_a_server_that_goes_while_it_confirms(server, name):
     _, remote = both(server, name)
     connection = remote.backend._connection  # type: ignore[attr-defined]
-    with pytest.raises(ServerError, match="so either all of it or nothing is there: ask `id in index`"):
+    with pytest.raises(ServerError, match="so either everything was applied or nothing: check `id in index`"):
         connection.write("SafeIndex.add", lambda cursor: server.crash())
 
 
 def test_writers_that_come_between_are_seen(server, name):
     _, remote = both(server, name)
     unit = np.eye(1, D, dtype=np.float32)
-    with pytest.raises(TableError, match=r"that another hand has added meanwhile have some. Nothing was added"):
+    with pytest.raises(TableError, match=r"that another process has just added have some. Nothing was added"):
         remote.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin())
     first = SafeIndex.on_server(server.dsn, table=f"{name} 2", width=D)
     first.add(Table(feature=np.eye(3, D), provenance=Provenance(weights="one")), [0.1, 0.2, 0.3])
-    with pytest.raises(TableError, match=r"of another model \(two\) than those that another hand has added meanwhile"):
-        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin(model_id="two"))
+    with pytest.raises(TableError, match=r"another model \(\w+, not \w+\) than those that another process"):
+        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin(Provenance(weights="two")))
     assert ("x" in remote, "x" in first) == (False, False)
 
 
@@ -330,9 +330,7 @@ def test_who_may_only_read_can_search(server, name):
     assert found.ids.tolist() == expected.ids.tolist()
     with pytest.raises(ServerError, match=r"refused \(permission denied for table .*Nothing was changed"):
         reader.add(asked["feature"], asked["u"], ids=list("abcde"), labels=asked["label"])
-    with pytest.raises(
-        ServerError, match=r"'bare' at .* has no pgvector, and it cannot be turned on .*CREATE EXTENSION"
-    ):
+    with pytest.raises(ServerError, match=r"'bare' at .* has no pgvector, and it cannot be enabled .*CREATE EXTENSION"):
         SafeIndex.on_server(dsn.replace("dbname=postgres", "dbname=bare"), table=name, width=D)
 
 
@@ -371,14 +369,14 @@ def test_what_a_table_must_be(server, name):
     _, remote = both(server, name)
     with pytest.raises(TableError, match=r"are 16 wide; got width=8. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, width=8)
-    with pytest.raises(TableError, match=r"was made with quantile=0.9; got quantile=0.5. Leave it out"):
+    with pytest.raises(TableError, match=r"was created with quantile=0.9; got quantile=0.5. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, quantile=0.5)
     for bad in ("x" * 58, "a.b.c", "", ".x", "a\0"):
         with pytest.raises(ValueRangeError, match=r"table must be 'name' or 'schema.name', at most 57 bytes long"):
             SafeIndex.on_server(server.dsn, table=bad, width=D)
     with psycopg.connect(server.dsn, autocommit=True) as other:
         other.execute("CREATE TABLE foreign_one (a int)")
-        with pytest.raises(ArtefactError, match="'foreign_one' is a table that SafeIndex has not made"):
+        with pytest.raises(ArtefactError, match="'foreign_one' is a table that SafeIndex did not create"):
             SafeIndex.on_server(server.dsn, table="foreign_one", width=D)
         other.execute("CREATE SCHEMA apart")
         apart = SafeIndex.on_server(server.dsn, table="apart.items", width=D)
@@ -388,7 +386,7 @@ def test_what_a_table_must_be(server, name):
         other.execute("DROP TABLE apart.items")
         with pytest.raises(ServerError, match=r'refused .*relation "apart.items" does not exist'):
             apart.left_out()
-    with pytest.raises(ArtefactError, match="this index lives on a server, which has kept every change already"):
+    with pytest.raises(ArtefactError, match="this index is on a server, which has stored every change already"):
         remote.save("somewhere")
 
 

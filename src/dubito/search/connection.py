@@ -1,7 +1,7 @@
 """One connection to a PostgreSQL server: opened when needed, and again after it was lost.
 
-Reading is tried again on a new connection once: nothing can be done twice by it. Writing is one transaction, which the
-server keeps whole or not at all; only a connection lost while it commits leaves open which, and the error says so.
+Reading is retried once on a new connection, which is harmless. Writing is one transaction, which the server applies
+as a whole or not at all; only a connection lost during the commit leaves open which, and the error says so.
 Threads that share an index wait for each other.
 """
 
@@ -15,21 +15,21 @@ import numpy as np
 
 from dubito.errors import MissingPackageError, ServerError
 
-Result = TypeVar("Result")
+Output = TypeVar("Output")
 _SECONDS = 10
 _LOST = ("08", "57P")
-"""How the states of a connection that is no more begin: connection exceptions, and a server that shuts down."""
+"""How SQL states of a lost connection begin: connection exceptions, and a server that shuts down."""
 
 
 @final
 class Connection:
-    """To the server of a dsn; errors never show its password."""
+    """A connection to the server of a dsn; errors never show its password."""
 
     def __init__(self, dsn: str) -> None:
         self._psycopg, self._register = _packages()
         self._dsn = dsn
         self._open: Any = None
-        self._let_go: Any = None
+        self._finalizer: Any = None
         self._alone = threading.RLock()
         try:
             parts = self._psycopg.conninfo.conninfo_to_dict(dsn)
@@ -40,8 +40,8 @@ class Connection:
             ) from error
         self.where = f"'{parts.get('dbname') or 'the default database'}' at {parts.get('host') or 'this machine'}"
 
-    def read(self, doing: str, work: Callable[[Any], Result]) -> Result:
-        """What `work` makes of a cursor in a transaction that changes nothing and sees one state of the database."""
+    def read(self, doing: str, work: Callable[[Any], Output]) -> Output:
+        """Run `work` with a cursor in a read-only transaction, which sees one state of the database."""
         with self._alone:
             for last in (False, True):
                 connection = self._connected(doing)
@@ -58,13 +58,13 @@ class Connection:
                         raise self._gone(doing, error, "Nothing was changed") from error
         raise AssertionError("one of the two returns or raises")
 
-    def write(self, doing: str, work: Callable[[Any], Result]) -> Result:
-        """What `work` makes of a cursor in one transaction: all of it, or nothing."""
+    def write(self, doing: str, work: Callable[[Any], Output]) -> Output:
+        """Run `work` with a cursor in one transaction: all of it is applied, or nothing."""
         with self._alone:
-            self.read(doing, lambda cursor: cursor.execute("SELECT 1"))  # one that died meanwhile is replaced here
+            self.read(doing, lambda cursor: cursor.execute("SELECT 1"))  # replaces a connection that was lost meanwhile
             connection, done = self._connected(doing), False
             try:
-                # Writers lock the row of NAME_about; then each statement must see what the writer before has left.
+                # Writers lock the row of NAME_about; after that, each statement must see what the previous writer left.
                 connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
                 connection.read_only = False
                 with connection.transaction(), connection.cursor(binary=True) as cursor:
@@ -73,26 +73,26 @@ class Connection:
                 return result
             except self._psycopg.errors.UniqueViolation as error:
                 raise ServerError(
-                    f"{doing}: somebody else has added an item of the same id meanwhile ({error.diag.message_detail}). "
-                    f"Nothing of this call is there. Name it otherwise, or remove it first."
+                    f"{doing}: another process has just added an item of the same id ({error.diag.message_detail}). "
+                    f"Nothing was added. Rename the item, or remove the other one first."
                 ) from error
             except self._psycopg.Error as error:
                 if not self._is_lost(error):
                     raise self._refused(doing, error) from error
                 self.close()
                 kept = (
-                    "It went while it was confirming, so either all of it or nothing is there: ask `id in index`"
+                    "It went away during the commit, so either everything was applied or nothing: check `id in index`"
                     if done
-                    else "It was one transaction, so nothing of it is there, and what was there before is safe"
+                    else "It was one transaction, so nothing was applied, and what was there before is safe"
                 )
                 raise self._gone(doing, error, kept) from error
 
     def close(self) -> None:
-        """Let go of the connection; the next call opens another."""
+        """Close the connection; the next call opens another."""
         with self._alone:
-            if self._let_go is not None:
-                self._let_go()
-            self._open = self._let_go = None
+            if self._finalizer is not None:
+                self._finalizer()
+            self._open = self._finalizer = None
 
     def _connected(self, doing: str) -> Any:
         if self._open is not None and not self._open.closed:
@@ -102,29 +102,29 @@ class Connection:
         except self._psycopg.Error as error:
             raise self._gone(doing, error, "Nothing was changed") from error
         try:
-            self._turn_on(connection)
+            self._enable_pgvector(connection)
         except self._psycopg.Error as error:
             connection.close()
             if self._is_lost(error):
                 raise self._gone(doing, error, "Nothing was changed") from error
             raise ServerError(
-                f"{doing}: the database {self.where} has no pgvector, and it cannot be turned on ({_line(error)}). "
-                f"Install pgvector on the server, and let its owner run CREATE EXTENSION vector."
+                f"{doing}: the database {self.where} has no pgvector, and it cannot be enabled ({_line(error)}). "
+                f"Install pgvector on the server, and have its owner run CREATE EXTENSION vector."
             ) from error
-        # Closed with the index, too, where nobody has closed it before.
-        self._open, self._let_go = connection, weakref.finalize(self, connection.close)
+        # Closed at the latest when the index is collected.
+        self._open, self._finalizer = connection, weakref.finalize(self, connection.close)
         return connection
 
-    def _turn_on(self, connection: Any) -> None:
-        """Made only where it is not there: a replica, or a user who may only read, could not."""
+    def _enable_pgvector(self, connection: Any) -> None:
+        """Create the extension only where it is missing: a replica, or a read-only user, could not."""
         errors = self._psycopg.errors
         if connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone() is None:
-            with contextlib.suppress(errors.UniqueViolation, errors.DuplicateObject):  # another has just made it
+            with contextlib.suppress(errors.UniqueViolation, errors.DuplicateObject):  # created meanwhile
                 connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         self._register(connection)
 
     def _is_lost(self, error: Any) -> bool:
-        """Whether the connection is no more; a refusal, such as of a full disk or a time limit, has another state."""
+        """Whether the connection was lost; a refusal, such as a full disk or a time limit, has another state."""
         if error.sqlstate is None:
             return isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
         return str(error.sqlstate).startswith(_LOST)
@@ -137,14 +137,14 @@ class Connection:
 
     def _gone(self, doing: str, error: Exception, kept: str) -> ServerError:
         return ServerError(
-            f"{doing}: the server of {self.where} cannot be reached or went away ({_line(error)}). {kept}. See that it "
-            f"runs and call again: the next call connects anew."
+            f"{doing}: the server of {self.where} cannot be reached or went away ({_line(error)}). {kept}. Check "
+            f"that it runs and call again: the next call reconnects."
         )
 
 
-def to_vector(found: Any) -> Any:
-    """What pgvector gives, as float32."""
-    return np.asarray(found.to_numpy() if hasattr(found, "to_numpy") else found, dtype=np.float32)
+def to_vector(value: Any) -> Any:
+    """A value of a pgvector column, as float32."""
+    return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype=np.float32)
 
 
 def _packages() -> tuple[Any, Any]:
@@ -160,5 +160,5 @@ def _packages() -> tuple[Any, Any]:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a server says."""
+    """The first line of a server's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,14 +1,14 @@
 """Items in the memory of this process, searched by faiss.
 
 All vectors are rows of one float32 matrix, and **those that are kept come first**. So an exact search is faiss's flat
-search of the first rows, as fast as without any rule: no mask is consulted, and nothing is there twice. When items
-come or go, the threshold moves, and the rows that have changed sides are swapped. The matrix grows in place, and may
-be mapped from a file.
+search of the first rows, as fast as without any rule: it needs no mask and no second copy. When items are added or
+removed, the threshold moves, and the rows that changed sides are swapped. The matrix grows in place, and may be mapped
+from a file.
 
 An approximation (IVF, HNSW, any factory string of faiss) holds codes of the kept rows. Its candidates are compared
-again by their vectors, so similarities are exact. Items that come or go end it.
+again by their vectors, so similarities are exact. Adding or removing items discards it.
 
-Threads may search at once, as a search moves nothing. While one adds or removes, no other may ask.
+Threads may search concurrently, because a search moves nothing. No other call may run while one adds or removes items.
 """
 
 import heapq
@@ -21,19 +21,19 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
 
 from dubito.errors import ValueRangeError
-from dubito.search.backend import Approximation, Block, Hits, Origin, State, lot
+from dubito.search.backend import Approximation, Block, Hits, Origin, State, sampling_key
 from dubito.search.rule import Rule, Thresholds
 
 _SWAP = 16_384
-"""Rows that are swapped together."""
+"""Rows that are moved together."""
 _CANDIDATES = 4
-"""So many times more candidates are taken from an approximation than neighbours are asked for."""
+"""Candidates taken from an approximation for each neighbour that is returned."""
 _TRAINING = 64
-"""Vectors for each centre of an IVF that its centres are learned from."""
+"""Vectors per centre that the centres of an IVF are learned from."""
 
 
 @final
-class InMemory:
+class MemoryBackend:
     """The backend that needs no server."""
 
     def __init__(self, width: int, rule: Rule) -> None:
@@ -46,17 +46,17 @@ class InMemory:
         self.index: Any = None
         self._approximation: Approximation | None = None
         self._places: dict[str, int] | None = {}
-        self._named: Shaped[np.ndarray, "n"] | None = None
+        self._ids_as_array: Shaped[np.ndarray, "n"] | None = None
         self._thresholds: Thresholds | None = None
         self._kept = self._revision = 0
 
     def state(self) -> State:
-        """What is known of all items."""
+        """A summary of all items."""
         labelled = None if not self.ids else self.labels is not None
         return State(len(self.ids), self._kept, self._thresholds, labelled, self._revision, self.origin)
 
     def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:
-        """Written behind the last item; they count once all are there."""
+        """Write the blocks behind the last item; they count once all are there."""
         start = first = len(self.ids)
         self._reserve(first + rows)
         ids: list[str] = []
@@ -77,8 +77,8 @@ class InMemory:
         self._changed()
 
     def remove(self, ids: Sequence[str]) -> None:
-        """The last rows fill the gaps."""
-        places = self._known_places()
+        """Remove items; the last rows fill the gaps."""
+        places = self._row_by_id()
         gone = np.sort(np.array([places.pop(name) for name in ids], dtype=np.int64))
         left = len(self.ids) - len(gone)
         gaps = gone[gone < left]
@@ -97,40 +97,40 @@ class InMemory:
         self.origin = self.origin if left else Origin()
         self._changed()
 
-    def known(self, ids: Sequence[str]) -> set[str]:
-        """Those of the ids that are there."""
-        places = self._known_places()
+    def existing(self, ids: Sequence[str]) -> set[str]:
+        """The ids among these that are in the index."""
+        places = self._row_by_id()
         return {name for name in ids if name in places}
 
     def left_out(self) -> list[str]:
-        """The ids behind those that are kept."""
+        """The ids of the rows behind the kept ones, sorted."""
         return sorted(self.ids[self._kept :])
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:
-        """Of the kept rows."""
+        """The k most similar kept rows of each query."""
         exactly = exact or self.index is None
-        similarities, rows = self._compared(queries, k) if exactly else self._candidates(queries, k)
-        return Hits(self._names()[rows], similarities, None if self.labels is None else self.labels[rows], exactly)
+        similarities, rows = self._brute_force(queries, k) if exactly else self._candidates(queries, k)
+        return Hits(self._id_array()[rows], similarities, None if self.labels is None else self.labels[rows], exactly)
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
-        """The kept items whose lots are lowest."""
-        rows = heapq.nsmallest(count, range(self._kept), key=lambda row: lot(self.ids[row]))
+        """The kept items with the lowest sampling keys."""
+        rows = heapq.nsmallest(count, range(self._kept), key=lambda row: sampling_key(self.ids[row]))
         return [self.ids[row] for row in rows], self.vectors[rows]
 
-    def levels(self, shares: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
+    def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Quantiles of all uncertainties."""
-        found: Float64[np.ndarray, "m"] = np.quantile(self.u, shares)
-        return found
+        quantiles: Float64[np.ndarray, "m"] = np.quantile(self.u, levels)
+        return quantiles
 
-    def approximate(self, kind: str | None, effort: int | None) -> str:
-        """Codes of the kept rows; by default an IVF with eight bits a number."""
+    def build_approximation(self, kind: str | None, effort: int | None) -> str:
+        """Codes of the kept rows; by default an IVF with eight bits per number."""
         centres = 2 ** int(math.log2(max(1, min(2 * math.sqrt(self._kept), self._kept / _TRAINING))))
         kind = kind or f"IVF{centres},SQ8"
         try:
             index = faiss.index_factory(self.width, kind, faiss.METRIC_INNER_PRODUCT)
             if not index.is_trained:
-                some = np.random.default_rng(0).permutation(self._kept)[: max(_TRAINING * centres, _SWAP)]
-                index.train(self.vectors[np.sort(some)])
+                subset = np.random.default_rng(0).permutation(self._kept)[: max(_TRAINING * centres, _SWAP)]
+                index.train(self.vectors[np.sort(subset)])
             for start in range(0, self._kept, _SWAP):
                 index.add(self.vectors[start : min(start + _SWAP, self._kept)])
         except RuntimeError as error:
@@ -139,23 +139,23 @@ class InMemory:
                 f"SafeIndex.approximate: faiss cannot build '{kind}' of {self._kept} vectors of {self.width} numbers "
                 f"({reason}). Use 'IVF{centres},SQ8', 'HNSW32' or another string that faiss.index_factory takes."
             ) from error
-        _take_pains(index, effort)
+        _set_effort(index, effort)
         self.index = index
         return kind
 
-    def remember(self, approximation: Approximation) -> None:
-        """What was measured of the approximation."""
+    def store_approximation(self, approximation: Approximation) -> None:
+        """Keep the measured recall of the approximation."""
         self._approximation = approximation
 
     @property
     def approximation(self) -> Approximation | None:
-        """None as soon as items have come or gone."""
+        """The approximation in use; None as soon as items are added or removed."""
         return self._approximation
 
     def close(self) -> None:
-        """Nothing but memory is held."""
+        """Nothing to release."""
 
-    def refill(
+    def restore(
         self,
         vectors: Float32[np.ndarray, "n d"],
         u: Float64[np.ndarray, "n"],
@@ -163,14 +163,14 @@ class InMemory:
         labels: Int64[np.ndarray, "n"] | None,
         origin: Origin,
     ) -> None:
-        """Become an index that was saved; no row moves, as the kept ones were first then."""
+        """Take over the items of a saved index; no row moves, because the kept ones were saved first."""
         self.vectors, self.u, self.ids, self.labels, self.origin = vectors, u, ids, labels, origin
         self._places = None
         self._changed()
 
     def _changed(self) -> None:
-        """Find the threshold and bring the kept rows to the front."""
-        self.index, self._approximation, self._named = None, None, None
+        """Compute the thresholds and move the kept rows to the front."""
+        self.index, self._approximation, self._ids_as_array = None, None, None
         self._revision += 1
         self._thresholds, self._kept = None, 0
         if not self.ids:
@@ -183,15 +183,15 @@ class InMemory:
             self._swap(front[start : start + _SWAP], back[start : start + _SWAP])
         self._thresholds, self._kept = thresholds, kept
 
-    def _names(self) -> Shaped[np.ndarray, "n"]:
-        """The ids as an array, of which many can be taken at once; made again when rows have changed places."""
-        if self._named is None:
+    def _id_array(self) -> Shaped[np.ndarray, "n"]:
+        """The ids as an array, for fancy indexing; made again after rows have moved."""
+        if self._ids_as_array is None:
             named = np.empty(len(self.ids), dtype=object)
             named[:] = self.ids
-            self._named = named
-        return self._named
+            self._ids_as_array = named
+        return self._ids_as_array
 
-    def _known_places(self) -> dict[str, int]:
+    def _row_by_id(self) -> dict[str, int]:
         if self._places is None:
             self._places = {name: row for row, name in enumerate(self.ids)}
         return self._places
@@ -200,11 +200,11 @@ class InMemory:
         have = len(self.vectors)
         if rows <= have:
             return
-        # A first filling takes what it needs; later ones leave room, so that adding item by item does not move all.
+        # The first addition takes what it needs; later ones leave room, so that adding item by item does not copy all.
         size = rows if not self.ids else max(rows, have + have // 4 + 64)
         try:
             self.vectors.resize((size, self.width))
-        except ValueError:  # mapped from a file, or somebody still looks at it: then it must not move
+        except ValueError:  # mapped from a file, or referenced elsewhere: it must not move
             grown = np.empty((size, self.width), dtype=np.float32)
             grown[: len(self.ids)] = self.vectors[: len(self.ids)]
             self.vectors = grown
@@ -218,32 +218,32 @@ class InMemory:
             if self._places is not None:
                 self._places[self.ids[one]], self._places[self.ids[other]] = one, other
 
-    def _compared(
+    def _brute_force(
         self, queries: Float32[np.ndarray, "n d"], k: int
     ) -> tuple[Float32[np.ndarray, "n k"], Int64[np.ndarray, "n k"]]:
-        """The best of all kept rows."""
-        found: tuple[Any, Any] = faiss.knn(queries, self.vectors[: self._kept], k, metric=faiss.METRIC_INNER_PRODUCT)
-        return found
+        """The best of all kept rows, by comparing all of them."""
+        nearest: tuple[Any, Any] = faiss.knn(queries, self.vectors[: self._kept], k, metric=faiss.METRIC_INNER_PRODUCT)
+        return nearest
 
     def _candidates(
         self, queries: Float32[np.ndarray, "n d"], k: int
     ) -> tuple[Float32[np.ndarray, "n k"], Int64[np.ndarray, "n k"]]:
-        """More than are wanted from the approximation, then the best of them by their vectors."""
+        """The best of the approximation's candidates, compared by their vectors."""
         _, rows = self.index.search(queries, min(self._kept, _CANDIDATES * k))
         similarities = np.full(rows.shape, -np.inf, dtype=np.float32)
-        for one, found in enumerate(rows):
-            there = found >= 0
-            similarities[one, there] = self.vectors[found[there]] @ queries[one]
+        for query, candidates in enumerate(rows):
+            valid = candidates >= 0
+            similarities[query, valid] = self.vectors[candidates[valid]] @ queries[query]
         best = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
         similarities, rows = np.take_along_axis(similarities, best, 1), np.take_along_axis(rows, best, 1)
         missing = (rows < 0).any(1)
-        if missing.any():  # an IVF that has looked into too few lists: such a query is compared with all
-            similarities[missing], rows[missing] = self._compared(queries[missing], k)
+        if missing.any():  # an IVF that searched too few lists: compare such a query with all items
+            similarities[missing], rows[missing] = self._brute_force(queries[missing], k)
         return similarities, rows
 
 
-def _take_pains(index: Any, effort: int | None) -> None:
-    """How much of an approximation is looked at: lists of an IVF, candidates of an HNSW."""
+def _set_effort(index: Any, effort: int | None) -> None:
+    """Set how much of an approximation is searched: lists of an IVF, candidates of an HNSW."""
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists.nprobe = effort or max(8, lists.nlist // 16)

@@ -21,22 +21,22 @@ from .world import D, N, table
         ),
         ({"k": 181}, ValueRangeError, r"as too uncertain\); got 181. Choose a smaller k or add items."),
         ({"k": 180, "exclude": ["x"] * 40}, ValueRangeError, "between 1 and 179, the items that are searched less the"),
-        ({"exclude": ["x"]}, TableError, "exclude must have one id a query, 40; got 1"),
-        ({"exclude": "x" * 40}, TableError, "exclude must have one id a query, 40; got 1"),
+        ({"exclude": ["x"]}, TableError, "exclude must have one id per query, 40; got 1"),
+        ({"exclude": "x" * 40}, TableError, "exclude must have one id per query, 40; got 1"),
         (
             {"queries": np.ones((40, 9))},
             TableError,
             r"features must have the axes \(n, 8\), as wide as the index; got \(40, 9",
         ),
         ({"queries": np.ones(8)}, TableError, r"Give one row per image, such as feature\[None\] of shape \(1, 8\)."),
-        ({"queries": np.zeros((40, 8))}, ValueRangeError, "row 0 of the array is all zeros. Look at that image"),
+        ({"queries": np.zeros((40, 8))}, ValueRangeError, "row 0 of the array is all zeros. Check that image"),
         ({"queries": np.ones((40, 8), int)}, TableError, "features must be floating-point numbers; got torch.int64"),
         (
             {"uncertainty": None},
             TableError,
             "needs the uncertainty of every query; got none, and the index has no score",
         ),
-        ({"uncertainty": np.ones(39)}, TableError, r"uncertainty must have one number a row, \(40,\); got \(39,\)"),
+        ({"uncertainty": np.ones(39)}, TableError, r"uncertainty must have one number per row, \(40,\); got \(39,\)"),
         ({"uncertainty": np.full(40, np.nan)}, ValueRangeError, "uncertainty: 40 of 40 values are NaN or infinite"),
         (
             {"uncertainty": Entropy()},
@@ -46,7 +46,7 @@ from .world import D, N, table
         (
             {"refuse_above": [1.0, 2.0]},
             TableError,
-            r"refuse_above must be one number, or one a query, \(40,\); got \(2,\)",
+            r"refuse_above must be one number, or one per query, \(40,\); got \(2,\)",
         ),
         ({"queries": np.ones((1, 40, 8))}, TableError, r"got \(1, 40, 8\) in the array. Give one row per image"),
         (
@@ -67,20 +67,20 @@ def test_wrong_questions(items, queries, ask, error, text):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"ids": ["a", "a"]}, TableError, "every id once; got 'a' twice. Nothing was added"),
+        ({"ids": ["a", "a"]}, TableError, "ids must be unique; got 'a' twice. Nothing was added"),
         (
             {"ids": ["a", "7"]},
             TableError,
             "ids must be new; 1 of 2 are in the index, such as '7'. Nothing was added: remo",
         ),
-        ({"ids": ["a"]}, TableError, "ids must have one name a row, 2; got 1"),
-        ({"ids": "ab"}, TableError, "ids must have one name a row, 2; got 1"),
+        ({"ids": ["a"]}, TableError, "ids must have one id per row, 2; got 1"),
+        ({"ids": "ab"}, TableError, "ids must have one id per row, 2; got 1"),
         (
             {"ids": ["a", ""]},
             TableError,
-            "ids must be texts of at least one letter that UTF-8 can write, without NUL; got ''",
+            "ids must be strings of at least one character that UTF-8 can encode, without NUL; got ''",
         ),
-        ({"ids": ["a", "\udcff.png"]}, TableError, r"got '\\udcff.png' for row 1. Name it otherwise."),
+        ({"ids": ["a", "\udcff.png"]}, TableError, r"got '\\udcff.png' for row 1. Rename it."),
         (
             {"uncertainty": None},
             TableError,
@@ -90,7 +90,7 @@ def test_wrong_questions(items, queries, ask, error, text):
         (
             {"labels": [1.0, 2.0]},
             TableError,
-            r"labels must be one integer a row, \(2,\); got torch.float64 of shape \(2,\)",
+            r"labels must be one integer per row, \(2,\); got torch.float64 of shape \(2,\)",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_further_errors(items):
     index = SafeIndex.build(items["feature"], items["u"])
     with pytest.raises(TableError, match=r"1 of 2 are not, such as 'x'. Nothing was removed"):
         index.remove(["1", "x"])
-    with pytest.raises(TableError, match="every id once; got '1' twice"):
+    with pytest.raises(TableError, match="ids must be unique; got '1' twice"):
         index.remove(["1", "1"])
     assert "1" in index
     index.remove(["0"])
@@ -137,8 +137,8 @@ def test_classes_are_asked_for_where_thresholds_need_them(items, queries):
     index = SafeIndex.build(items["feature"], items["u"], labels=items["label"], per_class=True)
     with pytest.raises(TableError, match="needs the class of every query, true or predicted; got no labels"):
         index.search(queries["feature"], queries["u"])
-    found = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.everywhere)
-    assert found.refused.tolist() == (queries["u"] > index.thresholds.everywhere).tolist()
+    found = index.search(queries["feature"], queries["u"], refuse_above=index.thresholds.overall)
+    assert found.refused.tolist() == (queries["u"] > index.thresholds.overall).tolist()
 
 
 def test_a_number_must_mean_one_class(tmp_path):

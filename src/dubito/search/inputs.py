@@ -1,0 +1,281 @@
+"""Items and queries as `SafeIndex` accepts them: a table or arrays, checked, and read block by block."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Float64, Int64, Shaped
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.metrics import Array
+from dubito.search.backend import Block, Origin, State
+from dubito.table import Table, to_tensor
+from dubito.table.provenance import Provenance
+from dubito.types import Score, finite
+
+Names = Sequence[str] | Shaped[np.ndarray, "_"]
+"""Ids as a list of strings, or as a table's column."""
+_ROWS_AT_ONCE = 8192
+"""Rows that are read, normalised and passed on together: 16 MB of 512 features."""
+_SHORTEST, _LONGEST = 1e-30, 1e30
+
+
+@final
+@dataclass(frozen=True)
+class Embeddings:
+    """Items or queries. Features are read when they are needed; everything else has been read and checked.
+
+    Attributes:
+        by: The method that the user called, for errors.
+        name: The name of the table, for errors.
+        rows: How many rows there are.
+        read: Returns the features of a slice of rows.
+        u: The uncertainties, if any.
+        ids: The ids, if any.
+        labels: The classes, if any.
+        origin: Where they come from.
+    """
+
+    by: str
+    name: str
+    rows: int
+    read: Callable[[slice], Tensor]
+    u: Float64[np.ndarray, "n"] | None
+    ids: list[str] | None
+    labels: Int64[np.ndarray, "n"] | None
+    origin: Origin
+
+    def unit_vectors(self) -> Iterator[Float32[np.ndarray, "b d"]]:
+        """The features scaled to length one, block by block."""
+        for start in range(0, self.rows, _ROWS_AT_ONCE):
+            yield self._unit(self.read(slice(start, min(start + _ROWS_AT_ONCE, self.rows))), start)
+
+    def blocks(self, ids: list[str]) -> Iterator[Block]:
+        """Items as a backend adds them."""
+        assert self.u is not None, "items always have uncertainties"  # noqa: S101 (our own invariant)
+        start = 0
+        for unit in self.unit_vectors():
+            rows = slice(start, start + len(unit))
+            yield Block(ids[rows], unit, self.u[rows], None if self.labels is None else self.labels[rows])
+            start += len(unit)
+
+    def require_uncertainties(self, score: Score | None, what: str) -> None:
+        """Raise TableError for items or queries without uncertainties."""
+        if self.u is None:
+            raise TableError(
+                f"{self.by} needs the uncertainty of every {what}; got none"
+                + (", and the index has no score of its own" if score is None else " with an array of features")
+                + f". Give a fitted score (with a table) or one number for every {what}"
+                + (", or build the index with clean='items'." if what == "query" else ".")
+            )
+
+    def _unit(self, block: Float[Tensor, "b d"], start: int) -> Float32[np.ndarray, "b d"]:
+        # By numpy: for a few queries it costs less than torch, whose threads would also compete with those of faiss.
+        features = block.numpy()
+        norm = np.sqrt(np.einsum("bd,bd->b", features, features, dtype=np.float64))
+        usable = (norm >= _SHORTEST) & (norm <= _LONGEST)
+        if not usable.all():
+            row = int(np.flatnonzero(~usable)[0])
+            name = f" ('{self.ids[start + row]}')" if self.ids else ""
+            what = "is all zeros" if float(norm[row]) == 0 else f"has the norm {float(norm[row]):g}"
+            raise ValueRangeError(
+                f"{self.by}: features must be finite and not all zero; row {start + row}{name} of {self.name} "
+                f"{what}. Check that image, or leave it out: it has no direction."
+            )
+        unit = np.empty(features.shape, dtype=np.float32)
+        np.divide(features, norm[:, None], out=unit, casting="same_kind")
+        return unit
+
+
+def read_embeddings(
+    by: str,
+    features: Table | Array,
+    uncertainty: Score | Array | None,
+    *,
+    width: int,
+    score: Score | None,
+    state: State,
+    ids: Names | None = None,
+    labels: Array | None = None,
+) -> Embeddings:
+    """Items or queries of the same model, width and score as the items of an index.
+
+    Columns of a table serve where an argument is None, and `score` gives its uncertainties.
+    """
+    table = features if isinstance(features, Table) else None
+    provenance = names = None
+    if table is not None:
+        _check_model(by, table, state.origin.provenance)
+        table.require("feature", by=by)
+        shape, name, column = table.shape("feature"), table.name, table.column("feature")
+        uncertainty = score if uncertainty is None else uncertainty
+        ids = table.id.tolist() if ids is None and "id" in table else ids
+        provenance = table.provenance
+        if labels is None and "label" in table:
+            labels, names = table.label, table.label_names
+    else:
+        column = features if isinstance(features, np.ndarray) else to_tensor(features, f"{by}: features")
+        shape, name = tuple(column.shape), "the array"
+    if isinstance(uncertainty, Score) and state.rows:
+        _check_score(by, uncertainty, score, state.origin.scored_by)
+    _check_shape(by, shape, width, name)
+    n = int(shape[0])
+    return Embeddings(
+        by=by,
+        name=name,
+        rows=n,
+        read=lambda rows: _floats(to_tensor(column[rows], f"{by}: features"), by, name),
+        u=_uncertainties(by, uncertainty, table, n),
+        ids=None if ids is None else _valid_ids(by, ids, n),
+        labels=_classes(by, labels, n),
+        origin=Origin(provenance, _digest(names), uncertainty.name if isinstance(uncertainty, Score) else None),
+    )
+
+
+def feature_width(items: Table | Array) -> int:
+    """The width of the features that an index is built from."""
+    if isinstance(items, Table):
+        items.require("feature", by="SafeIndex.build")
+        return items.shape("feature")[1]
+    shape = items.shape if isinstance(items, np.ndarray) else to_tensor(items, "SafeIndex.build: items").shape
+    if len(shape) != 2:
+        raise TableError(
+            f"SafeIndex.build: features must have the axes (n, d); got {tuple(shape)}. Give one row per image."
+        )
+    return int(shape[1])
+
+
+def as_list(names: Names) -> list[str]:
+    """Ids as a list; a single string is one id, not a list of its letters."""
+    return [names] if isinstance(names, str) else [str(one) for one in names]
+
+
+def is_valid_id(text: str) -> bool:
+    """Whether files and servers can store an id: a path that is not UTF-8 contains surrogates."""
+    return bool(text) and "\0" not in text and (text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text))
+
+
+def duplicate(names: Sequence[str]) -> str | None:
+    """The first id that occurs twice, if any."""
+    if len(set(names)) == len(names):
+        return None
+    seen: set[str] = set()
+    return next(one for one in names if one in seen or seen.add(one))  # type: ignore[func-returns-value]
+
+
+def _check_model(by: str, table: Table, items: Provenance | None) -> None:
+    if items is None or not table.model_id or not items.model_id or table.model_id == items.model_id:
+        return
+    # A model by its name and its hash: one name may have several weights and transforms.
+    one, other = (
+        f"{made.model}, {made.model_id}" if made and made.model else f"{made and made.model_id}"
+        for made in (table.provenance, items)
+    )
+    raise TableError(
+        f"{by}: {table.name} was made by another model ({one}) than the items of the index ({other}), so cosines mean "
+        f"nothing. Extract it with the same model and transform."
+    )
+
+
+def _check_score(by: str, score: Score, own: Score | None, scored_by: str | None) -> None:
+    """Raise unless a score is the one of the items, with the same settings and the same fit."""
+    name = scored_by or (own or score).name
+    if score.name != name:
+        differing = f"{name}; got {score.name}"
+    elif own is not None and score is not own and (score != own or not _same_fit(score, own)):
+        differing = f"{own!r} as it was fitted for them; got {score!r} with other settings or another fit"
+    else:
+        return
+    raise TableError(
+        f"{by}: uncertainties must be of the score that the items have, {differing}. Values of two scores have no "
+        f"common scale: leave it out, or build another index."
+    )
+
+
+def _check_shape(by: str, shape: Sequence[int], width: int, name: str) -> None:
+    if len(shape) == 2 and shape[1] == width:
+        return
+    raise TableError(
+        f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(shape)} in {name}. "
+        + (
+            "Use the features of the model that the index was built with."
+            if len(shape) == 2
+            else f"Give one row per image, such as feature[None] of shape (1, {width}) for one feature."
+        )
+    )
+
+
+def _floats(block: Tensor, by: str, name: str) -> Float[Tensor, "b d"]:
+    if block.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TableError(f"{by}: features must be floating-point numbers; got {block.dtype} in {name}. Cast them.")
+    return block if block.dtype == torch.float64 else block.float()
+
+
+def _uncertainties(
+    by: str, uncertainty: Score | Array | None, table: Table | None, n: int
+) -> Float64[np.ndarray, "n"] | None:
+    if uncertainty is None:
+        return None
+    if isinstance(uncertainty, Score):
+        if table is None:
+            raise TableError(
+                f"{by}: the score {uncertainty.name} reads columns of a table; got an array of features. Give a Table "
+                f"with {', '.join(uncertainty.needs)}, or the uncertainties as an array."
+            )
+        u = uncertainty.score(table) if n else torch.empty(0, dtype=torch.float64)
+    else:
+        u = finite(to_tensor(uncertainty, f"{by}: uncertainty").double(), f"{by}: uncertainty")
+    if tuple(u.shape) != (n,):
+        raise TableError(
+            f"{by}: uncertainty must have one number per row, ({n},); got {tuple(u.shape)}. Score the same images."
+        )
+    return u.numpy()
+
+
+def _valid_ids(by: str, ids: Names, n: int) -> list[str]:
+    names = as_list(ids)
+    if len(names) != n:
+        raise TableError(f"{by}: ids must have one id per row, {n}; got {len(names)}. Name the same images.")
+    wrong = next((place for place, one in enumerate(names) if not is_valid_id(one)), None)
+    if wrong is not None:
+        raise TableError(
+            f"{by}: ids must be strings of at least one character that UTF-8 can encode, without NUL; got "
+            f"{names[wrong]!r} for row {wrong}. Rename it."
+        )
+    return names
+
+
+def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"] | None:
+    if labels is None:
+        return None
+    classes = to_tensor(labels, f"{by}: labels")
+    if classes.is_floating_point() or classes.dtype == torch.bool or tuple(classes.shape) != (n,):
+        raise TableError(
+            f"{by}: labels must be one integer per row, ({n},); got {classes.dtype} of shape {tuple(classes.shape)}. "
+            f"Give the classes as numbers."
+        )
+    return classes.long().numpy()
+
+
+def _digest(names: Sequence[str] | None) -> str | None:
+    """A hash of class names in their order; None where they are not known."""
+    return hashlib.blake2b("\0".join(names).encode(errors="replace"), digest_size=8).hexdigest() if names else None
+
+
+def _same_fit(one: Score, other: Score) -> bool:
+    """Whether two scores of the same settings learned the same, including the scores that they are made of."""
+    learned = [(getattr(one, name, None), getattr(other, name, None)) for name in one.learned]
+    parts = [(getattr(one, setting.name), getattr(other, setting.name)) for setting in fields(one)]  # type: ignore[arg-type]
+    return all(_equal(*pair) for pair in learned) and all(
+        _same_fit(*pair) for pair in parts if isinstance(pair[0], Score) and isinstance(pair[1], Score)
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
