@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.ensembles._layers import linear_layers
+from dubito.ensembles.layers import linear_layers
 from dubito.ensembles.masks import LayerMasks
 
 
@@ -16,7 +16,7 @@ def _one_thread(one_thread):
 
 
 def clusters(n: int = 300, d: int = 12, classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Inputs around one centre a class."""
+    """Inputs around one centre per class."""
     draw = torch.Generator().manual_seed(seed)
     centres = 2 * torch.randn(classes, d, generator=torch.Generator().manual_seed(100))
     label = torch.arange(n) % classes

@@ -143,8 +143,8 @@ def refusals():
     seen.features(x)  # it knows its last layer, and looks no more
     yield "length", net, (x, y[:-1]), {}, TableError, r"extract_members: x has 300 rows, y has 299"
     yield "labels", net, (x, y + 1), {}, TableError, r"labels must be classes of the model, from 0 to 2; got 1 to 3"
-    yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need 10 labelled rows at least; got 5"
-    yield "members", net, (x, y), {"members": 0}, ValueRangeError, r"members must be 1 at least; got 0"
+    yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need at least 10 labelled rows; got 5"
+    yield "members", net, (x, y), {"members": 0}, ValueRangeError, r"members must be at least 1; got 0"
     yield "name", net, (x, y), {"layers": ["7"]}, ModelError, r"layers: Sequential has no linear layer '7'. Nearest:"
     yield "softmax", softmax, (x, y), {}, ModelError, r"Sequential must return logits"
     yield "fused", attention, (x, y), {"layers": ["mix.out_proj"]}, ModelError, r"does not call 'mix.out_proj'"
@@ -182,5 +182,5 @@ def test_what_cannot_be_masked_is_told(case):
 
 def test_a_model_without_linear_layers_is_told():
     module = nn.Sequential(nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(ModelError, match=r"calls no nn.Linear that could be masked.*dubito.Tiles"):
+    with pytest.raises(ModelError, match=r"calls no nn.Linear that could be masked.*dubito.probes.Tiles"):
         extract_members(module, torch.randn(30, 1, 4, 4), torch.arange(30) % 3, recipe=QUICK)

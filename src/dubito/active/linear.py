@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from dubito.active._given import need_labels
-from dubito.ensembles._lazy import logits_of, said_by
+from dubito.ensembles.member_columns import class_logits, member_logits
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
 from dubito.types import finite
@@ -153,9 +153,9 @@ class LinearHeads:
                 f"LinearHeads.extend: features of {table.name} must be {len(self.mean)} wide, as those that were "
                 f"trained on; got {feature.shape[1]}. Extract both tables with the same model."
             )
-        columns = {"logit": logits_of(feature, lambda z: self._said(z, 0, 1)[:, 0], classes)}
+        columns = {"logit": class_logits(feature, lambda z: self._said(z, 0, 1)[:, 0], classes)}
         if many > 1:
-            columns["members_logit"] = said_by(feature, lambda z: self._said(z, 1, many), (many - 1, classes))
+            columns["members_logit"] = member_logits(feature, lambda z: self._said(z, 1, many), (many - 1, classes))
         # What another model has said would be read beside it.
         stale = [key for key in table.columns if key == "loss" or key.split("_")[0] == "members"]
         return table.select(*(key for key in table.columns if key not in stale)).extended(**columns)

@@ -1,10 +1,10 @@
-"""Members of the last layer alone, learned and asked from a cache: no images, no backbone.
+"""Members of the last layer alone, learned and applied from a cache: no images, no backbone.
 
     logits_m = W (c_m * z) + b
 
 Masks are on the columns of the classifying layer, so each member reads a subset of the features; rows are classes and
-stay. Diversity and cross-entropy are those of `extract_members`. Ours: the paper masks all layers of an MLP. Features
-of one backbone are all that members have, so they agree more than members of a whole model would.
+stay. Diversity and cross-entropy are those of `extract_members`. This is ours: the paper masks all layers of an MLP.
+All members share the features of one backbone, so they agree more than members of a whole model would.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,13 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubito.ensembles._lazy import losses_of, said_by, summary_of
-from dubito.ensembles._masked import masked_linear
-from dubito.ensembles._training import checked_labels, rows_each, trained_masks
 from dubito.ensembles.implicit import read_masks, write_masks
+from dubito.ensembles.layers import masked_linear
 from dubito.ensembles.masks import Span
-from dubito.ensembles.recipe import MaskRecipe
+from dubito.ensembles.member_columns import member_logits, member_losses, member_summary
+from dubito.ensembles.training import MaskRecipe, check_labels, rows_per_member, trained_masks
 from dubito.errors import ArtefactError, NotFittedError, TableError
-from dubito.heads.linear_logits import linear_logits
+from dubito.heads.linear_logits import centred_layer
 from dubito.heads.stream import Stream
 from dubito.table import Table
 from dubito.types import Classifier, finite
@@ -36,9 +35,9 @@ class HeadMasks:
     """Members that each read some of the features: `fit` on a labelled table, then `extend` any table of that model.
 
     Args:
-        members: How many.
-        recipe: What the paper leaves open.
-        seed: Of the first masks and of the order of rows.
+        members: Number of members.
+        recipe: Settings that the paper leaves open.
+        seed: Seed of the initial masks and of the order of rows.
 
     >>> z, label = torch.eye(4).repeat(50, 5), torch.arange(200) % 4
     >>> table = Table(feature=z, logit=4 * z[:, :4], label=label)
@@ -61,11 +60,11 @@ class HeadMasks:
         """Learn masks from features and labels, in batches that do not grow with the table; returns itself.
 
         Args:
-            table: With features, and labels that are the model's classes: images that it was trained on.
-            head: The model, once it has seen a batch, or weight (c, d) and bias (c) of its last layer. None: found from
-                the table's logits by least squares, up to a constant a row, which no probability depends on; but
-                weights by the size of logits (WeightedMutualInformation) do, so give the model for those.
-            progress: Show a bar where somebody watches.
+            table: Images that the model was trained on, with features, and labels that are the model's classes.
+            head: The model, once it has seen a batch, or weight (c, d) and bias (c) of its last layer. By default they
+                are recovered from the table's logits by least squares, up to a constant per row. No probability depends
+                on that constant, but weights by the size of logits (WeightedMutualInformation) do: give the model then.
+            progress: Whether to show a progress bar on a terminal.
         """
         self.masks_ = self.fitted_on_ = None
         table.require("feature", "label", by="HeadMasks.fit")
@@ -74,15 +73,15 @@ class HeadMasks:
                 f"HeadMasks.fit needs labels that are the model's classes; those of {table.name} are another set's. "
                 f"Fit on images with the classes that the model was trained on."
             )
-        weight, bias = _given_head(table, head)
+        weight, bias = _last_layer(table, head)
         width = table.shape("feature")[1]
         if weight.shape[1] != width:
             raise TableError(
                 f"HeadMasks.fit: the head reads {weight.shape[1]} features; those of {table.name} are {width} wide. "
                 f"Give the head of the model that made the table."
             )
-        checked_labels(table.label, len(weight), f"HeadMasks.fit of {table.name}")
-        found = trained_masks(
+        check_labels(table.label, len(weight), f"HeadMasks.fit of {table.name}")
+        self.masks_ = trained_masks(
             lambda masks, z: masked_linear(z, weight, bias, masks["head"], "head"),
             self._batches(table),
             [Span("head", "columns", width)],
@@ -91,49 +90,45 @@ class HeadMasks:
             seed=self.seed,
             progress=progress,
         )
-        self.masks_, self.weight_, self.bias_, self.fitted_on_ = found, weight, bias, table.model_id
+        self.weight_, self.bias_, self.fitted_on_ = weight, bias, table.model_id
         return self
 
     def logits(self, feature: Float[Tensor, "n d"]) -> Float[Tensor, "n m c"]:
-        """What each member says of these features."""
-        if self.masks_ is None:
-            raise NotFittedError("HeadMasks was asked before fit. Call fit(table) first, with features and labels.")
-        if feature.shape[1] != self.masks_.shape[1]:
+        """Each member's logits for these features."""
+        masks = self._fitted("logits")
+        if feature.shape[1] != masks.shape[1]:
             raise TableError(
-                f"HeadMasks: features must be {self.masks_.shape[1]} wide, as in fit; got {feature.shape[1]}. "
+                f"HeadMasks: features must be {masks.shape[1]} wide, as in fit; got {feature.shape[1]}. "
                 f"Use a table of the same model."
             )
         z = finite(feature.float(), "HeadMasks: features")
-        return torch.stack([F.linear(z * mask, self.weight_, self.bias_) for mask in self.masks_], dim=1)
+        return torch.stack([F.linear(z * mask, self.weight_, self.bias_) for mask in masks], dim=1)
 
     def extend(self, table: Table) -> Table:
         """The same rows with columns `masks` (n, s), `masks_logit` (n, m, c), and `masks_loss` (n) where labels allow.
 
-        They are computed when rows are asked for, from the table's features.
+        They are computed from the table's features when rows are read.
         """
-        if self.masks_ is None:
-            raise NotFittedError("HeadMasks.extend was called before fit. Call fit(table) first.")
+        self._fitted("extend")
         table.require("feature", by="HeadMasks.extend")
         if None not in (self.fitted_on_, table.model_id) and self.fitted_on_ != table.model_id:
             raise TableError(
-                f"HeadMasks.extend: {table.name} was made by another model ({table.model_id}) than the table that masks "
-                f"were learned on ({self.fitted_on_}). Extract it with the same model and transform."
+                f"HeadMasks.extend: {table.name} was made by another model ({table.model_id}) than the table of fit "
+                f"({self.fitted_on_}). Extract it with the same model and transform."
             )
         self.logits(table.select("feature").rows(slice(0, 1)).feature)  # refuses another width
         feature, shape = table.column("feature"), (self.members, len(self.weight_))
         columns: dict[str, Any] = {
-            "masks": summary_of(feature, self.logits, shape),
-            "masks_logit": said_by(feature, self.logits, shape),
+            "masks": member_summary(feature, self.logits, shape),
+            "masks_logit": member_logits(feature, self.logits, shape),
         }
         if "label" in table and table.label_space == "model":
-            columns["masks_loss"] = losses_of(feature, self.logits, shape, table.column("label"))
+            columns["masks_loss"] = member_losses(feature, self.logits, shape, table.column("label"))
         return table.extended(**columns)
 
     def save(self, path: str | Path) -> Path:
-        """Masks and the layer into one safetensors file."""
-        if self.masks_ is None:
-            raise NotFittedError("HeadMasks.save was called before fit. Call fit(table) first.")
-        tensors = {"columns.head": self.masks_, "weight": self.weight_}
+        """Write the masks and the layer to one safetensors file."""
+        tensors = {"columns.head": self._fitted("save"), "weight": self.weight_}
         if self.bias_ is not None:
             tensors["bias"] = self.bias_
         note = {
@@ -146,22 +141,27 @@ class HeadMasks:
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadMasks":
-        """Read back what `save` wrote; nothing is unpickled."""
+        """Read what `save` wrote; nothing is unpickled."""
         tensors, note = read_masks(Path(path), needs=("seed", "recipe", "fitted_on"))
         masks, weight = tensors["columns.head"], tensors.get("weight")
         if weight is None or weight.shape[1:] != masks.shape[1:]:
             raise ArtefactError(f"masks in '{path}' are not those of a last layer. Save them with HeadMasks.save.")
         try:
-            found = cls(members=len(masks), recipe=MaskRecipe(**note["recipe"]), seed=note["seed"])
+            loaded = cls(members=len(masks), recipe=MaskRecipe(**note["recipe"]), seed=note["seed"])
         except TypeError as error:
             raise ArtefactError(f"masks in '{path}' are of another version ({error}). Save them again.") from error
-        found.masks_, found.weight_, found.bias_ = masks, weight, tensors.get("bias")
-        found.fitted_on_ = note["fitted_on"]
-        return found
+        loaded.masks_, loaded.weight_, loaded.bias_ = masks, weight, tensors.get("bias")
+        loaded.fitted_on_ = note["fitted_on"]
+        return loaded
+
+    def _fitted(self, method: str) -> Float[Tensor, "m d"]:
+        if self.masks_ is None:
+            raise NotFittedError(f"HeadMasks.{method} was called before fit. Call fit(table) first.")
+        return self.masks_
 
     def _batches(self, table: Table) -> Iterator[tuple[Float[Tensor, "r d"], Int[Tensor, "r"]]]:
-        """Shuffled rows, as many for each member; labels travel as floats, which hold them exactly."""
-        size = self.members * rows_each(len(table), self.members, self.recipe)
+        """Shuffled rows, equally many per member; labels travel as floats, which hold them exactly."""
+        size = self.members * rows_per_member(len(table), self.members, self.recipe)
         stream = Stream(table.column("feature"), table.label.float(), size, self.seed, name=table.name)
         for rows, labels in stream.batches(0, self.recipe.steps):
             fair = len(rows) // self.members * self.members
@@ -169,28 +169,11 @@ class HeadMasks:
                 yield rows[:fair].clone(), labels[:fair].long()
 
 
-def _given_head(table: Table, head: Classifier | Head | None) -> Head:
+def _last_layer(table: Table, head: Classifier | Head | None) -> Head:
     if head is None:
-        return _least_squares(table)
+        table.require("logit", by="HeadMasks.fit without a head")
+        repair = "or the model, or its last layer's weight and bias: fit(table, head=...)"
+        columns = ("feature", "logit")
+        return centred_layer(lambda: table.batches(*columns), table.name, by="HeadMasks.fit", repair=repair)
     weight, bias = head.head() if isinstance(head, Classifier) else head
     return weight.detach().cpu().float(), None if bias is None else bias.detach().cpu().float()
-
-
-def _least_squares(table: Table) -> Head:
-    """W and b from features and centred logits, refused where logits are not linear in the features."""
-    table.require("logit", by="HeadMasks.fit without a head")
-
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in table.batches("feature", "logit"):
-            logit = finite(batch.logit, f"HeadMasks.fit: logits of {table.name}").double()
-            yield finite(batch.feature, f"HeadMasks.fit: features of {table.name}").double(), _centred(logit)
-
-    found = linear_logits(pairs)
-    found.check_linear(
-        table.name, by="HeadMasks.fit", repair="or the model, or its last layer's weight and bias: fit(table, head=...)"
-    )
-    return found.weight.float(), found.bias.float()
-
-
-def _centred(logit: Tensor) -> Tensor:
-    return logit - logit.mean(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Masks on the linear layers of a model: one vector of rows and one of columns for each layer and member.
+"""Masks on the linear layers of a model: one vector of rows and one of columns per layer and member.
 
     y = r_m * (W (c_m * x) + b)        q = sigmoid(theta / tau),   r_m and c_m are parts of q_m
 
@@ -7,8 +7,8 @@ A.4). How different members are is the mutual information between the mask and t
 
     I[mask; M] = sum_j H_b(mean_m q_mj) - mean_m H_b(q_mj)
 
-with H_b the entropy of a coin, in nats: zero where all members keep the same, log 2 a unit where half of them keep it
-and half do not. The paper names this quantity and its weight of 2.0, but not how it is computed: the sum over
+with H_b the entropy of a coin, in nats: zero where all members keep the same units, log 2 per unit where half of them
+keep it and half do not. The paper names this quantity and its weight of 2.0, but not how it is computed: the sum over
 independent units is our reading, and so is what it is divided by (`over`).
 """
 
@@ -20,14 +20,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 DiversityOver = Literal["units", "masks", "sum"]
-"""What the diversity of masks is taken over: the mean of all units, the mean of each mask, or no mean at all."""
+"""How the diversity is normalised: the mean over all units, the mean within each mask, or no mean at all."""
 
 _NEAREST = 1e-6
-"""How near a probability may come to 0 and 1, where the slope of the entropy has no end."""
+"""Probabilities stay this far from 0 and 1, where the slope of the entropy is infinite."""
 
 
 class LayerMasks(NamedTuple):
-    """The masks of one layer, one line a member; rows are None where they must stay, as those of classes."""
+    """The masks of one layer, one row per member; `rows` is None where all rows stay, as those of classes."""
 
     rows: Float[Tensor, "m out"] | None
     columns: Float[Tensor, "m in"]
@@ -42,10 +42,10 @@ class Span(NamedTuple):
 
 
 def mask_diversity(q: Float[Tensor, "m j"]) -> Float[Tensor, "j"]:
-    """H_b(mean_m q_mj) - mean_m H_b(q_mj) of every unit: what it tells of the member, from 0 to log 2.
+    """H_b(mean_m q_mj) - mean_m H_b(q_mj) of every unit: its information about the member, from 0 to log 2.
 
-    >>> told = mask_diversity(torch.tensor([[1.0, 1.0, 0.5], [0.0, 1.0, 0.5]]))
-    >>> [round(float(unit), 3) for unit in told]
+    >>> per_unit = mask_diversity(torch.tensor([[1.0, 1.0, 0.5], [0.0, 1.0, 0.5]]))
+    >>> [round(float(unit), 3) for unit in per_unit]
     [0.693, 0.0, 0.0]
     """
     q = q.clamp(_NEAREST, 1 - _NEAREST)
@@ -53,11 +53,11 @@ def mask_diversity(q: Float[Tensor, "m j"]) -> Float[Tensor, "j"]:
 
 
 def diversity(q: Float[Tensor, "m j"], spans: Iterable[Span], over: DiversityOver) -> Float[Tensor, ""]:
-    """I[mask; M], divided as asked for.
+    """I[mask; M], normalised.
 
     Args:
-        q: All masks of a member in one line.
-        spans: Which part of the line is what.
+        q: All masks, one row per member.
+        spans: The layer and side of each part of a row.
         over: "units": the mean over all units. "masks": the mean within each vector of rows or columns, summed over the
             vectors. "sum": the plain sum, which outweighs the cross-entropy by far.
     """
@@ -70,7 +70,7 @@ def diversity(q: Float[Tensor, "m j"], spans: Iterable[Span], over: DiversityOve
 
 
 def by_layer(q: Float[Tensor, "m j"], spans: Iterable[Span]) -> dict[str, LayerMasks]:
-    """All masks of the members, cut into those of layers."""
+    """The masks of all members by layer."""
     spans = list(spans)
     parts: dict[tuple[str, str], Tensor] = {}
     for span, part in zip(spans, torch.split(q, [span.width for span in spans], dim=1), strict=True):
@@ -90,7 +90,7 @@ def binarised(q: Float[Tensor, "m j"], spans: Iterable[Span]) -> Float[Tensor, "
 
 
 def of_member(masks: Mapping[str, LayerMasks], member: int) -> dict[str, LayerMasks]:
-    """The masks of one member alone, as those of an ensemble of one."""
+    """The masks of one member, as those of an ensemble of one."""
     one = slice(member, member + 1)
     return {
         name: LayerMasks(None if mask.rows is None else mask.rows[one], mask.columns[one])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dubito.ensembles.recipe import MaskRecipe
+from dubito.ensembles.training import MaskRecipe
 from dubito.errors import ValueRangeError
 
 
@@ -15,12 +15,13 @@ def test_temperature_falls_by_the_same_factor_each_step():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, r"steps must be positive and finite; got 0. The default is 300\."),
+        ({"steps": 0}, r"MaskRecipe: steps must be positive and finite; got 0. The default is 300\."),
         ({"batch": -1}, r"batch must be positive and finite; got -1"),
         ({"rate": float("nan")}, r"rate must be positive and finite; got nan"),
         ({"last_temperature": 0.0}, r"last_temperature must be positive and finite; got 0.0"),
         ({"start": float("inf")}, r"start must be finite; got inf. The default is 0.0\."),
-        ({"diversity_weight": -1.0}, r"diversity_weight and spread must not be negative, nor infinite; -1.0 and 1.0"),
+        ({"spread": float("inf")}, r"spread must be finite and not negative; got inf"),
+        ({"diversity_weight": -1.0}, r"diversity_weight must be finite and not negative; got -1.0. The default is 2.0"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings, message):
