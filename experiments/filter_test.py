@@ -63,11 +63,11 @@ def main() -> None:
         **reminiscent(found, means(train), noise, logits_of(module, noise[:, None].float()).argmax(1)),
         "counts": found.counts.tolist(),
         "best_confidence": [round(float(p), 6) for p in found.confidence[:, 0]],
-        "best_patterns": [row[:4] for row in found.to_json()["patterns"]],
+        "best_patterns": [row[:4] for row in found.to_dict()["patterns"]],
     }
     print("\n".join([str(found), *told(result)]))
     if asked.figure:
-        found.figure().savefig(asked.figure, dpi=130)
+        found.plot()[0].figure.savefig(asked.figure, dpi=130)
     if asked.write:
         write_expected(EXPECTED, "--more-data DIR", result, published="Fig. 7, pictures")
     print(json.dumps(result | {"filter_seconds": round(seconds, 1)}))

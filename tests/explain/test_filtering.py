@@ -11,8 +11,7 @@ from torch import nn
 import dubito
 from dubito import metrics
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
-from dubito.explain._distribution import QUANTILES
-from dubito.explain.filtering import filtering
+from dubito.explain.filtering import QUANTILES, filtering
 from dubito.table import Table
 
 subject = importlib.import_module("dubito.explain.filtering")  # the package's attribute is the function
@@ -44,7 +43,7 @@ def test_numbers_are_those_of_brute_force_whatever_the_blocks(monkeypatch, cells
     monkeypatch.setattr(subject, "_CELLS", cells)
     weight, known, ood = weights(5, 8), table(150, 8, 2.0), table(90, 8, 1.5, seed=1)
     found = filtering(weight, known, ood, **QUICK)
-    for side, of in ((found.known, known), (found.ood, ood)):
+    for side, of in ((found.in_distribution, known), (found.ood, ood)):
         expected = by_hand(weight, of)
         for key in ("norm", "max_cosine"):
             mine, values = getattr(side, key), expected[key]
@@ -67,38 +66,38 @@ def test_by_hand():
     # cosines of (3, 4) with the axes: 0.6 and 0.8; of (0, 2): 0 and 1; of zeros: none, which counts as 0
     known, ood = Table(feature=[[3.0, 4.0], [0.0, 2.0]]), Table(feature=[[0.0, 0.0], [0.0, 0.0]])
     found = filtering(torch.tensor([[5.0, 0.0], [0.0, 0.1]]), known, ood, **QUICK)
-    assert (found.known.norm.low, found.known.norm.high) == (2.0, 5.0)
-    assert found.known.max_cosine.mean == pytest.approx(0.9)
-    assert found.known.other_cosines.mean == pytest.approx(0.3)
-    assert found.known.other_cosines.high == pytest.approx(0.6)
+    assert (found.in_distribution.norm.low, found.in_distribution.norm.high) == (2.0, 5.0)
+    assert found.in_distribution.max_cosine.mean == pytest.approx(0.9)
+    assert found.in_distribution.other_cosines.mean == pytest.approx(0.3)
+    assert found.in_distribution.other_cosines.high == pytest.approx(0.6)
     assert (found.ood.norm.median, found.ood.max_cosine.median, found.ood.other_cosines.median) == (0.0, 0.0, 0.0)
     assert found.norm_auroc.value == found.max_cosine_auroc.value == 1.0
 
 
 def test_quantiles_of_counted_cosines_are_exact_to_a_bin():
     weight, known = weights(40, 16), table(400, 16)
-    mine = filtering(weight, known, known, **QUICK).known.other_cosines
+    mine = filtering(weight, known, known, **QUICK).in_distribution.other_cosines
     expected = np.quantile(by_hand(weight, known)["other_cosines"], QUANTILES)
     assert list(mine.quantiles.values()) == pytest.approx(expected.tolist(), abs=0.0011)
 
 
-def test_sentences_follow_the_intervals():
+def test_findings_follow_the_intervals():
     weight, known = weights(4, 6), table(200, 6)
     weak = filtering(weight, known, table(200, 6, 0.3, seed=1), **QUICK)
     assert weak.norm_auroc.low > 0.5
-    first, second = weak.sentences()
+    first, second = weak.findings()
     assert first == (
-        f"Features of foreign images are weaker: median {weak.ood.norm.median:.3g} against "
-        f"{weak.known.norm.median:.3g}; the network filters them by strength (AUROC {weak.norm_auroc.value:.3f}, "
-        f"{weak.norm_auroc.low:.3f} to {weak.norm_auroc.high:.3f})."
+        f"Features of OOD images are weaker: median {weak.ood.norm.median:.3g} against "
+        f"{weak.in_distribution.norm.median:.3g}; the network filters them by strength "
+        f"(AUROC {weak.norm_auroc.value:.3f}, {weak.norm_auroc.low:.3f} to {weak.norm_auroc.high:.3f})."
     )
-    assert second.startswith("Combinations of features of foreign images are neither less like those of a class nor")
+    assert second.startswith("Combinations of features of OOD images are neither less like those of a class nor")
     strong = filtering(weight, known, table(200, 6, 3.0, seed=1), **QUICK)
-    assert "are stronger" in strong.sentences()[0]
-    assert "does not filter them by strength (AUROC" in strong.sentences()[0]
+    assert "are stronger" in strong.findings()[0]
+    assert "does not filter them by strength (AUROC" in strong.findings()[0]
     along = Table(feature=weight[torch.arange(200) % 4] + 0.1 * table(200, 6, seed=2).feature, name="classes")
-    assert "are less like those of a class" in (told := filtering(weight, along, known, **QUICK).sentences()[1])
-    assert "the network filters them by combination (AUROC" in told
+    assert "are less like those of a class" in (finding := filtering(weight, along, known, **QUICK).findings()[1])
+    assert "the network filters them by combination (AUROC" in finding
 
 
 def test_a_classifier_its_layer_and_its_weight_say_the_same():
@@ -111,24 +110,24 @@ def test_a_classifier_its_layer_and_its_weight_say_the_same():
     for other in (net[2], net[2].weight):
         again = filtering(other, known, ood, **QUICK)
         assert (again.norm_auroc, again.max_cosine_auroc) == (found.norm_auroc, found.max_cosine_auroc)
-        assert again.known == found.known
+        assert again.in_distribution == found.in_distribution
 
 
-def test_json_text_and_figure():
+def test_json_text_and_plot():
     found = filtering(weights(4, 6), table(50, 6), table(40, 6, 0.5, seed=1), **QUICK)
-    told = json.loads(json.dumps(found.to_json()))
-    assert told["auroc"]["norm"]["value"] == found.norm_auroc.value
-    assert sum(told["known"]["other_cosines"]["counts"]) == 150
-    assert len(told["ood"]["norm"]["edges"]) == len(told["ood"]["norm"]["counts"]) + 1
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["norm_auroc"]["value"] == found.norm_auroc.value
+    assert sum(plain["in_distribution"]["other_cosines"]["counts"]) == 150
+    assert len(plain["ood"]["norm"]["edges"]) == len(plain["ood"]["norm"]["counts"]) + 1
     assert str(found).splitlines()[0] == "weights: set 0 (50 rows), set 1 (40 rows)"
-    assert str(found).endswith("\n".join(found.sentences()))
+    assert str(found).endswith("\n".join(found.findings()))
     pytest.importorskip("matplotlib")
-    assert [axes.get_title() for axes in found.figure().axes] == ["||z||", "all other cosines", "largest cosine"]
+    assert [axes.get_title() for axes in found.plot()] == ["||z||", "all other cosines", "largest cosine"]
 
 
-def test_what_cannot_be_compared_is_told():
+def test_what_cannot_be_compared_is_refused():
     weight, known = weights(4, 6), table(10, 6)
-    with pytest.raises(TableError, match=r"filtering: nothing has no rows. Give a table of at least one image."):
+    with pytest.raises(TableError, match=r"filtering: table needs at least 1 row; nothing has 0"):
         filtering(weight, known, Table(feature=torch.zeros(0, 6), name="nothing"))
     with pytest.raises(TableError, match=r"set 1 has features of width 7; weights reads 6. Give tables of the same"):
         filtering(weight, known, table(10, 7, seed=1))

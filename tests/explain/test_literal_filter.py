@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 import dubito
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
-from dubito.explain._filter_state import BINS, log_odds
-from dubito.explain.literal_filter import binary_inputs, literal_filter
+from dubito.explain.literal_filter import BINS, binary_inputs, literal_filter, log_odds
 
 subject = importlib.import_module("dubito.explain.literal_filter")  # the package's attribute is the function
 
@@ -86,9 +85,9 @@ def test_of_equal_confidence_the_earlier_draw_stays():
     found = literal_filter(Same(), (3, 3), draws=100, batch=16, top=20, progress=False)
     assert found.draw[0].tolist() == list(range(20))
     assert found.draw[1].tolist() == [-1] * 20
-    assert found.sentences()[1:] == [
-        "100.0% are taken for class 0.",
-        "No input was taken for class 1.",
+    assert found.findings()[1:] == [
+        "100.0% are classified as class 0.",
+        "No input was classified as class 1.",
         "No input reached a confidence of 0.9999.",
     ]
 
@@ -160,7 +159,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bits(tmp_path, monkeypatch,
     for key in ("histogram", "log_odds", "draw", "patterns"):
         assert torch.equal(getattr(found, key), getattr(whole, key)), key
     again = Stops(network(), 0)
-    assert literal_filter(again, (3, 3), checkpoint=file, **options).to_json() == found.to_json()
+    assert literal_filter(again, (3, 3), checkpoint=file, **options).to_dict() == found.to_dict()
     assert again.left == 0  # finished: nothing is run
 
 
@@ -214,32 +213,33 @@ def test_modules_of_another_precision(dtype):
     assert torch.equal(wrapped.draw, found.draw)
 
 
-def test_json_text_and_figure():
+def test_json_text_and_plot():
     found = literal_filter(network(), (3, 3), draws=300, top=2, progress=False)
-    told = json.loads(json.dumps(found.to_json()))
-    assert sum(told["counts"]) == sum(told["histogram"]) == 300
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert sum(plain["counts"]) == sum(plain["histogram"]) == 300
     y = int(found.counts.argmax())
-    assert told["patterns"][y][0] == "".join(str(bit) for bit in found.patterns[y, 0].flatten().tolist())
-    assert str(found).startswith("Sequential as a filter of 300 inputs\nOf 300 inputs of pure noise, ")
+    assert plain["patterns"][y][0] == "".join(str(bit) for bit in found.patterns[y, 0].flatten().tolist())
+    assert str(found).startswith("Sequential as a filter of 300 inputs\nclass  inputs  share  highest confidence\n")
+    assert str(found).endswith("\n".join(found.findings()))
     pytest.importorskip("matplotlib")
-    assert len(found.figure(classes=list("abcd")).axes) == 8
+    assert len(found.plot(classes=list("abcd"))) == 8
     flat = literal_filter(nn.Linear(4, 2), (4,), draws=10, progress=False)
     with pytest.raises(ValueRangeError, match=r"one picture each; got shape \(4,\)"):
-        flat.figure()
+        flat.plot()
 
 
 @pytest.mark.parametrize("bad", [{"draws": 0}, {"top": 0}, {"batch": 0}, {"seed": -1}, {"shape": (3, 0)}])
 def test_settings_without_a_meaning_are_refused(bad):
-    (told,) = (f"{key}={value}" for key, value in bad.items())
+    (setting,) = (f"{key}={value}" for key, value in bad.items())
     with pytest.raises(ValueRangeError) as error:
         literal_filter(network(), **{"shape": (3, 3), "draws": 10, **bad})
-    assert f"{told}. The paper has 2**27 draws" in str(error.value)
+    assert f"{setting}. The paper has 2**27 draws" in str(error.value)
 
 
 def test_outputs_that_are_no_logits_are_refused():
-    with pytest.raises(ModelError, match=r"must return logits \(n, c\).*for 10 inputs \(10, 1\) came"):
+    with pytest.raises(ModelError, match=r"must return logits \(n, c\).*got \(10, 1\) for 10 inputs"):
         literal_filter(nn.Sequential(nn.Flatten(), nn.Linear(9, 1)), (3, 3), draws=10, progress=False)
-    with pytest.raises(ModelError, match=r"for 10 inputs \(10, 1, 3, 3\) came"):
+    with pytest.raises(ModelError, match=r"got \(10, 1, 3, 3\) for 10 inputs"):
         literal_filter(nn.Identity(), (3, 3), draws=10, progress=False)
     broken = network()
     nn.init.constant_(broken[-1].bias, torch.nan)

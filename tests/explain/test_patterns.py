@@ -1,4 +1,4 @@
-"""Activation patterns: the order of neurons, means, examples, and what foreign rows resemble."""
+"""Activation patterns: the order of neurons, means, examples, and what OOD rows resemble."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_neurons_are_grouped_by_class_and_fall_within_it():
 
 
 def test_numbers_by_hand():
-    # The foreign rows (0, 0, 2, 0) and (0, 3, 0, 4): cosine 1 with class 2; with class 0 (15 + 4) / (5 sqrt 26).
+    # The OOD rows (0, 0, 2, 0) and (0, 3, 0, 4): cosine 1 with class 2; with class 0 (15 + 4) / (5 sqrt 26).
     found = patterns(rows_of(6, [0, 1, 2]), Table(feature=[[0.0, 0.0, 2.0, 0.0], [0.0, 3.0, 0.0, 4.0]], name="ood"))
     assert found.own_cosine.tolist() == pytest.approx([1.0, 1.0, 1.0])
     assert found.own_norm.tolist() == pytest.approx([26**0.5, 13**0.5, 4.0])
@@ -90,42 +90,42 @@ def test_a_class_of_one_row_has_no_others():
     table = Table(feature=[[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], label=[0, 0, 1], name="known")
     found = patterns(table, Table(feature=[[3.0, 3.0]]))
     assert found.own_cosine.isnan().tolist() == [False, True]
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["own_cosine"] == [pytest.approx(0.0), None]
-    assert found.sentences()[0].startswith("Known rows have a cosine of 0.00 with the mean of the others")  # not 0.50
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["own_cosine"] == [pytest.approx(0.0), None]
+    assert found.findings()[0].startswith("Rows have a cosine of 0.00 with the mean of others")  # not 0.50
     alone = patterns(table.rows([0, 2]), Table(feature=[[3.0, 3.0]]))
-    assert alone.sentences()[::2] == [
-        "Every class has one known row, so none has a cosine with others of its class; foreign rows have one of 1.00 "
-        "with the pattern that they resemble most.",
-        "100% of the foreign rows resemble '1' most; that class has one known row.",
+    assert alone.findings()[::2] == [
+        "Every class has one row, so none has a cosine with others of its class; OOD rows have one of 1.00 with the "
+        "pattern they resemble most.",
+        "100% of the OOD rows resemble '1' most; that class has one row.",
     ]
 
 
-def test_json_text_and_figure():
+def test_json_text_and_plot():
     boots = Table(feature=2 * MEANS[[2, 2, 2, 0]], name="digits")
     found = patterns(rows_of(6, [0, 1, 2]), boots)
-    assert found.sentences() == [
-        "Known rows have a cosine of 1.00 with the mean of the others of their class, foreign rows one of 1.00 with "
-        "the pattern that they resemble most.",
-        f"Foreign rows are {found.ood_norm / float(found.own_norm.mean()):.2f} times as long as known ones.",
-        "75% of the foreign rows resemble '2' most; for known rows of that class the cosine is 1.00.",
+    assert found.findings() == [
+        "Rows have a cosine of 1.00 with the mean of others of their class, OOD rows one of 1.00 with the pattern they "
+        "resemble most.",
+        f"OOD rows are {found.ood_norm / float(found.own_norm.mean()):.2f} times as long as in-distribution rows.",
+        "75% of the OOD rows resemble '2' most; for rows of that class the cosine is 1.00.",
     ]
-    assert json.loads(json.dumps(found.to_json()))["ood_share"] == [0.25, 0.0, 0.75]
+    assert json.loads(json.dumps(found.to_dict()))["ood_share"] == [0.25, 0.0, 0.75]
     assert str(found).startswith("known (3 classes) against digits\n")
     pytest.importorskip("matplotlib")
-    assert len(found.figure().axes) == 4
-    assert len(found.figure(classes=[2]).axes) == 2
+    assert len(found.plot()) == 4
+    assert len(found.plot(classes=[2])) == 2
     long = Table(feature=MEANS, label=[0, 1, 2], classes=["hen, Gallus", "x" * 30, "b"], name="caches/birds")
-    labels = [axes.get_ylabel() for axes in patterns(long, long).figure().axes]
+    labels = [axes.get_ylabel() for axes in patterns(long, long).plot()]
     assert labels == ["hen", "x" * 17 + "…", "b", "birds"]
     with pytest.raises(ValueRangeError, match=r"labels that occur; got \[9\]. There are 0, 1, 2."):
-        found.figure(classes=[9])
+        found.plot(classes=[9])
 
 
-def test_what_cannot_be_shown_is_told():
+def test_what_cannot_be_shown_is_refused():
     known = rows_of(6, [0, 1, 2])
-    with pytest.raises(TableError, match="patterns: nothing has no rows"):
+    with pytest.raises(TableError, match="patterns: ood needs at least 1 row; nothing has 0"):
         patterns(known, Table(feature=torch.zeros(0, 4), name="nothing"))
-    with pytest.raises(TableError, match=r"known has 4, ood 3. Extract both anew."):
+    with pytest.raises(TableError, match=r"column 'feature' of ood .* must be 4 wide, as in known; got 3"):
         patterns(known, Table(feature=[[1.0, 2.0, 3.0]], name="ood"))
     with pytest.raises(MissingColumnError, match="patterns needs column 'label'"):
         patterns(known.select("feature"), known)
@@ -135,3 +135,11 @@ def test_what_cannot_be_shown_is_told():
         patterns(rows_of(6, [0, -1]), known)
     with pytest.raises(ValueRangeError, match="features of broken: 1 of 4 values are NaN"):
         patterns(known, Table(feature=[[torch.nan, 0.0, 0.0, 0.0]], name="broken"))
+
+
+def test_records_start_with_the_class_that_ood_rows_resemble_most():
+    found = patterns(rows_of(6, [0, 1, 2]), Table(feature=2 * MEANS[[2, 2, 0]], name="digits"))
+    assert [row["class"] for row in found.records()] == ["2", "0", "1"]
+    assert found.to_pandas()["ood_share"].tolist() == pytest.approx([2 / 3, 1 / 3, 0])
+    many = Table(feature=torch.eye(30), label=list(range(30)), name="many")
+    assert (len(patterns(many, many).records()), len(patterns(many, many).lines())) == (30, 1 + 10)

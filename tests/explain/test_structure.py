@@ -97,7 +97,7 @@ def test_counterfactual_structures_are_far():
 def test_blocks_see_every_pair_once(monkeypatch):
     weight = random_weight(50, 8)
     whole = structure(weight)
-    monkeypatch.setattr("dubito.explain._spread._ROWS", 7)
+    monkeypatch.setattr("dubito.explain._moments._ROWS", 7)
     blocks = structure(weight)
     assert vars(blocks.cosine) == pytest.approx(vars(whole.cosine))
     assert float(blocks.histograms["cosine"][1].sum()) == 50 * 49 / 2
@@ -132,7 +132,7 @@ def test_text_and_json():
     assert "weights: 4 classes, 6 features" in text
     assert "Distance to the optimal structure: 0.000 (weights 0.000, biases 0.000)" in text
     assert "Class means point along their weights with a cosine of 1.000 on average." in text
-    plain = json.loads(json.dumps(found.to_json()))
+    plain = json.loads(json.dumps(found.to_dict()))
     assert plain["optimal_cosine"] == pytest.approx(-1 / 3)
     assert plain["means"]["alignment"]["mean"] == pytest.approx(1, abs=1e-3)
     assert "histograms" not in plain
@@ -146,11 +146,10 @@ def test_shared_features_and_common_vectors_are_mentioned():
     assert "of the weights' length is one common vector" in text
 
 
-def test_histograms_as_a_figure():
+def test_plot_has_three_histograms():
     pytest.importorskip("matplotlib")
     found = structure((random_weight(30, 9), torch.linspace(-1, 1, 30, dtype=torch.float64)))
-    figure = found.figure()
-    panels = figure.axes
+    panels = found.plot()
     assert [panel.get_title() for panel in panels] == ["length of weights", "bias", "cosine of pairs"]
     assert sum(bar.get_height() for bar in panels[2].patches) == 30 * 29 / 2
     assert sum(bar.get_height() for bar in panels[0].patches) == 30

@@ -6,8 +6,8 @@
     cause 2, extrapolation with aleatoric overlap   D - C
     cause 3, feature overlap                        1 - D        together: 1 - B, all that the entropy misses
 
-Pearce et al. 2021 (arXiv 2106.04972), section 6 and Table 1, on balanced sets (`metrics.balanced_auroc`). The caption of
-Table 1 calls cause 1 dominant; its numbers say cause 3, and its 0.7 % for CIFAR-10 is 10.7 %.
+Pearce et al. 2021 (arXiv 2106.04972), section 6 and Table 1, on balanced sets (`metrics.balanced_auroc`). The caption
+of Table 1 calls cause 1 dominant; its numbers say cause 3, and its 0.7 % for CIFAR-10 is 10.7 %.
 
 Parts may be negative. They are shown as they are, with a sentence that says why. With a thousand classes, C is far
 below B, and cause 2 is large only because it makes up for that; with a poor density, D is below C, and cause 3 is too
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from dubito.choices import Covariance
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.explain._spread import cosines, directions
+from dubito.explain._moments import cosines, directions
 from dubito.explain.last_layer import last_layer
 from dubito.metrics import balanced_auroc, table_accuracy
 from dubito.metrics.bootstrap import BalancedAuroc, percentiles

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.explain._spread import Spread, directions, lengths, spread
+from dubito.explain._moments import Moments, directions, lengths, moments
 from dubito.explain.last_layer import Layer
 from dubito.table import Table
 from dubito.types import finite
@@ -22,34 +22,34 @@ from dubito.types import finite
 
 @final
 @dataclass(frozen=True)
-class Means:
+class ClassMeans:
     """The class means of a table beside the weights.
 
     Attributes:
-        rows: How many rows.
-        classes: How many classes have at least one.
+        rows: The number of rows.
+        classes: How many classes have at least one row.
         alignment: Cosine of each centred class mean with its centred weight; 1 is optimal.
         norm: Lengths of the class means.
         centred_norm: Lengths of the centred class means; equal is optimal.
         within_over_between: Variance around the class means (unbiased) over that of the class means; 0 is optimal. With
-            few rows a class the means are noisy and it is too small. None without a class of two rows.
+            few rows per class the means are noisy and it is too small. None without a class of two rows.
     """
 
     rows: int
     classes: int
-    alignment: Spread
-    norm: Spread
-    centred_norm: Spread
+    alignment: Moments
+    norm: Moments
+    centred_norm: Moments
     within_over_between: float | None
 
 
-def class_means(layer: Layer, table: Table, name: str) -> Means:
+def class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
     """Measure them in one pass over the table: sums of features by class, and of squares.
 
     Args:
         layer: The last layer.
         table: With feature and label, the labels the model's own classes; logits, if there are, must be this layer's.
-        name: Whose layer, for errors.
+        name: The name of the layer, for errors.
     """
     table.require("feature", "label", by="structure")
     _check_table(layer, table, name)
@@ -57,7 +57,7 @@ def class_means(layer: Layer, table: Table, name: str) -> Means:
     total, count = torch.zeros(classes, width, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
     squares, origin = 0.0, None
     for batch in table.batches("feature", "label"):
-        z, label = batch.feature.double(), _known(batch.label, classes, table)
+        z, label = batch.feature.double(), _checked(batch.label, classes, table)
         origin = z.mean(0) if origin is None else origin  # sums around it lose no digits to a large common mean
         total.index_add_(0, label, z - origin)
         count += torch.bincount(label, minlength=classes)
@@ -74,12 +74,12 @@ def class_means(layer: Layer, table: Table, name: str) -> Means:
     freedom = len(table) - len(mean)
     within = max(squares - float(count[seen] @ mean.square().sum(1)), 0.0) / max(freedom, 1)
     between = float(centred.square().sum(1).mean())
-    return Means(
+    return ClassMeans(
         rows=len(table),
         classes=len(mean),
-        alignment=spread((directions(centred) * directions(weight - weight.mean(0))).sum(1)),
-        norm=spread(lengths(mean + origin)),
-        centred_norm=spread(lengths(centred)),
+        alignment=moments((directions(centred) * directions(weight - weight.mean(0))).sum(1)),
+        norm=moments(lengths(mean + origin)),
+        centred_norm=moments(lengths(centred)),
         within_over_between=within / between if freedom > 0 and between > 0 else None,
     )
 
@@ -94,18 +94,17 @@ def _check_table(layer: Layer, table: Table, name: str) -> None:
         )
     if "logit" not in table or len(table) == 0:
         return
-    few = table.select("feature", "logit").rows(slice(0, 64))
-    off = (
-        (layer.logits(few.feature) - few.logit.double()).abs().max() if few.logit.shape[1] == len(layer.bias) else None
-    )
-    if off is None or float(off) > 1e-2 * (1 + float(few.logit.abs().max())):
+    rows = table.select("feature", "logit").rows(slice(0, 64))
+    same_classes = rows.logit.shape[1] == len(layer.bias)
+    off = (layer.logits(rows.feature) - rows.logit.double()).abs().max() if same_classes else torch.inf
+    if float(off) > 1e-2 * (1 + float(rows.logit.abs().max())):
         raise TableError(
             f"structure: the logits of {table.name} are not those of {name} on its features. "
             f"Give a table that was extracted with this model, or leave the logits out."
         )
 
 
-def _known(label: Int[Tensor, "n"], classes: int, table: Table) -> Int[Tensor, "n"]:
+def _checked(label: Int[Tensor, "n"], classes: int, table: Table) -> Int[Tensor, "n"]:
     if bool(((label < 0) | (label >= classes)).any()):
         raise TableError(
             f"structure: labels of {table.name} must be 0 to {classes - 1}; got {int(label.min())} to "

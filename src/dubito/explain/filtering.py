@@ -1,41 +1,80 @@
-"""Does the network filter out what it does not know? Lengths and angles of features, of known images and of others.
+"""Does the network filter out what it does not know? Lengths and angles of features, in and out of distribution.
 
     ||z||,    max_i cos(z, w_i),    cos(z, w_j) of all other classes j
 
-Pearce et al. 2021 (arXiv 2106.04972), section 5, eq. 6 and Fig. 15: on foreign images features tend to be weaker (a
-smaller ||z||) and in combinations of no class (a smaller largest cosine); both lower the confidence of softmax. How far
-they do is the AUROC of -||z|| and of -max cos. It does not depend on how many rows are on either side, so none are left
-out for balance. Cosines are with the weights as they are, biases apart; a feature of zeros has a cosine of 0 with all.
+Pearce et al. 2021 (arXiv 2106.04972), section 5, eq. 6 and Fig. 15: on OOD images features tend to be weaker (a smaller
+||z||) and in combinations of no class (a smaller largest cosine); both lower the confidence of softmax. How far they do
+is the AUROC of -||z|| and of -max cos. It does not depend on how many rows are on either side, so none are left out for
+balance. Cosines are with the weights as they are, without biases; a feature of zeros has a cosine of 0 with all.
 
-Tables are read once, in blocks. Two numbers a row stay in memory; the other cosines, one for each class and row, are
+Tables are read once, in blocks. Two numbers per row stay in memory; the other cosines, one for each class and row, are
 counted in bins of 0.001, and their quantiles are as exact as that.
 """
 
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from dubito.errors import TableError
-from dubito.explain._distribution import COSINE_BINS, Distribution, counted, distribution, edges_of
-from dubito.explain._spread import cosines, directions
+from dubito.explain._moments import cosines, directions
 from dubito.explain.last_layer import last_layer
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import Interval, auroc, interval
+from dubito.result import Result
 from dubito.table import Table
-from dubito.types import Classifier, Json, finite
+from dubito.types import Classifier, finite
+from dubito.validate import check_rows
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _CELLS = 2**21
 """Of a block's cosines or features: 16 MB."""
+_COSINE_BINS = 2000
+"""Of values between -1 and 1 that are counted: a thousandth wide."""
+_PER_BAR = 20
+"""So many of those make one bar of the histogram."""
+_BINS = 60
+_QUANTITIES = {"norm": "||z||", "other_cosines": "all other cosines", "max_cosine": "largest cosine"}
 _STRENGTH = ("Features", "weaker", "stronger", "strength")
-_COMBINATION = (
-    "Combinations of features",
-    "less like those of a class",
-    "more like those of a class",
-    "combination",
-)
+_COMBINATION = ("Combinations of features", "less like those of a class", "more like those of a class", "combination")
+
+
+@final
+@dataclass(frozen=True)
+class Distribution:
+    """Many numbers as a few.
+
+    Attributes:
+        mean: The mean.
+        low: The smallest number.
+        high: The largest number.
+        quantiles: By probability; that of one half is the median.
+        edges: The edges of the histogram's bins.
+        counts: How many numbers lie in each bin.
+    """
+
+    mean: float
+    low: float
+    high: float
+    quantiles: dict[float, float]
+    edges: Float64[Tensor, "b1"] = field(compare=False)
+    counts: Float64[Tensor, "b"] = field(compare=False)
+
+    @property
+    def median(self) -> float:
+        """One half lies below."""
+        return self.quantiles[0.5]
+
+    @property
+    def central(self) -> Interval:
+        """The median, and the range of the central 90 %."""
+        return Interval(self.median, self.quantiles[0.05], self.quantiles[0.95], 0.9)
 
 
 @final
@@ -49,129 +88,130 @@ class Responses:
     max_cosine: Distribution
     other_cosines: Distribution
 
-    def to_json(self) -> Json:
-        """Plain numbers."""
-        shown = {key: getattr(self, key).to_json() for key in ("norm", "max_cosine", "other_cosines")}
-        return {"name": self.name, "rows": self.rows, **shown}
-
 
 @final
 @dataclass(frozen=True)
-class Filtering:
-    """What `filtering` found: print it, draw it, or take it as JSON.
+class Filtering(Result):
+    """What `filtering` returns: print it, plot it, or take it as JSON.
 
     Attributes:
-        name: Whose last layer.
-        classes: c.
-        known: Of images like those of training.
-        ood: Of images from elsewhere.
-        norm_auroc: Of -||z||: how well weak features tell foreign images from known ones; one half is chance.
-        max_cosine_auroc: The same of -max cos: unfamiliar combinations.
+        name: The name of the model or layer.
+        classes: The number of classes, c.
+        in_distribution: The responses to in-distribution images.
+        ood: The responses to out-of-distribution images.
+        norm_auroc: The AUROC of -||z||: how well weak features detect OOD images; one half is chance.
+        max_cosine_auroc: The AUROC of -max cos: unfamiliar combinations.
     """
+
+    titles: ClassVar[Mapping[str, str]] = {
+        "of": "",
+        "in_distribution": "in-distribution",
+        "ood": "OOD",
+        "auroc": "AUROC",
+    }
 
     name: str
     classes: int
-    known: Responses
+    in_distribution: Responses
     ood: Responses
     norm_auroc: Interval
     max_cosine_auroc: Interval
 
-    def to_json(self) -> Json:
-        """Plain numbers."""
-        return {
-            "name": self.name,
-            "classes": self.classes,
-            "known": self.known.to_json(),
-            "ood": self.ood.to_json(),
-            "auroc": {"norm": self.norm_auroc._asdict(), "max_cosine": self.max_cosine_auroc._asdict()},
-            "sentences": self.sentences(),
-        }
+    def title(self) -> str:
+        """The layer and the two tables."""
+        tables = (f"{side.name} ({side.rows} rows)" for side in (self.in_distribution, self.ood))
+        return f"{self.name}: {', '.join(tables)}"
 
-    def sentences(self) -> list[str]:
-        """What the numbers mean."""
+    def records(self) -> list[dict[str, Any]]:
+        """One row per quantity: median and central 90 % on either side, and the AUROC."""
+        aurocs = {"norm": self.norm_auroc, "max_cosine": self.max_cosine_auroc}
         return [
-            _sentence(_STRENGTH, self.known.norm, self.ood.norm, self.norm_auroc),
-            _sentence(_COMBINATION, self.known.max_cosine, self.ood.max_cosine, self.max_cosine_auroc),
+            {
+                "of": title,
+                "in_distribution": getattr(self.in_distribution, key).central,
+                "ood": getattr(self.ood, key).central,
+                "auroc": aurocs.get(key),
+            }
+            for key, title in _QUANTITIES.items()
         ]
 
-    def figure(self) -> Any:
-        """Fig. 15 as a matplotlib figure: lengths, all but the largest cosines, the largest cosines."""
-        figure, axes = new_figure(1, 3, width=3.6, height=2.8)
-        titles = {"norm": "||z||", "other_cosines": "all other cosines", "max_cosine": "largest cosine"}
-        for panel, (key, title) in zip(axes[0], titles.items(), strict=True):
-            for side, colour in ((self.known, COLOURS[0]), (self.ood, COLOURS[1])):
-                shown: Distribution = getattr(side, key)
-                share = shown.counts / shown.counts.sum()
-                panel.stairs(share.tolist(), shown.edges.tolist(), fill=True, alpha=0.5, color=colour, label=side.name)
-            sides = [getattr(side, key) for side in (self.known, self.ood)]
-            low, high = min(side.low for side in sides), max(side.high for side in sides)
-            panel.set(
-                title=title, yticks=[], xlim=(low - 0.05 * (high - low + 1e-6), high + 0.05 * (high - low + 1e-6))
-            )
-            panel.spines[["left", "right", "top"]].set_visible(False)
-        axes[0][0].legend(frameon=False, fontsize="small")
-        return figure
+    def findings(self) -> list[str]:
+        """What the numbers mean."""
+        inside, ood = self.in_distribution, self.ood
+        return [
+            _finding(_STRENGTH, inside.norm, ood.norm, self.norm_auroc),
+            _finding(_COMBINATION, inside.max_cosine, ood.max_cosine, self.max_cosine_auroc),
+        ]
 
-    def __str__(self) -> str:
-        lines = [f"{self.name}: {self.known.name} ({self.known.rows} rows), {self.ood.name} ({self.ood.rows} rows)"]
-        for title, key in (("||z||", "norm"), ("max cos", "max_cosine"), ("other cos", "other_cosines")):
-            known, ood = getattr(self.known, key), getattr(self.ood, key)
-            lines.append(f"{title:10} known {_told(known)}   ood {_told(ood)}")
-        return "\n".join([*lines, *self.sentences()])
+    def plot(self) -> "list[Axes]":
+        """Fig. 15: histograms of lengths, of all but the largest cosines, and of the largest cosines."""
+        _, grid = new_figure(1, 3, width=3.6, height=2.8)
+        for panel, (key, title) in zip(grid[0], _QUANTITIES.items(), strict=True):
+            sides = [getattr(side, key) for side in (self.in_distribution, self.ood)]
+            names = (self.in_distribution.name, self.ood.name)
+            for shown, name, colour in zip(sides, names, COLOURS, strict=False):
+                share = shown.counts / shown.counts.sum()
+                panel.stairs(share.tolist(), shown.edges.tolist(), fill=True, alpha=0.5, color=colour, label=name)
+            low, high = min(side.low for side in sides), max(side.high for side in sides)
+            room = 0.05 * (high - low + 1e-6)
+            panel.set(title=title, yticks=[], xlim=(low - room, high + room))
+            panel.spines[["left", "right", "top"]].set_visible(False)
+        grid[0][0].legend(frameon=False, fontsize="small")
+        return list(grid[0])
 
 
 def filtering(
     of: Classifier | nn.Linear | Tensor,
-    known: Table,
+    table: Table,
     ood: Table,
     *,
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Filtering:
-    """Compare lengths and angles of features, of known images and of images from elsewhere.
+    """Compare lengths and angles of features, of in-distribution and of out-of-distribution images.
 
     Args:
         of: A classifier, its last layer, or that layer's weight (c, d).
-        known: With features: images like those of training, but not the very same.
-        ood: With features of the same model.
-        confidence: Of the bootstrap intervals.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        table: In-distribution images with features, but not those that were trained on.
+        ood: Out-of-distribution images with features of the same model.
+        confidence: Confidence of the bootstrap intervals.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
 
     >>> strong, weak = Table(feature=[[4.0, 0.0], [0.0, 3.0]]), Table(feature=[[1.0, 1.0], [0.5, 0.0]])
-    >>> found = filtering(torch.eye(2), strong, weak, resamples=50)
-    >>> found.norm_auroc.value, found.max_cosine_auroc.value  # of four pairs, all; two and two halves
+    >>> result = filtering(torch.eye(2), strong, weak, resamples=50)
+    >>> result.norm_auroc.value, result.max_cosine_auroc.value  # of four pairs, all; two and two halves
     (1.0, 0.75)
     """
     name, layer = last_layer(of)
     unit = directions(layer.weight)
-    sides = [_read(unit, table, name) for table in (known, ood)]
-    positive = torch.arange(len(known) + len(ood)) >= len(known)
-
-    def told(key: str) -> Interval:
-        u = -torch.cat([side[key] for side in sides])
-        return interval(auroc, u, positive, confidence=confidence, resamples=resamples, seed=seed)
-
-    edges = {key: edges_of(torch.cat([side[key] for side in sides])) for key in ("norm", "max_cosine")}
-    known_responses, ood_responses = (
+    sides = [_read(unit, one, name) for one in (table, ood)]
+    positive = torch.arange(len(table) + len(ood)) >= len(table)
+    keys = ("norm", "max_cosine")
+    aurocs = [
+        interval(auroc, -torch.cat([side[key] for side in sides]), positive,
+                 confidence=confidence, resamples=resamples, seed=seed)
+        for key in keys
+    ]  # fmt: skip
+    edges = {key: _edges(torch.cat([side[key] for side in sides])) for key in keys}
+    responses = [
         Responses(
-            table.name,
-            len(table),
-            distribution(side["norm"], edges["norm"]),
-            distribution(side["max_cosine"], edges["max_cosine"]),
-            counted(side["other_counts"], side["other_sums"]),
+            one.name,
+            len(one),
+            *(_distribution(side[key], edges[key]) for key in keys),
+            _counted(side["other_counts"], side["other_sums"]),
         )
-        for table, side in zip((known, ood), sides, strict=True)
-    )
-    return Filtering(name, len(layer.weight), known_responses, ood_responses, told("norm"), told("max_cosine"))
+        for one, side in zip((table, ood), sides, strict=True)
+    ]
+    return Filtering(name, len(layer.weight), *responses, *aurocs)
 
 
 def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tensor]:
     """One pass: lengths and largest cosines of every row; counts, sum, smallest and largest of all other cosines."""
     _check(unit, table, name)
     norm, largest = [], []
-    counts = torch.zeros(COSINE_BINS, dtype=torch.float64)
+    counts = torch.zeros(_COSINE_BINS, dtype=torch.float64)
     total, low, high = 0.0, 1.0, -1.0
     for batch in table.batches("feature", size=max(1, _CELLS // max(unit.shape))):
         z = finite(batch.feature.double(), f"filtering: features of {table.name}")
@@ -180,7 +220,7 @@ def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tens
         norm.append(z.norm(dim=1))
         largest.append(most)
         others = cosine.scatter(1, where[:, None], torch.inf)  # histc leaves out what is beyond its range
-        counts += torch.histc(others, COSINE_BINS, -1, 1)
+        counts += torch.histc(others, _COSINE_BINS, -1, 1)
         total += float(cosine.sum() - most.sum())
         low = min(low, float(others.min()))
         high = max(high, float(others.scatter(1, where[:, None], -torch.inf).max()))
@@ -189,9 +229,8 @@ def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tens
 
 
 def _check(unit: Float[Tensor, "c d"], table: Table, name: str) -> None:
+    check_rows(table, by="filtering")
     table.require("feature", by="filtering")
-    if len(table) == 0:
-        raise TableError(f"filtering: {table.name} has no rows. Give a table of at least one image.")
     width = table.shape("feature")[1]
     if width != unit.shape[1]:
         raise TableError(
@@ -202,19 +241,55 @@ def _check(unit: Float[Tensor, "c d"], table: Table, name: str) -> None:
         raise TableError(f"filtering: {name} has one class, and so no other cosines. Give a layer of two or more.")
 
 
-def _sentence(words: tuple[str, str, str, str], known: Distribution, ood: Distribution, found: Interval) -> str:
-    """Which way the foreign images lie, by the interval."""
+def _finding(words: tuple[str, str, str, str], inside: Distribution, ood: Distribution, value: Interval) -> str:
+    """Which way the OOD images lie, by the interval."""
     what, less, more, by = words
-    medians = f"median {ood.median:.3g} against {known.median:.3g}"
-    if found.low > 0.5:
-        verdict = f"{what} of foreign images are {less}: {medians}; the network filters them by {by}"
-    elif found.high < 0.5:
-        verdict = f"{what} of foreign images are {more}: {medians}; the network does not filter them by {by}"
+    medians = f"median {ood.median:.3g} against {inside.median:.3g}"
+    if value.low > 0.5:
+        verdict = f"{what} of OOD images are {less}: {medians}; the network filters them by {by}"
+    elif value.high < 0.5:
+        verdict = f"{what} of OOD images are {more}: {medians}; the network does not filter them by {by}"
     else:
-        verdict = f"{what} of foreign images are neither {less} nor {more}: {medians}; no filtering by {by} is seen"
-    return f"{verdict} (AUROC {found.value:.3f}, {found.low:.3f} to {found.high:.3f})."
+        verdict = f"{what} of OOD images are neither {less} nor {more}: {medians}; no filtering by {by} is seen"
+    return f"{verdict} (AUROC {value.value:.3f}, {value.low:.3f} to {value.high:.3f})."
 
 
-def _told(of: Distribution) -> str:
-    low, mid, high = (of.quantiles[p] for p in (0.05, 0.5, 0.95))
-    return f"{mid:.3f} [{low:.3f}, {high:.3f}]"
+def _edges(values: Float64[Tensor, "n"]) -> Float64[Tensor, "b1"]:
+    """Edges of bins that hold all values, with room for equal ones."""
+    low, high = float(values.min()), float(values.max())
+    room = max(high - low, 1e-6 * max(abs(low), abs(high), 1.0))
+    return torch.linspace(low - room / 100, high + room / 100, _BINS + 1, dtype=torch.float64)
+
+
+def _distribution(values: Float64[Tensor, "n"], edges: Float64[Tensor, "b1"]) -> Distribution:
+    """The exact distribution of values in memory; torch.quantile takes no more than 16 million, so they are sorted."""
+    ordered = values.sort().values
+    place = torch.tensor(QUANTILES, dtype=torch.float64) * (len(ordered) - 1)
+    below, above = ordered[place.floor().long()], ordered[place.ceil().long()]
+    at = below + (place - place.floor()) * (above - below)
+    counts = torch.histogram(values, edges).hist
+    return Distribution(
+        float(values.mean()),
+        float(ordered[0]),
+        float(ordered[-1]),
+        dict(zip(QUANTILES, at.tolist(), strict=True)),
+        edges,
+        counts,
+    )
+
+
+def _counted(counts: Float64[Tensor, "b"], sums: Float64[Tensor, "3"]) -> Distribution:
+    """The distribution of counted values: a quantile is the upper edge of the bin in which it lies."""
+    edges = torch.linspace(-1, 1, len(counts) + 1, dtype=torch.float64)
+    running = counts.cumsum(0)
+    total, low, high = sums.tolist()
+    rank = torch.tensor(QUANTILES, dtype=torch.float64) * float(running[-1])
+    at = edges[1:][torch.searchsorted(running, rank).clamp(max=len(counts) - 1)].clamp(low, high)
+    return Distribution(
+        total / float(running[-1]),
+        low,
+        high,
+        dict(zip(QUANTILES, at.tolist(), strict=True)),
+        edges[::_PER_BAR].clone(),
+        counts.view(-1, _PER_BAR).sum(1),
+    )

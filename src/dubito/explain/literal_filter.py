@@ -11,45 +11,58 @@ Input i is row i mod b of batch i div b, and the bits of a batch are those of a 
 inputs of the winners are made again from their numbers, and memory does not grow with the draws.
 """
 
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from dubito.cache.runner import kept_memory
+from dubito.cache.manifest import told_part
 from dubito.cache.progress import bar
-from dubito.errors import ModelError, ValueRangeError
-from dubito.explain._filter_state import BINS, State, read_state, write_state
+from dubito.cache.runner import kept_memory
+from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure
-from dubito.models.fingerprint import module_digests
+from dubito.models.fingerprint import module_digests, tensors_digest
 from dubito.models.frozen import frozen
+from dubito.result import Result
+from dubito.storage import write_file
 from dubito.types import Classifier, Json, finite
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BINS = 100
+"""Of max p, from 0 to 1."""
 _EVERY = 20.0
 """Seconds between two checkpoints."""
+_PARTS = {"weights": "the model", "shape": "the shape", "top": "top", "batch": "the batch", "seed": "the seed"}
 
 
 @final
 @dataclass(frozen=True)
-class LiteralFilter:
-    """What came through: print it, draw it, or take it as JSON.
+class LiteralFilter(Result):
+    """What passed the filter: print it, plot it, or take it as JSON.
 
     Attributes:
-        name: The model.
+        name: The name of the model.
         draws: How many inputs it saw.
-        seed: Of the draws.
+        seed: The seed of the draws.
         histogram: By predicted class and confidence, how many inputs: bin j holds max p in [j, j + 1) / BINS.
         log_odds: Of the most confident inputs of each class, falling; -inf where there were fewer.
         draw: The number of each; -1 where there were fewer.
         patterns: The inputs themselves, 0 and 1.
     """
+
+    titles: ClassVar[Mapping[str, str]] = {"confidence": "highest confidence"}
 
     name: str
     draws: int
@@ -73,61 +86,69 @@ class LiteralFilter:
         """Which share of all inputs has max p in the bins from a confidence on."""
         return float(self.histogram[:, math.ceil(confidence * BINS - 1e-9) :].sum()) / self.draws
 
-    def to_json(self) -> Json:
-        """Plain numbers; a pattern as one string of 0 and 1, row after row."""
-        found = [int((row >= 0).sum()) for row in self.draw]
-        return {
-            "name": self.name,
-            "draws": self.draws,
-            "seed": self.seed,
-            "shape": list(self.patterns.shape[2:]),
-            "counts": self.counts.tolist(),
-            "histogram": self.histogram.sum(0).tolist(),
-            "log_odds": [row[:k].tolist() for row, k in zip(self.log_odds, found, strict=True)],
-            "draw": [row[:k].tolist() for row, k in zip(self.draw, found, strict=True)],
-            "patterns": [
-                ["".join(map(str, pattern.flatten().tolist())) for pattern in row[:k]]
-                for row, k in zip(self.patterns, found, strict=True)
-            ],
-            "sentences": self.sentences(),
-        }
+    def title(self) -> str:
+        """The model and the number of inputs."""
+        return f"{self.name} as a filter of {self.draws:,} inputs"
 
-    def sentences(self) -> list[str]:
+    def records(self) -> list[dict[str, Any]]:
+        """One row per class: how many inputs it was predicted for, and the highest confidence among them."""
+        rows = zip(self.counts.tolist(), self.confidence[:, 0].tolist(), strict=True)
+        return [
+            {"class": y, "inputs": count, "share": count / self.draws, "confidence": best if count else None}
+            for y, (count, best) in enumerate(rows)
+        ]
+
+    def findings(self) -> list[str]:
         """What the numbers mean."""
         most = int(self.counts.argmax())
-        best = self.log_odds[:, 0]
-        told = [
+        sentences = [
             f"Of {self.draws:,} inputs of pure noise, {self.share_above(0.9):.2%} have a confidence of 0.9 or more, "
             f"{self.share_above(0.5):.2%} of 0.5 or more.",
-            f"{int(self.counts[most]) / self.draws:.1%} are taken for class {most}.",
+            f"{int(self.counts[most]) / self.draws:.1%} are classified as class {most}.",
         ]
         missing = (self.counts == 0).nonzero()[:, 0].tolist()
         if missing:
-            told.append(f"No input was taken for {_listed(missing)}.")
-        certain = (best >= math.log(1e4)).nonzero()[:, 0].tolist()
-        told.append(
-            f"An input with a confidence of 0.9999 or more came for {_listed(certain)}."
+            sentences.append(f"No input was classified as {_listed(missing)}.")
+        certain = (self.log_odds[:, 0] >= math.log(1e4)).nonzero()[:, 0].tolist()
+        sentences.append(
+            f"An input reached a confidence of 0.9999 or more for {_listed(certain)}."
             if certain
             else "No input reached a confidence of 0.9999."
         )
-        return told
+        return sentences
 
-    def figure(self, classes: Sequence[str] | None = None, *, most: int = 8) -> Any:
-        """Fig. 7 as a matplotlib figure: one row a class, its most confident inputs from left to right."""
-        _check_drawable(self.patterns)
-        columns = min(most, self.patterns.shape[1])
-        figure, axes = new_figure(len(self.patterns), columns, width=0.9, height=1.0)
-        for y, row in enumerate(axes):
+    def to_dict(self) -> Json:
+        """Plain values; a pattern as one string of 0 and 1, row after row."""
+        kept = [int((row >= 0).sum()) for row in self.draw]
+        return {
+            **super().to_dict(),
+            "shape": list(self.patterns.shape[2:]),
+            "counts": self.counts.tolist(),
+            "histogram": self.histogram.sum(0).tolist(),
+            "log_odds": [row[:k].tolist() for row, k in zip(self.log_odds, kept, strict=True)],
+            "draw": [row[:k].tolist() for row, k in zip(self.draw, kept, strict=True)],
+            "patterns": [
+                ["".join(map(str, pattern.flatten().tolist())) for pattern in row[:k]]
+                for row, k in zip(self.patterns, kept, strict=True)
+            ],
+        }
+
+    def plot(self, classes: Sequence[str] | None = None, *, most: int = 8) -> "list[Axes]":
+        """Fig. 7: one row of panels per class, its most confident inputs from left to right."""
+        shape = tuple(self.patterns.shape[2:])
+        if len(shape) < 2 or math.prod(shape[:-2]) != 1:
+            raise ValueRangeError(
+                f"LiteralFilter.plot needs inputs of one picture each; got shape {shape}. Draw `patterns` yourself."
+            )
+        _, grid = new_figure(len(self.patterns), min(most, self.patterns.shape[1]), width=0.9, height=1.0)
+        for y, row in enumerate(grid):
             row[0].set_ylabel(str(y) if classes is None else classes[y], rotation=0, labelpad=12, va="center")
             for k, panel in enumerate(row):
                 panel.set(xticks=[], yticks=[])
                 if self.draw[y, k] >= 0:
                     panel.imshow(self.patterns[y, k].reshape(self.patterns.shape[-2:]).numpy(), cmap="gray_r")
                     panel.set_title(f"{float(self.confidence[y, k]):.3f}", fontsize="xx-small", pad=2)
-        return figure
-
-    def __str__(self) -> str:
-        return "\n".join([f"{self.name} as a filter of {self.draws:,} inputs", *self.sentences()])
+        return list(grid.flatten())
 
 
 def literal_filter(
@@ -146,19 +167,19 @@ def literal_filter(
     Args:
         model: A classifier, or a module that returns logits (n, c). It reads zeros and ones as they are, in
             the precision of its weights: put whatever scales them in front of it.
-        shape: Of one input; two numbers are an image with one channel.
-        draws: How many inputs.
-        top: How many to keep of each class.
-        batch: Inputs in one pass of the network; part of what is drawn.
-        seed: Of the draws.
-        checkpoint: A file that is replaced every twenty seconds. The same call goes on from it and ends with the same
-            bits; a call with more draws goes on as well.
-        progress: Show a bar.
+        shape: Shape of one input; two numbers are an image with one channel.
+        draws: How many inputs to draw.
+        top: How many inputs to keep of each class.
+        batch: How many inputs pass through the network at once; it determines what is drawn.
+        seed: Seed of the draws.
+        checkpoint: A file that is replaced every twenty seconds. The same call resumes from it and ends with the same
+            bits; so does a call with more draws.
+        progress: Show a progress bar.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
     >>> _ = nn.init.constant_(net[1].weight[0], 1.0), nn.init.zeros_(net[1].weight[1])
-    >>> found = literal_filter(net, (2, 2), draws=200, top=1)
-    >>> found.patterns[0, 0].tolist(), found.log_odds[0].tolist()  # four pixels, one logit each
+    >>> result = literal_filter(net, (2, 2), draws=200, top=1)
+    >>> result.patterns[0, 0].tolist(), result.log_odds[0].tolist()  # four pixels, one logit each
     ([[1, 1], [1, 1]], [4.0])
     """
     _check(shape, seed, draws=draws, top=top, batch=batch)
@@ -167,7 +188,7 @@ def literal_filter(
     identity = {"shape": list(shape), "top": top, "batch": batch, "seed": seed}
     if kept is not None:
         identity["weights"] = module_digests(module)["weights"]
-    state = State() if kept is None else read_state(kept, identity, draws)
+    state = FilterState() if kept is None else _read_state(kept, identity, draws)
     saved = time.monotonic()
     with frozen(module), kept_memory(), bar("filter", draws, done=state.done, unit="inputs", show=progress) as advance:
         while state.done < draws:
@@ -176,7 +197,7 @@ def literal_filter(
             state.add(_logits(run(_as_image(x).to(place)), len(x), name), top)
             advance(len(x))
             if kept is not None and (state.done >= draws or time.monotonic() - saved >= _EVERY):
-                write_state(kept, identity, state)
+                _write_state(kept, identity, state)
                 saved = time.monotonic()
     patterns = _patterns(state.draw, shape, batch, seed)
     return LiteralFilter(name, draws, seed, state.histogram, state.log_odds, state.draw, patterns)
@@ -214,9 +235,9 @@ def _as_image(x: Tensor) -> Tensor:
 
 def _logits(output: Any, n: int, name: str) -> Float[Tensor, "n c"]:
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != n or output.shape[1] < 2:
-        came = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(
-            f"literal_filter: {name} must return logits (n, c) of two classes or more; for {n} inputs {came} came. "
+            f"literal_filter: {name} must return logits (n, c) of two classes or more; got {got} for {n} inputs. "
             f"Wrap it in a module that does."
         )
     return finite(output.float().cpu(), f"literal_filter: logits of {name}")
@@ -224,13 +245,13 @@ def _logits(output: Any, n: int, name: str) -> Float[Tensor, "n c"]:
 
 def _patterns(draw: Int64[Tensor, "c k"], shape: tuple[int, ...], batch: int, seed: int) -> UInt8[Tensor, "c k ..."]:
     """The inputs behind the numbers, each batch made once more; zeros where there is none."""
-    found = torch.zeros(*draw.shape, *shape, dtype=torch.uint8)
+    inputs = torch.zeros(*draw.shape, *shape, dtype=torch.uint8)
     index = torch.where(draw >= 0, draw.div(batch, rounding_mode="floor"), -1)
     for i in sorted(set(index.flatten().tolist())):
         if i >= 0:
             where = index == i
-            found[where] = binary_inputs(shape, batch, seed=seed, index=i)[draw[where] % batch]
-    return found
+            inputs[where] = binary_inputs(shape, batch, seed=seed, index=i)[draw[where] % batch]
+    return inputs
 
 
 def _check(shape: tuple[int, ...], seed: int, **counts: int) -> None:
@@ -246,14 +267,89 @@ def _check(shape: tuple[int, ...], seed: int, **counts: int) -> None:
         )
 
 
-def _check_drawable(patterns: UInt8[Tensor, "c k ..."]) -> None:
-    shape = tuple(patterns.shape[2:])
-    if len(shape) < 2 or math.prod(shape[:-2]) != 1:
-        raise ValueRangeError(
-            f"a figure of the filter needs inputs of one picture each; got shape {shape}. Draw `patterns` yourself."
-        )
-
-
 def _listed(classes: Sequence[int]) -> str:
-    few = ", ".join(map(str, classes[:10])) + (" and more" if len(classes) > 10 else "")
-    return f"class {few}" if len(classes) == 1 else f"{len(classes)} classes ({few})"
+    names = ", ".join(map(str, classes[:10])) + (" and more" if len(classes) > 10 else "")
+    return f"class {names}" if len(classes) == 1 else f"{len(classes)} classes ({names})"
+
+
+def log_odds(logits: Float[Tensor, "n c"]) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
+    """The log-odds of the predicted class, and the class; the first of equal logits is predicted.
+
+    >>> odds, label = log_odds(torch.tensor([[0.0, 60.0], [50.0, 0.0]]))  # max p is 1.0 for both in float32
+    >>> odds.tolist(), label.tolist()
+    ([60.0, 50.0], [1, 0])
+    """
+    highest, label = logits.max(1)
+    others = logits.scatter(1, label[:, None], -math.inf)
+    return highest - others.logsumexp(1), label
+
+
+@final
+class FilterState:
+    """How far a run has come: the most confident inputs of each class so far."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.histogram = torch.zeros(0, BINS, dtype=torch.int64)
+        self.log_odds = torch.zeros(0, 0)
+        self.draw = torch.zeros(0, 0, dtype=torch.int64)
+
+    def add(self, logits: Float[Tensor, "n c"], top: int) -> None:
+        """Count the next inputs."""
+        classes = logits.shape[1]
+        if not len(self.histogram):
+            self.histogram = torch.zeros(classes, BINS, dtype=torch.int64)
+            self.log_odds = torch.full((classes, top), -math.inf)
+            self.draw = torch.full((classes, top), -1, dtype=torch.int64)
+        odds, label = log_odds(logits)
+        place = (odds.sigmoid() * BINS).long().clamp(max=BINS - 1)
+        self.histogram += torch.bincount(label * BINS + place, minlength=classes * BINS).view(classes, BINS)
+        rising = (odds > self.log_odds[label, -1]).nonzero()[:, 0]
+        for y in sorted(set(label[rising].tolist())):
+            rows = rising[label[rising] == y]
+            merged = torch.cat([self.log_odds[y], odds[rows]])
+            numbers = torch.cat([self.draw[y], self.done + rows])
+            best = merged.argsort(descending=True, stable=True)[:top]  # stable: earlier draws stand first
+            self.log_odds[y], self.draw[y] = merged[best], numbers[best]
+        self.done += len(logits)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it except `done`."""
+        return {"histogram": self.histogram, "log_odds": self.log_odds, "draw": self.draw}
+
+
+def _write_state(path: Path, identity: Json, state: FilterState) -> None:
+    """Replace the checkpoint in one step."""
+    tensors = state.tensors()
+    notes = {"identity": identity, "done": state.done, "digest": tensors_digest(tensors)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, save(tensors, {"notes": json.dumps(notes, sort_keys=True)}))
+
+
+def _read_state(path: Path, identity: Json, draws: int) -> FilterState:
+    """The state in a checkpoint, or a new one; ArtefactError if it is another run's or cannot be read."""
+    state = FilterState()
+    if not path.exists():
+        return state
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes: Any = json.loads(file.metadata()["notes"])
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
+        if notes["digest"] != tensors_digest(tensors):
+            raise ValueError("its numbers are not those that were written")
+        was, state.done = notes["identity"], int(notes["done"])
+        state.histogram, state.log_odds, state.draw = (tensors[key] for key in ("histogram", "log_odds", "draw"))
+    except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to filter from the beginning.") from error
+    differing = [
+        f"{name} ({told_part(was.get(part), None)} there, {told_part(identity[part], None)} here)"
+        for part, name in _PARTS.items()
+        if was.get(part) != identity[part]
+    ]
+    if state.done > draws:
+        differing.append(f"the draws ({state.done} there, {draws} here)")
+    if differing:
+        raise ArtefactError(
+            f"'{path}' holds another filter run: {'; '.join(differing)}. Name another file, or delete this one."
+        )
+    return state

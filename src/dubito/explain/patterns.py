@@ -1,54 +1,68 @@
-"""Which neurons answer to which class, and how do foreign images look among them? Patterns of activation by class.
+"""Which neurons respond to which class, and how do OOD images look among them? Patterns of activation by class.
 
     m_y = mean of z over the rows of class y;   neuron j belongs to argmax_y m_yj;   neurons are shown by their class
 
 Pearce et al. 2021 (arXiv 2106.04972), section 5, Fig. 6, and E.2, Fig. 16; the order is that of C.4.1, and within a
 class by falling mean, which is ours. The paper shows pictures only. Ours come with numbers: the cosine of rows with the
-mean of the other rows of their class, how long they are, and for foreign rows which class they resemble most. All in
-one class with a high cosine is Fig. 16: features overlap, and no score of these features can tell the images apart.
+mean of the other rows of their class, how long they are, and for OOD rows which class they resemble most. All in one
+class with a high cosine is Fig. 16: features overlap, and no score of these features can separate the images.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.explain._spread import directions
+from dubito.explain._moments import directions
 from dubito.explain.pictures import new_figure
+from dubito.result import Result
 from dubito.table import Table
-from dubito.types import Json, finite
+from dubito.types import finite
+from dubito.validate import check_rows, check_same_model
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PRINTED = 10
+"""Classes that a printed table shows."""
 
 
 @final
 @dataclass(frozen=True)
-class Patterns:
-    """What `patterns` found; neurons are in the order of `order` everywhere.
+class Patterns(Result):
+    """What `patterns` returns; neurons are in the order of `order` everywhere.
 
     Attributes:
-        known: The name of the known table.
-        ood: The name of the foreign table.
+        in_distribution: The name of the in-distribution table.
+        ood: The name of the OOD table.
         classes: (k) the labels that occur.
-        names: Of these classes.
+        names: The names of these classes.
         order: (d) which neuron stands at each place.
         owner: (d) of each place, the position in `classes` that it belongs to.
         mean: (k, d) mean pattern of every class.
-        ood_mean: (d) mean pattern of the foreign rows.
-        examples: Of every class, some rows (at most as many as asked for, d).
-        ood_examples: Some foreign rows (m, d).
+        ood_mean: (d) mean pattern of the OOD rows.
+        examples: Of every class, up to `examples` rows (_, d).
+        ood_examples: Some OOD rows (m, d).
         own_cosine: (k) mean cosine of the rows of a class with the mean of its other rows; NaN for a class of one
             row, which has no others.
         own_norm: (k) mean length of the rows of a class.
-        ood_share: (k) which share of the foreign rows resembles this class's pattern most.
-        ood_cosine: Mean cosine of foreign rows with the pattern that they resemble most.
-        ood_norm: Mean length of foreign rows.
+        ood_share: (k) which share of the OOD rows resembles this class's pattern most.
+        ood_cosine: Mean cosine of OOD rows with the pattern that they resemble most.
+        ood_norm: Mean length of OOD rows.
     """
 
-    known: str
+    titles: ClassVar[Mapping[str, str]] = {
+        "own_cosine": "cosine with its class",
+        "own_norm": "length",
+        "ood_share": "share of OOD rows",
+    }
+
+    in_distribution: str
     ood: str
     classes: Int64[Tensor, "k"]
     names: list[str]
@@ -64,91 +78,92 @@ class Patterns:
     ood_cosine: float
     ood_norm: float
 
-    def to_json(self) -> Json:
-        """Plain numbers, without examples."""
-        return {
-            "known": self.known,
-            "ood": self.ood,
-            "classes": self.classes.tolist(),
-            "names": self.names,
-            "own_cosine": [None if math.isnan(value) else value for value in self.own_cosine.tolist()],
-            "own_norm": self.own_norm.tolist(),
-            "ood_share": self.ood_share.tolist(),
-            "ood_cosine": self.ood_cosine,
-            "ood_norm": self.ood_norm,
-            "sentences": self.sentences(),
-        }
+    def title(self) -> str:
+        """The two tables."""
+        return f"{self.in_distribution} ({len(self.classes)} classes) against {self.ood}"
 
-    def sentences(self) -> list[str]:
+    def records(self) -> list[dict[str, Any]]:
+        """One row per class, those that OOD rows resemble most first."""
+        order = self.ood_share.argsort(descending=True, stable=True).tolist()
+        return [
+            {
+                "class": self.names[i],
+                "own_cosine": None if self.own_cosine[i].isnan() else float(self.own_cosine[i]),
+                "own_norm": float(self.own_norm[i]),
+                "ood_share": float(self.ood_share[i]),
+            }
+            for i in order
+        ]
+
+    def lines(self) -> list[list[str]]:
+        """The first rows of the table as text."""
+        return super().lines()[: _PRINTED + 1]
+
+    def findings(self) -> list[str]:
         """What the numbers mean."""
         own, length = float(self.own_cosine.nanmean()), float(self.own_norm.mean())
         most = int(self.ood_share.argmax())
-        likest, beside = float(self.own_cosine[most]), f"{self.ood_cosine:.2f} with the pattern that they resemble most"
+        own_most, beside = float(self.own_cosine[most]), f"{self.ood_cosine:.2f} with the pattern they resemble most"
         return [
-            f"Every class has one known row, so none has a cosine with others of its class; foreign rows have one of "
-            f"{beside}."
+            f"Every class has one row, so none has a cosine with others of its class; OOD rows have one of {beside}."
             if math.isnan(own)
-            else f"Known rows have a cosine of {own:.2f} with the mean of the others of their class, foreign rows one "
-            f"of {beside}.",
-            f"Foreign rows are {self.ood_norm / max(length, 1e-300):.2f} times as long as known ones.",
-            f"{float(self.ood_share[most]):.0%} of the foreign rows resemble '{self.names[most]}' most; "
+            else f"Rows have a cosine of {own:.2f} with the mean of others of their class, OOD rows one of {beside}.",
+            f"OOD rows are {self.ood_norm / max(length, 1e-300):.2f} times as long as in-distribution rows.",
+            f"{float(self.ood_share[most]):.0%} of the OOD rows resemble '{self.names[most]}' most; "
             + (
-                "that class has one known row."
-                if math.isnan(likest)
-                else f"for known rows of that class the cosine is {likest:.2f}."
+                "that class has one row."
+                if math.isnan(own_most)
+                else f"for rows of that class the cosine is {own_most:.2f}."
             ),
         ]
 
-    def figure(self, classes: Sequence[int] | None = None, *, most: int = 10) -> Any:
-        """Fig. 6 as a matplotlib figure: one panel a class and one for foreign rows; a row an image, a column a neuron.
+    def plot(self, classes: Sequence[int] | None = None, *, most: int = 10) -> "list[Axes]":
+        """Fig. 6: one panel per class and one for OOD rows; one row per image, one column per neuron.
 
         Args:
             classes: Labels to show; by default the first.
-            most: How many, if none are named.
+            most: How many classes to show if none are named.
         """
         shown = _positions(self.classes, self.classes[:most].tolist() if classes is None else classes)
         panels = [(self.names[i], self.examples[i]) for i in shown] + [(self.ood, self.ood_examples)]
-        figure, axes = new_figure(len(panels), 1, width=6.5, height=1.0)
+        _, grid = new_figure(len(panels), 1, width=6.5, height=1.0)
         edges = ((self.owner[1:] != self.owner[:-1]).nonzero()[:, 0] + 0.5).tolist() if len(self.classes) <= 20 else []
         low, high = (float(torch.cat([rows.flatten() for _, rows in panels]).quantile(p)) for p in (0.01, 0.99))
-        for panel, (title, rows) in zip(axes[:, 0], panels, strict=True):
+        for panel, (title, rows) in zip(grid[:, 0], panels, strict=True):
             panel.imshow(rows.numpy(), aspect="auto", cmap="magma", vmin=min(low, 0.0), vmax=max(high, 1e-6))
             panel.set(xticks=[], yticks=[])
             panel.set_ylabel(_short(title), rotation=0, ha="right", va="center", fontsize="small")
             for edge in edges:
                 panel.axvline(edge, color="white", linewidth=0.6)
-        return figure
-
-    def __str__(self) -> str:
-        return "\n".join([f"{self.known} ({len(self.classes)} classes) against {self.ood}", *self.sentences()])
+        return list(grid[:, 0])
 
 
-def patterns(known: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> Patterns:
-    """Mean patterns of every class, rows of each, and foreign rows, with the neurons grouped by class.
+def patterns(table: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> Patterns:
+    """Mean patterns of every class, rows of each, and OOD rows, with the neurons grouped by class.
 
     Args:
-        known: With feature and label.
-        ood: With features of the same model.
-        examples: Rows of each class, and of the foreign table, drawn at random.
-        seed: Of the draw.
+        table: In-distribution images, with feature and label.
+        ood: Out-of-distribution images, with features of the same model.
+        examples: How many rows of each class, and of the OOD table, to draw at random.
+        seed: Seed of the draw.
 
-    >>> known = Table(feature=[[0.0, 4.0], [0.0, 2.0], [3.0, 0.0]], label=[0, 0, 1])
-    >>> found = patterns(known, Table(feature=[[1.0, 1.0]]))
-    >>> found.order.tolist(), found.mean.tolist()  # neuron 1 belongs to class 0 and is shown first
+    >>> table = Table(feature=[[0.0, 4.0], [0.0, 2.0], [3.0, 0.0]], label=[0, 0, 1])
+    >>> result = patterns(table, Table(feature=[[1.0, 1.0]]))
+    >>> result.order.tolist(), result.mean.tolist()  # neuron 1 belongs to class 0 and is shown first
     ([1, 0], [[3.0, 0.0], [0.0, 3.0]])
     """
-    _check(known, ood, examples)
-    classes, mean, count = _means(known)
+    _check(table, ood, examples)
+    classes, mean, count = _means(table)
     draw = torch.Generator().manual_seed(seed)
-    chosen = _examples(known, classes, examples, draw)
-    foreign = ood.select("feature").rows(torch.randperm(len(ood), generator=draw)[:examples].sort().values).feature
-    own_cosine, own_norm = _own(known, classes, mean, count)
+    chosen = _examples(table, classes, examples, draw)
+    ood_rows = torch.randperm(len(ood), generator=draw)[:examples].sort().values
+    own_cosine, own_norm = _own(table, classes, mean, count)
     ood_mean, ood_share, ood_cosine, ood_norm = _resembled(ood, mean)
-    names = known.label_names
+    names = table.label_names
     owner = mean.argmax(0)
     order = _grouped(owner, mean)
     return Patterns(
-        known=known.name,
+        in_distribution=table.name,
         ood=ood.name,
         classes=classes,
         names=[str(y) if names is None else names[y] for y in classes.tolist()],
@@ -157,7 +172,7 @@ def patterns(known: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> P
         mean=mean[:, order],
         ood_mean=ood_mean[order],
         examples=[rows[:, order] for rows in chosen],
-        ood_examples=foreign[:, order],
+        ood_examples=ood.select("feature").rows(ood_rows).feature[:, order],
         own_cosine=own_cosine,
         own_norm=own_norm,
         ood_share=ood_share,
@@ -203,7 +218,7 @@ def _own(
 
 
 def _resembled(table: Table, mean: Float[Tensor, "k d"]) -> tuple[Tensor, Float[Tensor, "k"], float, float]:
-    """Of foreign rows the mean, the share by most similar pattern, that cosine and the length, on average."""
+    """The mean of OOD rows, their share by most similar pattern, and on average that cosine and their length."""
     total, share = torch.zeros(mean.shape[1], dtype=torch.float64), torch.zeros(len(mean), dtype=torch.float64)
     cosine, length, unit = 0.0, 0.0, directions(mean)
     for batch in table.batches("feature"):
@@ -236,28 +251,22 @@ def _short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def _positions(classes: Int64[Tensor, "k"], asked: Sequence[int]) -> list[int]:
-    known = {y: i for i, y in enumerate(classes.tolist())}
-    missing = [y for y in asked if y not in known]
-    if missing or not asked:
+def _positions(classes: Int64[Tensor, "k"], labels: Sequence[int]) -> list[int]:
+    place = {y: i for i, y in enumerate(classes.tolist())}
+    missing = [y for y in labels if y not in place]
+    if missing or not labels:
         raise ValueRangeError(
-            f"figure of patterns: classes must be labels that occur; got {list(missing) or 'none'}. "
-            f"There are {', '.join(map(str, list(known)[:10]))}{' and more' if len(known) > 10 else ''}."
+            f"Patterns.plot: classes must be labels that occur; got {list(missing) or 'none'}. "
+            f"There are {', '.join(map(str, list(place)[:10]))}{' and more' if len(place) > 10 else ''}."
         )
-    return [known[y] for y in asked]
+    return [place[y] for y in labels]
 
 
-def _check(known: Table, ood: Table, examples: int) -> None:
-    known.require("feature", "label", by="patterns")
-    ood.require("feature", by="patterns")
-    for table in (known, ood):
-        if len(table) == 0:
-            raise TableError(f"patterns: {table.name} has no rows. Give a table of at least one image.")
-    width, other = known.shape("feature")[1], ood.shape("feature")[1]
-    if width != other:
-        raise TableError(
-            f"patterns: features must be of one model; {known.name} has {width}, {ood.name} {other}. Extract both anew."
-        )
+def _check(table: Table, ood: Table, examples: int) -> None:
+    for what, one, columns in (("table", table, ("feature", "label")), ("ood", ood, ("feature",))):
+        check_rows(one, by="patterns", what=what)
+        one.require(*columns, by="patterns")
+    check_same_model(table, {"ood": ood}, by="patterns")
     if examples < 1:
         raise ValueRangeError(f"patterns: examples must be at least 1; got {examples}. 8 are usual.")
 

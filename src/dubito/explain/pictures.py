@@ -1,12 +1,12 @@
-"""Regions, clusters, boundaries and fields of two features as pictures, and the histograms of a last layer.
+"""Regions, clusters, boundaries and fields of two features as pictures.
 
-Everything draws on matplotlib axes that are given, so that pictures can be put together; only figures import it.
+Everything draws on the matplotlib axes it is given, so that pictures can be combined; only figures import matplotlib.
 """
 
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,9 +16,6 @@ from dubito.errors import MissingPackageError
 from dubito.explain.fields import Gaussians
 from dubito.explain.last_layer import Layer
 from dubito.explain.regions import Region, chi_square_quantile
-
-if TYPE_CHECKING:
-    from dubito.explain.structure import Structure
 
 GREEN, INK, GREY = "#7fbf7b", "#222222", "#8a8a8a"
 COLOURS = ("#2166ac", "#b2182b", "#e08214", "#542788", "#01665e", "#bf5b9b")
@@ -32,26 +29,6 @@ def new_figure(rows: int, columns: int, *, width: float = 3.4, height: float = 3
         raise MissingPackageError("Figures are drawn by matplotlib. pip install 'dubito[figures]'") from error
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def structure_figure(of: "Structure") -> Any:
-    """Fig. 4: lengths, biases and cosines of the weights, dashed lines where the optimum has them."""
-    figure, axes = new_figure(1, 3, width=3.6, height=2.8)
-    titles = {"norm": "length of weights", "bias": "bias", "cosine": "cosine of pairs"}
-    optimum = {"norm": None, "bias": 0.0, "cosine": of.optimal_cosine}
-    for panel, (key, title) in zip(axes[0], titles.items(), strict=True):
-        place, count = of.histograms[key]
-        used = count.nonzero()[:, 0]
-        kept = slice(max(int(used[0]) - 2, 0), int(used[-1]) + 3)
-        panel.bar(place[kept].tolist(), count[kept].tolist(), width=float(place[1] - place[0]), color=COLOURS[0])
-        if (best := optimum[key]) is not None:
-            panel.axvline(best, color=INK, linestyle="--", linewidth=1, label=f"optimal {best:.3g}")
-            panel.legend(frameon=False, fontsize="small")
-        panel.set(title=title, yticks=[])
-        panel.spines[["left", "right", "top"]].set_visible(False)
-    axes[0][0].set_xlim(left=0)
-    figure.suptitle(f"{of.name}: distance to the optimal structure {of.distance:.3f}", fontsize="medium")
-    return figure
 
 
 def plane(axes: Any, span: float, title: str = "") -> None:

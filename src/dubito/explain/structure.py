@@ -15,59 +15,66 @@ c - 1 features at least sqrt(2 - 2 sqrt(d/(c-1))). Two classes are always optima
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.errors import ValueRangeError
-from dubito.explain._spread import Spread, histogram, lengths, pair_cosines, spread
-from dubito.explain.class_means import Means, class_means
+from dubito.explain._moments import Moments, histogram, lengths, moments, pair_cosines
+from dubito.explain.class_means import ClassMeans, class_means
 from dubito.explain.last_layer import last_layer
+from dubito.explain.pictures import COLOURS, INK, new_figure
+from dubito.result import Result
 from dubito.table import Table
 from dubito.types import Classifier, Json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @final
 @dataclass(frozen=True)
-class Structure:
-    """What `structure` found: print it, draw it, or take it as JSON.
+class Structure(Result):
+    """What `structure` returns: print it, plot it, or take it as JSON.
 
     Attributes:
-        name: Whose last layer.
-        classes: c.
-        width: d.
+        name: The name of the model or layer.
+        classes: The number of classes, c.
+        width: The number of features, d.
         norm: Lengths of the weights.
         bias: The biases.
         cosine: Cosines of all pairs; a weight of length zero has no direction and counts as 0.
         centred_norm: Lengths of the centred weights.
         centred_bias: The biases minus their mean.
-        centred_cosine: Cosines of all pairs of centred weights; their mean must be about -1/(c-1), watch std.
+        centred_cosine: Cosines of all pairs of centred weights; their mean is about -1/(c-1) in any case: look at std.
         common: Which share of the weights' length (root of squares) is one vector that all have in common.
         weight_distance: The first part of the distance.
-        bias_distance: The second.
-        random_distance: What the first would be for random weights of this size.
-        means: Of the table, if one was given.
+        bias_distance: The second part of the distance.
+        random_distance: What the first part would be for random weights of this size.
+        means: The class means of the table, if there is one.
         histograms: Of norm, bias and cosine, each (values, counts), for Fig. 4.
     """
+
+    titles: ClassVar[Mapping[str, str]] = {"of": "", "low": "lowest", "high": "highest"}
 
     name: str
     classes: int
     width: int
-    norm: Spread
-    bias: Spread
-    cosine: Spread
-    centred_norm: Spread
-    centred_bias: Spread
-    centred_cosine: Spread
+    norm: Moments
+    bias: Moments
+    cosine: Moments
+    centred_norm: Moments
+    centred_bias: Moments
+    centred_cosine: Moments
     common: float
     weight_distance: float
     bias_distance: float
     random_distance: float
-    means: Means | None
+    means: ClassMeans | None
     histograms: dict[str, tuple[Tensor, Tensor]] = field(repr=False, compare=False)
 
     @property
@@ -80,30 +87,58 @@ class Structure:
         """To the optimal structure: 0 is optimal."""
         return math.hypot(self.weight_distance, self.bias_distance)
 
-    def to_json(self) -> Json:
-        """Plain numbers, without the histograms."""
-        plain = {key: value for key, value in vars(self).items() if key != "histograms"}
-        spreads = {key: asdict(value) for key, value in plain.items() if isinstance(value, Spread | Means)}
-        return {**plain, **spreads, "optimal_cosine": self.optimal_cosine, "distance": self.distance}
+    def title(self) -> str:
+        """The layer and its size."""
+        return f"{self.name}: {self.classes} classes, {self.width} features"
 
-    def sentences(self) -> list[str]:
+    def records(self) -> list[dict[str, Any]]:
+        """One row per quantity: its mean, deviation and range, beside the optimum."""
+        optimum = f"{self.optimal_cosine:.4g}"
+        rows = [
+            ("length of weights", self.norm, "all equal"),
+            ("length, centred", self.centred_norm, "all equal"),
+            ("bias", self.bias, "0"),
+            ("cosine", self.cosine, optimum),
+            ("cosine, centred", self.centred_cosine, optimum),
+        ]
+        if self.means is not None:
+            rows.append(("mean along weight", self.means.alignment, "1"))
+            rows.append(("length of means, centred", self.means.centred_norm, "all equal"))
+        return [
+            {"of": name, **{key: getattr(of, key) for key in ("mean", "std", "low", "high")}, "optimal": optimal}
+            for name, of, optimal in rows
+        ]
+
+    def cell(self, key: str, value: Any) -> str:
+        """Numbers with four digits."""
+        return f"{value:.4g}" if isinstance(value, float) else super().cell(key, value)
+
+    def findings(self) -> list[str]:
         """What the numbers mean."""
-        return list(_sentences(self))
+        return list(_findings(self))
 
-    def figure(self) -> Any:
-        """Fig. 4 as a matplotlib figure: histograms of length, bias and cosine, with the optimum as a line."""
-        from dubito.explain.pictures import structure_figure  # noqa: PLC0415 (pictures know this module)
+    def to_dict(self) -> Json:
+        """Plain values, without the histograms."""
+        return {**super().to_dict(), "optimal_cosine": self.optimal_cosine, "distance": self.distance}
 
-        return structure_figure(self)
-
-    def __str__(self) -> str:
-        lines = [["", "mean", "std", "lowest", "highest", "optimal"]]
-        for name, of, optimum in _lines(self):
-            cells = (of.mean, of.std, of.low, of.high)
-            lines.append([name, *(f"{value:.4g}" for value in cells), optimum])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([f"{self.name}: {self.classes} classes, {self.width} features", *table, *self.sentences()])
+    def plot(self) -> "list[Axes]":
+        """Fig. 4: histograms of lengths, biases and cosines of the weights, dashed lines at the optimum."""
+        figure, grid = new_figure(1, 3, width=3.6, height=2.8)
+        titles = {"norm": "length of weights", "bias": "bias", "cosine": "cosine of pairs"}
+        optimum = {"norm": None, "bias": 0.0, "cosine": self.optimal_cosine}
+        for panel, (key, title) in zip(grid[0], titles.items(), strict=True):
+            place, count = self.histograms[key]
+            used = count.nonzero()[:, 0]
+            kept = slice(max(int(used[0]) - 2, 0), int(used[-1]) + 3)
+            panel.bar(place[kept].tolist(), count[kept].tolist(), width=float(place[1] - place[0]), color=COLOURS[0])
+            if (best := optimum[key]) is not None:
+                panel.axvline(best, color=INK, linestyle="--", linewidth=1, label=f"optimal {best:.3g}")
+                panel.legend(frameon=False, fontsize="small")
+            panel.set(title=title, yticks=[])
+            panel.spines[["left", "right", "top"]].set_visible(False)
+        grid[0][0].set_xlim(left=0)
+        figure.suptitle(f"{self.name}: distance to the optimal structure {self.distance:.3f}", fontsize="medium")
+        return list(grid[0])
 
 
 def structure(
@@ -113,12 +148,12 @@ def structure(
 
     Args:
         of: A classifier, a linear layer, a weight (c, d), or a weight with its bias.
-        table: With feature and label: adds alignment, lengths and variances of class means. The labels must be the
-            model's own classes. If the table has logits, too, they must be those of this layer.
+        table: A table with feature and label adds alignment, lengths and variances of class means. The labels must be
+            the model's own classes. If the table has logits too, they must be those of this layer.
 
     >>> from dubito.explain.simplex import simplex
-    >>> found = structure(3 * simplex(10, 64, seed=0))
-    >>> round(found.norm.mean, 6), round(found.cosine.mean, 6), round(found.distance, 6)
+    >>> result = structure(3 * simplex(10, 64, seed=0))
+    >>> round(result.norm.mean, 6), round(result.cosine.mean, 6), round(result.distance, 6)
     (3.0, -0.111111, 0.0)
     """
     name, layer = last_layer(of)
@@ -137,11 +172,11 @@ def structure(
         name=name,
         classes=classes,
         width=width,
-        norm=spread(norm),
-        bias=spread(bias),
+        norm=moments(norm),
+        bias=moments(bias),
         cosine=cosine,
-        centred_norm=spread(lengths(centred)),
-        centred_bias=spread(centred_bias),
+        centred_norm=moments(lengths(centred)),
+        centred_bias=moments(centred_bias),
         centred_cosine=pair_cosines(centred)[0],
         common=float(weight.mean(0).norm()) * math.sqrt(classes) / float(torch.linalg.matrix_norm(weight)),
         weight_distance=_gram_distance(centred),
@@ -161,18 +196,7 @@ def _gram_distance(centred: Float[Tensor, "c d"]) -> float:
     return math.sqrt(float((values - equal).square().sum()) + (classes - 1 - len(values)) * equal**2)
 
 
-def _lines(of: Structure) -> Iterator[tuple[str, Spread, str]]:
-    yield "length of weights", of.norm, "all equal"
-    yield "length, centred", of.centred_norm, "all equal"
-    yield "bias", of.bias, "0"
-    yield "cosine", of.cosine, f"{of.optimal_cosine:.4g}"
-    yield "cosine, centred", of.centred_cosine, f"{of.optimal_cosine:.4g}"
-    if of.means is not None:
-        yield "mean along weight", of.means.alignment, "1"
-        yield "length of means, centred", of.means.centred_norm, "all equal"
-
-
-def _sentences(of: Structure) -> Iterator[str]:
+def _findings(of: Structure) -> Iterator[str]:
     most, least = math.sqrt(2 - 2 / math.sqrt(of.classes - 1)), math.sqrt(2 - 2 * math.sqrt(_share(of)))
     yield (
         f"Distance to the optimal structure: {of.distance:.3f} (weights {of.weight_distance:.3f}, biases "

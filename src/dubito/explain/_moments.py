@@ -1,4 +1,4 @@
-"""Many numbers in a few: the spread of a list, of the cosines of all pairs of rows, and their histograms.
+"""Many numbers in a few: the moments of a list, of the cosines of all pairs of rows, and their histograms.
 
 Cosines of c rows are c (c-1) / 2 numbers, so they are counted in blocks and never held at once.
 """
@@ -17,7 +17,7 @@ _BINS = 400
 
 @final
 @dataclass(frozen=True)
-class Spread:
+class Moments:
     """Many numbers in four, and the skewness: positive where a few are far above the rest."""
 
     mean: float
@@ -27,15 +27,15 @@ class Spread:
     skew: float
 
 
-def spread(values: Float[Tensor, "n"]) -> Spread:
-    """Of a list of numbers."""
+def moments(values: Float[Tensor, "n"]) -> Moments:
+    """The moments of a list of numbers."""
     shift = float(values.mean())
     off = values.double() - shift
     powers = torch.stack([off.new_tensor(len(off)), off.sum(), off.square().sum(), off.pow(3).sum()])
-    return _moments(powers, shift, float(values.min()), float(values.max()))
+    return _of_powers(powers, shift, float(values.min()), float(values.max()))
 
 
-def pair_cosines(weight: Float[Tensor, "c d"]) -> tuple[Spread, tuple[Tensor, Tensor]]:
+def pair_cosines(weight: Float[Tensor, "c d"]) -> tuple[Moments, tuple[Tensor, Tensor]]:
     """Cosines of all pairs, in blocks: their moments around the optimum, and a histogram."""
     unit, shift = directions(weight), -1 / (len(weight) - 1)
     powers, counts = torch.zeros(4, dtype=torch.float64), torch.zeros(_BINS, dtype=torch.float64)
@@ -48,7 +48,7 @@ def pair_cosines(weight: Float[Tensor, "c d"]) -> tuple[Spread, tuple[Tensor, Te
         counts += torch.histc(cosine, _BINS, -1, 1)
         low, high = min(low, float(cosine.min())), max(high, float(cosine.max()))
     edges = torch.linspace(-1, 1, _BINS + 1, dtype=torch.float64)
-    return _moments(powers, shift, low, high), ((edges[1:] + edges[:-1]) / 2, counts)
+    return _of_powers(powers, shift, low, high), ((edges[1:] + edges[:-1]) / 2, counts)
 
 
 def histogram(values: Float[Tensor, "n"], bins: int = 40) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def histogram(values: Float[Tensor, "n"], bins: int = 40) -> tuple[Tensor, Tenso
 
 
 def lengths(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
-    """Of every row."""
+    """The length of every row."""
     length: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return length
 
@@ -76,9 +76,9 @@ def cosines(z: Float[Tensor, "n d"], unit: Float[Tensor, "c d"]) -> Float[Tensor
     return cosine.clamp(-1, 1)
 
 
-def _moments(powers: Float[Tensor, "4"], shift: float, low: float, high: float) -> Spread:
-    """A spread from the count and the sums of the first three powers around a shift."""
+def _of_powers(powers: Float[Tensor, "4"], shift: float, low: float, high: float) -> Moments:
+    """Moments from the count and the sums of the first three powers around a shift."""
     first, second, third = (powers[1:] / powers[0]).tolist()
     std = math.sqrt(max(second - first**2, 0.0))
     cubed = third - 3 * first * second + 2 * first**3
-    return Spread(shift + first, std, low, high, cubed / std**3 if std > 1e-9 else 0.0)
+    return Moments(shift + first, std, low, high, cubed / std**3 if std > 1e-9 else 0.0)
