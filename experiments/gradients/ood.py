@@ -41,8 +41,8 @@ import dubito
 from dubito.cache.runner import kept_memory
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import auroc, average_precision, fpr_at_tpr, interval
-from dubito.scores.default_density import default_density
-from dubito.scores.tune_regrad import TunedREGrad
+from dubito.scores.density import default_density
+from dubito.scores.tune import TunedREGrad
 from dubito.types import Probe, Score
 
 EXPECTED = Path(__file__).parents[1] / "expected" / "gradients_ood.json"

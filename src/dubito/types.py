@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -206,6 +206,10 @@ class Score(ABC):
     needs: tuple[str, ...]
     learns_from: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
+    per_ensemble: ClassVar[bool] = False
+    """Whether it is a score of an ensemble, made once for each that a table has (setting `of`)."""
+    own_probe: ClassVar[bool] = False
+    """Whether it reads columns of an optional probe, so that nobody misses it where that probe has not run."""
     provenance_: Provenance | None = None
 
     def fit(self: AnyScore, table: Table) -> AnyScore:
@@ -224,7 +228,7 @@ class Score(ABC):
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The uncertainty of every row, float64, higher = more uncertain; the table is read in batches."""
         check_table(table, by=f"{self.name}.score")
-        table.require(*self.needs, by=f"{self.name}.score")
+        self.check_columns(table)
         self.check_fitted()
         self.check_source(table)
         parts = [self.score_batch(batch).double() for batch in table.batches(*self.needs)]
@@ -233,6 +237,19 @@ class Score(ABC):
 
     def learn(self, table: Table) -> None:  # noqa: B027 (nothing to learn is a fine default)
         """Set the learned attributes from a table that has the columns `learns_from`."""
+
+    @property
+    def family(self) -> str | None:
+        """The ensemble or gradient probe whose columns it reads; None for the model's own columns."""
+        return None
+
+    def columns_in(self, table: Table) -> tuple[str, ...]:  # noqa: ARG002 (for subclasses that have a choice)
+        """The columns of a table that it reads, whether they are there or not."""
+        return self.needs
+
+    def check_columns(self, table: Table) -> None:
+        """Raise MissingColumnError or TableError where a table lacks what the score reads, before any row is read."""
+        table.require(*self.columns_in(table), by=f"{self.name}.score")
 
     def check_source(self, table: Table) -> None:
         """Raise TableError for a table of another model than the score was fitted on."""

@@ -52,7 +52,7 @@ def test_density_is_one_that_suits_the_images_unless_it_is_asked_for(run: Run, l
     # Twelve images of 96 features: less than 5 a feature, and no ten a class.
     assert (made[0].covariance, made[0].start, made[0].components) == ("diagonal", "free", 1)
     said = "density: 1 Gaussian, diagonal covariances of 96 features, by EM, 0.0 MB, to suit 12 images of "
-    asked = "For other ones ask for it: --score density, with --set density.covariance=full or what you like."
+    asked = "For another one: --score density, with --set density.covariance=full or what you like."
     assert any(note.startswith(said) and note.endswith(asked) for note in notes)
     for more in (("--score", "density"), ("--set", "density.regularisation=0.1")):
         notes = run(*options, *more).json["notes"]

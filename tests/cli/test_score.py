@@ -33,7 +33,7 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
     assert answer.json["scores"]["energy"] == {"kind": "epistemic", "needs": ["logit"]}
     assert answer.json["notes"] == [
         "left out: temperature, neighbours, density, mahalanobis, mental, which learn first. "
-        "Give images that the model knows: --fit CACHE."
+        "Give in-distribution images: --fit CACHE."
     ]
     assert [f"note: {note}" for note in answer.json["notes"]] == answer.err.splitlines()
 
@@ -119,7 +119,7 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
         ]
         return answer.err
 
-    assert "there is no 'entrpy'. Nearest: entropy" in sentence(cache, "-s", "entrpy")
+    assert "got 'entrpy'. Did you mean entropy?" in sentence(cache, "-s", "entrpy")
     assert "neighbours learns from feature" in sentence(cache, "-s", "neighbours")
     assert "k must be between 1 and the bank's 12" in sentence(
         cache, "--fit", labelled, "-s", "neighbours", "--set", "neighbours.k=13"
@@ -162,4 +162,4 @@ def test_a_small_fit_leaves_scores_out_with_a_note(run: Run, weights: Path, cach
 def test_a_table_that_allows_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DubitoError, match="nothing can be computed from table in memory"):
         choose_scores([], {}, dubito.Table(label=[0, 1]), None, None, Screen())
-    assert "left out: entropy.score needs column 'logit'" in capsys.readouterr().err
+    assert "left out: entropy: there is no column 'logit'" in capsys.readouterr().err

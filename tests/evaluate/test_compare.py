@@ -9,7 +9,6 @@ import dubito
 from dubito import Table, compare
 from dubito.errors import DubitoWarning, NotFittedError, TableError, ValueRangeError
 from dubito.metrics import aurc, auroc, correct, interval
-from dubito.scores.possible import possible_scores
 from dubito.table import Provenance
 from dubito.validate import check_bootstrap
 
@@ -107,26 +106,10 @@ def test_only_ood_images_are_needed():
     assert any("its errors are unknown" in sentence for sentence in found.findings())
 
 
-def test_all_possible_scores_are_taken_and_the_others_have_reasons():
-    table = images(80)
-    found = possible_scores(table, None)
-    assert {"max_probability", "entropy", "energy", "grad_norm"} <= set(found.scores)
-    assert found.left_out["neighbours"] == "it learns first: give train, with feature"
-    assert found.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
-    assert found.left_out["head"].startswith("no head here was trained for the model")
-    learned = possible_scores(table, images(80, 1))
-    assert {"neighbours", "density", "mahalanobis", "temperature", "mental"} <= set(learned.scores)
-    assert set(learned.fit_seconds) == {"neighbours", "density", "mahalanobis", "temperature", "mental"}
-
-
-def test_members_come_once_for_each_ensemble():
+def test_an_ensemble_that_the_ood_table_lacks_is_left_out():
     table = images(40)
     members = table.logit[:, None] + torch.randn(40, 3, 4, generator=torch.Generator().manual_seed(0))
     both = table.extended(members_logit=members, dropout_logit=members + 0.1)
-    assert "mutual_information:dropout" in possible_scores(both, None).scores
-    one = possible_scores(table.extended(members_logit=members), None).scores
-    assert "mutual_information" in one
-    assert not any(":" in name for name in one)
     found = compare(both, images(30, 2), resamples=20)
     assert "mutual_information:members" not in found.costs
     assert found.left_out["mutual_information:members"] == "set 2 lacks column 'members'"

@@ -13,7 +13,7 @@ from dubito.scores import (
     Temperature,
     UncertaintyHead,
 )
-from dubito.scores.default_density import default_density
+from dubito.scores.density import default_density
 from dubito.table import Table
 
 from .world import blobs

@@ -134,7 +134,7 @@ def test_parts_that_are_missing(saved):
 def test_an_inner_score_that_is_unknown(tmp_path):
     folder = save_score(Temperature(), tmp_path)
     rewrite(folder, settings={"score_of": {"score": "oracle", "settings": {}}})
-    with pytest.raises(ArtefactError, match=r"cannot be restored \(score: there is no 'oracle'"):
+    with pytest.raises(ArtefactError, match=r"cannot be restored \(make_score: score must be .*got 'oracle'"):
         load_score(folder)
 
 

@@ -17,11 +17,11 @@ from dubito.scores import (
     PredictiveEntropy,
     VariationRatio,
     WeightedMutualInformation,
-    _members,
+    information,
     load_score,
     save_score,
 )
-from dubito.scores._members import ScoreOfMembers
+from dubito.scores.information import score_blocks
 from dubito.table import Provenance, Table
 
 ALL = [MutualInformation, WeightedMutualInformation, ExpectedEntropy, VariationRatio, PredictiveEntropy]
@@ -154,7 +154,7 @@ def test_blocks_do_not_matter(kind, monkeypatch):
             return z[rows].double()
 
     # Of five classes and seven members a row has 5 * (28 + 64) bytes: four rows, and one member at a time.
-    monkeypatch.setattr(_members, "_BYTES", 4 * 5 * (28 + 64))
+    monkeypatch.setattr(information, "_BYTES", 4 * 5 * (28 + 64))
     found = score.score(Table(members_logit=Column()))
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-14)
     assert asked == [4, 4, 4, 4, 4, 3]
@@ -285,9 +285,7 @@ def test_a_path_is_no_table(path):
     score = MutualInformation()
     message = r'mutual_information.score: table must be a table; .*the path "cache/test".* Open it: dubito.open'
     with pytest.raises(TableError, match=message):
-        ScoreOfMembers.score.__wrapped__(score, path)  # past the type checks of the tests
-    with pytest.raises(TableError, match=message):
-        _members.score_blocks.__wrapped__(score, path, "members", score.score_batch)
+        score_blocks.__wrapped__(score, path)
 
 
 def test_saved_settings(tmp_path):

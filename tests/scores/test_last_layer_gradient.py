@@ -130,7 +130,7 @@ def test_a_thousand_classes_are_no_square_of_a_thousand():
 
 @pytest.mark.parametrize("score", [LastLayerGradient(), GradNorm()])
 def test_one_class_says_nothing(score):
-    with pytest.raises(ValueRangeError, match=rf"{score.name} needs at least two classes; got logits of shape \(3, 1\)"):
+    with pytest.raises(ValueRangeError, match=rf"{score.name} needs .* two classes; got logits of shape \(3, 1\)"):
         score.score(Table(feature=torch.ones(3, 2), logit=torch.ones(3, 1)))
 
 

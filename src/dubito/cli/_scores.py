@@ -1,10 +1,10 @@
-"""Which scores a command uses: those asked for, or all that the given tables allow; made, fitted or loaded."""
+"""Options of the commands that score: --score, --set, --fit, --head and --load, parsed and looked up in `scores`."""
 
 import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
@@ -16,20 +16,14 @@ from dubito.cache import open_cache
 from dubito.cache.manifest import Manifest, read_manifest
 from dubito.cli import _options as options
 from dubito.cli._console import Screen
-from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, TableError
-from dubito.scores._layers import ScoreOfLayers
-from dubito.scores._members import ScoreOfMembers
-from dubito.scores.default_density import QUICK, default_density, told
-from dubito.scores.density import Density
-from dubito.scores.possible import ensembles_to_score
+from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, NotFittedError, TableError
+from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.registry import SCORES, make_score
-from dubito.table import Table, ensembles_in
+from dubito.table import Table
 from dubito.table.provenance import MODEL_PARTS
 from dubito.types import Score
 
 _HEAD, _AUTO = "head", "auto"
-_OF_PROBES = ("regrad", "predicted_gradient", "perturbation_variance")
-"""Scores of columns that one probe alone writes, and no usual extraction."""
 _SWITCH = {"true": True, "false": False, "yes": True, "no": False}
 
 
@@ -63,7 +57,7 @@ def open_fit(fit: Path | None, cache: Path, option: str = "--fit") -> Table | No
     check_same_model(cache, fit, option)
     if _manifest(fit).identity["images"] == _manifest(cache).identity["images"]:
         warnings.warn(
-            f"{option}: '{fit}' holds the very images of '{cache}', so every image is judged by itself, and its "
+            f"{option}: '{fit}' holds the very images of '{cache}', so every image is compared with itself, and its "
             f"nearest neighbour is itself. Fit on other images of the same kind.",
             DubitoWarning,
             stacklevel=2,
@@ -76,8 +70,8 @@ def check_same_model(cache: Path, other: Path, option: str) -> None:
     here, there = _manifest(cache), _manifest(other)
     if any(here.identity.get(part) != there.identity.get(part) for part in MODEL_PARTS):
         raise TableError(
-            f"{option}: '{other}' and '{cache}' must come from one model with one transform; {there.model} and "
-            f"{here.model} came, with different weights or transforms. Extract both with the same model."
+            f"{option}: '{other}' and '{cache}' must come from one model with one transform; got {there.model} and "
+            f"{here.model}, with different weights or transforms. Extract both with the same model."
         )
 
 
@@ -106,93 +100,58 @@ def choose_scores(
     heads: Mapping[str, Score] = MappingProxyType({}),
     option: str = "--fit",
 ) -> dict[str, Score]:
-    """The scores to use, ready for the table; those that cannot be had are left out with a note, unless asked for."""
+    """The scores to use, ready for the table; those that cannot be made are left out with a note, unless named."""
     loaded = _loaded(load) if load else {}
-    for head in heads:
-        table.require(*heads[head].needs, by=f"{head}.score")
+    for head in heads.values():
+        head.check_columns(table)
     # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
-    wanted = list(dict.fromkeys(names)) or list(loaded) or _possible(fit, settings, table, screen, option)
-    wanted = [name for name in wanted if not (heads and name == _HEAD)]
-    stray = [name for name in settings if name not in wanted or name in loaded]
+    wanted = [name for name in dict.fromkeys(names or loaded) if not (heads and name == _HEAD)]
+    stray = [name for name in settings if name in loaded or ((names or loaded) and name not in wanted)]
     if stray:
-        raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here, only {', '.join(wanted)}.")
-    chosen: dict[str, Score] = dict(heads)
-    for name in wanted:
-        made = {name: {}} if name in loaded else _of_each(name, settings.get(name, {}), table)
-        for shown, texts in made.items():
-            try:
-                score = loaded.get(name) or _made(name, texts, fit, option=option, unasked=None if names else screen)
-                table.require(*score.needs, by=f"{name}.score")
-                if isinstance(score, ScoreOfLayers):
-                    score.check_layers_of(table)
-            except DubitoError as error:  # noqa: PERF203 (a handful of scores)
-                if names or name in settings:
-                    raise
-                screen.note(f"left out: {error}")
+        made = ", ".join(name for name in wanted or SCORES if name not in loaded) or "none"
+        raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here, only {made}.")
+    values = {name: _values(name, texts) for name, texts in settings.items()}
+    found = AvailableScores(dict(heads))
+    try:
+        for name in wanted:
+            if name in loaded:
+                _add_loaded(found, name, loaded[name], table, strict=bool(names))
             else:
-                chosen[shown] = score
+                found.scores |= available_scores(table, fit, names=[name], settings=values).scores
+        if not names and not loaded:
+            every = available_scores(table, fit, settings=values, head=False)
+            found = replace(every, scores=found.scores | every.scores)
+    except NotFittedError as error:
+        raise NotFittedError(f"{error} Use {option} CACHE.") from error
+    _note(found, screen, option)
+    chosen = found.scores
     if not chosen:
         raise MissingColumnError(f"score: nothing can be computed from {table.name}; see the notes above.")
     return chosen
 
 
-def _possible(fit: Table | None, settings: options.Values, table: Table, screen: Screen, option: str) -> list[str]:
-    """All scores but the head; without a table to fit on, those that learn nothing, with one note on the others.
-
-    Scores of members, gradients and noise are meant where there are any: of a table without, nobody expects them.
-    """
-    without = [] if ensembles_in(table.columns) else [name for name in SCORES if _of_members(name)]
-    without += [name for name in _OF_PROBES if not set(SCORES[name].needs) <= set(table.columns)]
-    names = [name for name in SCORES if name != _HEAD and (name not in without or name in settings)]
-    if fit is not None:
-        return names
-    unfitted = [name for name in names if SCORES[name].learned and name not in settings]
-    screen.note(
-        f"left out: {', '.join(unfitted)}, which learn first. Give images that the model knows: {option} CACHE."
-    )
-    return [name for name in names if name not in unfitted]
+def _add_loaded(found: AvailableScores, name: str, score: Score, table: Table, *, strict: bool) -> None:
+    try:
+        score.check_columns(table)
+    except DubitoError as error:
+        if strict:
+            raise
+        found.left_out[name] = str(error)
+    else:
+        found.scores[name] = score
 
 
-def _of_members(name: str) -> bool:
-    return name in SCORES and name not in _OF_PROBES and issubclass(SCORES[name], ScoreOfMembers)
-
-
-def _of_each(name: str, texts: dict[str, str], table: Table) -> dict[str, dict[str, str]]:
-    """A score by the name that is shown, with its settings: one of members once for each ensemble of the table.
-
-    `--set NAME.of=...` chooses one. Of tiles only the finest grid is taken.
-    """
-    if not _of_members(name) or "of" in texts:
-        return {name: texts}
-    found = ensembles_to_score(table)
-    if len(found) < 2:
-        return {name: texts | {"of": found[0]} if found else texts}
-    return {f"{name}:{one}": texts | {"of": one} for one in found}
-
-
-def _made(name: str, texts: dict[str, str], fit: Table | None, *, option: str, unasked: Screen | None) -> Score:
-    """A score with these settings, fitted; `unasked` is where to tell which one was taken if nobody has said."""
-    score = make_score(name, **_values(name, texts))
-    if isinstance(score, Density) and unasked and not texts and fit is not None:
-        score = _suiting_density(fit, unasked)
-    if not score.learned:
-        return score
-    if fit is None:
-        raise DubitoError(
-            f"{name} learns from {', '.join(score.learns_from)}. Give it images that the model knows: {option} CACHE."
-        )
-    return score.fit(fit)
-
-
-def _suiting_density(fit: Table, screen: Screen) -> Density:
-    """One that is fitted in seconds: full covariances of wide features take minutes by EM."""
-    density = default_density(fit, by="density.fit", most=QUICK)
-    if density != Density():
+def _note(found: AvailableScores, screen: Screen, option: str) -> None:
+    """What was left out, except for scores of probes that have not run, which nobody expects."""
+    if found.unfitted:
         screen.note(
-            f"density: {told(density, fit)}, to suit {len(fit):,} images of {fit.name}. For other ones ask for it: "
-            f"--score density, with --set density.covariance=full or what you like."
+            f"left out: {', '.join(found.unfitted)}, which learn first. Give in-distribution images: {option} CACHE."
         )
-    return density
+    for name, reason in found.left_out.items():
+        if name not in found.unfitted and name not in found.not_extracted:
+            screen.note(f"left out: {reason if reason.startswith(name.partition(':')[0]) else f'{name}: {reason}'}")
+    for remark in found.remarks:
+        screen.note(f"{remark} For another one: --score density, with --set density.covariance=full or what you like.")
 
 
 def _values(name: str, texts: dict[str, str]) -> dict[str, Any]:

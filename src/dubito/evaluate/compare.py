@@ -28,7 +28,7 @@ from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, paired
 from dubito.metrics.bootstrap import percentiles
 from dubito.result import Result, axes, plain, plot_intervals
 from dubito.scores import UncertaintyHead
-from dubito.scores.possible import Possible, possible_scores, reads, why_not_foreign
+from dubito.scores.available import AvailableScores, available_scores, why_not_comparable
 from dubito.scores.registry import by_name
 from dubito.table import Table
 from dubito.types import Json, Score
@@ -95,7 +95,7 @@ def compare(
         check_rows(train, by="compare", what="train")
     ood_tables = _named_tables(ood)
     _check_tables(table, train, ood_tables)
-    chosen = possible_scores(table, train) if scores is None else Possible(_fitted(scores))
+    chosen = available_scores(table, train) if scores is None else AvailableScores(_fitted(scores))
     _leave_out_incomparable(chosen, table, ood_tables)
     u, costs = _score_tables(chosen, table, ood_tables, strict=scores is not None)
     if not u:
@@ -359,17 +359,17 @@ def _fitted(scores: Any) -> dict[str, Score]:
     return named
 
 
-def _leave_out_incomparable(chosen: Possible, table: Table, ood: Mapping[str, Table]) -> None:
+def _leave_out_incomparable(chosen: AvailableScores, table: Table, ood: Mapping[str, Table]) -> None:
     """Move scores that cannot be compared between tables to those that are left out."""
     for name, score in list(chosen.scores.items()):
-        reasons = (why_not_foreign(score, table, other) for other in ood.values())
+        reasons = (why_not_comparable(score, table, other) for other in ood.values())
         if why := next(filter(None, reasons), None):
             chosen.left_out[name] = why
             del chosen.scores[name]
 
 
 def _score_tables(
-    chosen: Possible, table: Table, ood: Mapping[str, Table], *, strict: bool
+    chosen: AvailableScores, table: Table, ood: Mapping[str, Table], *, strict: bool
 ) -> tuple[Uncertainties, dict[str, Cost]]:
     """Every score on every table; one that fails is left out with its reason, unless the user named it."""
     u: Uncertainties = {}
@@ -384,7 +384,7 @@ def _score_tables(
             chosen.left_out[name] = str(error)
             del chosen.scores[name]
         else:
-            costs[name] = Cost(1e6 * seconds / len(table), chosen.fit_seconds.get(name), reads(score, table))
+            costs[name] = Cost(1e6 * seconds / len(table), chosen.fit_seconds.get(name), score.columns_in(table))
     return u, costs
 
 

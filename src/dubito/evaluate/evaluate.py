@@ -25,7 +25,7 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import has_both, uncertainty
 from dubito.metrics import Array, Interval
 from dubito.result import Result, axes, plain
-from dubito.scores.possible import why_not_foreign
+from dubito.scores.available import why_not_comparable
 from dubito.scores.registry import by_name
 from dubito.table import Table
 from dubito.types import Json, Score
@@ -327,7 +327,7 @@ def _score_ood(name: str, score: Array | Score, table: Table, ood: Table) -> Flo
             f"got an array. Pass the score itself."
         )
     u = score.score(ood)
-    if why := why_not_foreign(score, table, ood):
+    if why := why_not_comparable(score, table, ood):
         raise TableError(f"evaluate: '{name}' cannot be compared between tables: {why}. Extract both alike.")
     return u
 

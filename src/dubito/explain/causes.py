@@ -36,7 +36,7 @@ from dubito.metrics import balanced_auroc, table_accuracy
 from dubito.metrics.bootstrap import BalancedAuroc, percentiles
 from dubito.result import Result, axes, plain
 from dubito.scores import Entropy, MaxProbability, ScaledEntropy
-from dubito.scores.default_density import default_density, told
+from dubito.scores.density import default_density, describe_density
 from dubito.table import Table
 from dubito.table.overlap import shared_rows
 from dubito.table.views import chosen_rows
@@ -302,7 +302,7 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
         saturated=_saturated(inputs.table),
         by_set=by_set,
         mean=_causes(MEAN, list(aurocs.values()), shares, confidence) if len(aurocs) > 1 else None,
-        density=told(fitted, inputs.train),
+        density=describe_density(fitted, inputs.train),
         fitted_on=inputs.train_name,
         draws=draws,
         confidence=confidence,

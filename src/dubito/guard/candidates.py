@@ -11,9 +11,8 @@ import torch
 from dubito.errors import DubitoError, DubitoWarning, GuardError
 from dubito.evaluate.uncertainties import check_any_scores
 from dubito.scores import UncertaintyHead
-from dubito.scores.default_density import QUICK, default_density
-from dubito.scores.density import Density
-from dubito.scores.possible import possible_scores
+from dubito.scores.available import available_scores
+from dubito.scores.density import QUICK, Density, default_density
 from dubito.scores.registry import by_name
 from dubito.scores.softmax import Entropy
 from dubito.scores.temperature import Temperature
@@ -82,7 +81,7 @@ def fitted_scores(scores: Mapping[str, Score] | None, table: Table, learn: Table
             for column in score.needs:
                 table.require(column, by=f"guard: {name}")
         return found
-    found = possible_scores(table, learn).scores
+    found = available_scores(table, learn).scores
     if not found:
         raise GuardError(f"no score can be computed from {table.name}, which has {', '.join(table.columns)}.")
     if "temperature" in found or "label" in table:

@@ -24,7 +24,7 @@ from dubito.scores import (
     Temperature,
     UncertaintyHead,
 )
-from dubito.scores._gaussians import Mixture
+from dubito.scores.gaussians import Mixture
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mahalanobis import mahalanobis
 from dubito.scores.mental import mental_log_odds

@@ -1,8 +1,9 @@
-"""Uncertainties from columns alone, one file a family; higher is always more uncertain."""
+"""Uncertainties from columns alone, one file per family; higher is always more uncertain."""
 
 from dubito.heads.score import UncertaintyHead
 from dubito.scores.artefact import load_score, save_score
-from dubito.scores.density import Density
+from dubito.scores.available import AvailableScores, available_scores
+from dubito.scores.density import Density, default_density
 from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
@@ -19,10 +20,11 @@ from dubito.scores.perturbation import PerturbationVariance
 from dubito.scores.registry import SCORES, make_score
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
-from dubito.scores.tune_regrad import tune_regrad
+from dubito.scores.tune import tune_regrad
 
 __all__ = [
     "SCORES",
+    "AvailableScores",
     "Density",
     "Energy",
     "Entropy",
@@ -45,6 +47,8 @@ __all__ = [
     "UncertaintyHead",
     "VariationRatio",
     "WeightedMutualInformation",
+    "available_scores",
+    "default_density",
     "load_score",
     "make_score",
     "save_score",

@@ -2,9 +2,21 @@
 
     u(x) = -log q(z),   q(z) = sum_k pi_k N(z; mu_k, Sigma_k)                     (eq. 3, appendices C.5, C.6 and E.1)
 
-The mixture is fitted by EM (`_mixture`), its densities are in `_gaussians`. The paper starts from k-means; here the
+The mixture and its fit by EM are in `gaussians`. The paper starts from k-means; here the
 classes are the default start, because they are known and need no luck. `space="log"` fits log(z + offset): the paper
 does so for pre-trained networks, and leaves open what it does with features that are zero.
+
+`default_density` chooses the settings that suit a table of n rows of d features and c classes:
+
+    start        by class, k = c Gaussians, where there are labels and n >= 10 c;
+                 else free (k-means), k = n / 50 Gaussians, at least 1 and at most c
+    covariance   full where n >= 5 k d and 16 k d^2 bytes are at most 1 GB; else tied where n >= 5 d; else diagonal
+    EM           not with more than 100 Gaussians by class, nor where an iteration takes more than 2e11 multiply-adds:
+                 n k d^2 (full), n d (d + k) (tied), n k d; then the mixture stays as it started, in closed form
+
+So every variance is learned from several rows: with one image per class, Gaussians by class were worse than a single
+one. Size and cost are known before anything is fitted. The rule is ours; the paper fits full covariances by EM wherever
+it can.
 """
 
 import math
@@ -20,14 +32,21 @@ from torch import Tensor
 
 from dubito.choices import Covariance, Nonlinearity, Space, Start
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.scores._gaussians import Mixture
-from dubito.scores._mixture import improve, kmeans, maximise, nearest_centre
-from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes, rows_named
+from dubito.scores._features import (
+    check_width,
+    classes_of,
+    finite_features,
+    labelled,
+    means_of_classes,
+    rows_named,
+)
+from dubito.scores.gaussians import Mixture, improve, kmeans, maximise, nearest_centre
 from dubito.table import Table
 from dubito.types import Score
+from dubito.validate import check_choice
 
 if TYPE_CHECKING:
-    from dubito.scores._tune import Tuned
+    from dubito.scores.tune import TunedDensity
 
 _AT_ONCE = 2048
 _SAMPLE = 16_384
@@ -35,6 +54,13 @@ _SAMPLE_EACH = 64
 """k-means sees so many rows, or so many for each component if that is more."""
 _SAMPLE_BYTES = 1e9
 """But no more than these have room for, with what k-means makes of them."""
+_ROWS_PER_FEATURE = 5
+_ROWS_PER_CLASS = 10
+_ROWS_PER_CLUSTER = 50
+_FULL_BYTES = 1e9
+_CLOSED_FORM_FROM = 100
+QUICK = 1e10
+"""Multiply-adds of an iteration of EM, about a second's worth: `most` where a density is fitted beside other scores."""
 
 
 def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: str) -> Float64[Tensor, "n d"]:
@@ -52,7 +78,7 @@ def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: 
     return (z + offset).log()
 
 
-def seen(table: Table, nonlinearity: Nonlinearity) -> Table:
+def reads(table: Table, nonlinearity: Nonlinearity) -> Table:
     """The same rows; what the density reads is their feature."""
     return table if nonlinearity == "after" else table.extended(feature=table.column("pre_activation"))
 
@@ -117,17 +143,14 @@ class Density(Score):
     def __post_init__(self) -> None:
         choices = {"covariance": Covariance, "space": Space, "start": Start, "nonlinearity": Nonlinearity}
         for name, kinds in choices.items():
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueRangeError(
-                    f"density: {name} must be one of {', '.join(get_args(kinds))}; got '{getattr(self, name)}'."
-                )
+            check_choice(getattr(self, name), get_args(kinds), by="density", what=name)
         _check_numbers(self)
         self.needs = ("feature",) if self.nonlinearity == "after" else ("pre_activation",)
         self.learns_from = (*self.needs, "label") if self.start == "class" else self.needs
 
     def learn(self, table: Table) -> None:
         """Fit the mixture; the table is read block by block, in every iteration again."""
-        table = seen(table, self.nonlinearity)
+        table = reads(table, self.nonlinearity)
         with rows_named(table):
             self._learn(table)
 
@@ -154,12 +177,8 @@ class Density(Score):
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """-log q of every row, in the space of the fit."""
-        batch = seen(batch, self.nonlinearity)
-        if batch.shape("feature")[1] != self.width_:
-            raise TableError(
-                f"density.score: features must be {self.width_} wide, as in fit; got {batch.shape('feature')[1]} in "
-                f"{batch.name}. Score a table of the same model."
-            )
+        batch = reads(batch, self.nonlinearity)
+        check_width(batch, self.width_, self.name)
         return -self.mixture.log_density(self._prepared(batch.feature, "score"))
 
     @property
@@ -178,11 +197,11 @@ class Density(Score):
         budget: int = 32,
         seed: int = 0,
         **settings: Any,
-    ) -> "Tuned":
+    ) -> "TunedDensity":
         """Choose the settings by the log-likelihood of held-out rows of the same kind as the training's (C.5).
 
-        Foreign images have no part in it: a score tuned on them is tested on them. Likelihoods are those of all
-        features in z, so that spaces and numbers of neurons can be compared; see `Tuned`.
+        OOD images have no part in it: a score tuned on them must not be tested on them. Likelihoods are those of all
+        features in z, so that spaces and numbers of neurons can be compared; see `TunedDensity`.
 
         Args:
             train: Rows to fit on.
@@ -193,9 +212,9 @@ class Density(Score):
             seed: Of the draws.
             settings: Further settings that all candidates share.
         """
-        from dubito.scores._tune import tune  # noqa: PLC0415 (it makes scores of this class)
+        from dubito.scores.tune import tune_density  # noqa: PLC0415 (it makes scores of this class)
 
-        return tune(train, validation, grid=grid, budget=budget, seed=seed, **settings)
+        return tune_density(train, validation, grid=grid, budget=budget, seed=seed, **settings)
 
     def _prepared(self, feature: Float[Tensor, "n d"], verb: str) -> Float64[Tensor, "n neurons"]:
         z = in_space(feature, self.space, self.offset, f"density.{verb}")
@@ -267,6 +286,57 @@ class Density(Score):
         return torch.cat(parts)
 
 
+def default_density(
+    train: Table, covariance: Covariance | None = None, *, by: str = "default_density", most: float = 2e11
+) -> Density:
+    """The density that suits the size of a table: see the rule above.
+
+    Args:
+        train: Rows to fit on.
+        covariance: Kind of covariance, whatever the rule says.
+        by: The function that the user called, for errors.
+        most: Multiply-adds that an iteration of EM may take; ten to twenty seconds on one core by default.
+
+    >>> import torch
+    >>> table = Table(feature=torch.randn(400, 8), logit=torch.randn(400, 4), label=torch.arange(400) % 4)
+    >>> default_density(table).covariance, default_density(table.rows(slice(0, 90))).covariance
+    ('full', 'tied')
+    """
+    train.require("feature", by=by)
+    rows, width = train.shape("feature")
+    classes = _labels(train) if "label" in train else train.shape("logit")[1] if "logit" in train else 1
+    by_class = "label" in train and rows >= _ROWS_PER_CLASS * classes
+    components = classes if by_class else max(1, min(classes, rows // _ROWS_PER_CLUSTER))
+    covariance = covariance or _covariance(rows, width, components)
+    numbers = {"full": components * width * width, "tied": width * (width + components)}
+    costly = rows * numbers.get(covariance, components * width) > most
+    return Density(
+        components=None if by_class else components,
+        covariance=covariance,
+        start="class" if by_class else "free",
+        max_iterations=0 if costly or (by_class and components > _CLOSED_FORM_FROM) else 100,
+    )
+
+
+def describe_density(density: Score, train: Table | None) -> str:
+    """The density in words, with its size: what was fitted, or what will be."""
+    fitted = density.is_fitted
+    if not isinstance(density, Density) or (train is None and not fitted):
+        return density.name
+    if fitted:
+        components, width = density.means_.shape
+    elif train is not None:
+        width = density.neurons or train.shape("feature")[1]
+        components = density.components or (_labels(train) if density.start == "class" else class_count(train) or 1)
+    many = "1 Gaussian" if components == 1 else f"{components} Gaussians"
+    by = " (one per class)" if density.start == "class" else " (found by k-means)" if components != 1 else ""
+    numbers = {"full": components * width**2, "tied": width**2 + components * width}
+    size = f", {8 * numbers.get(density.covariance, 2 * components * width) / 1e6:,.1f} MB"
+    fit = "in closed form" if density.max_iterations == 0 else "by EM"
+    where = " (log z)" if density.space == "log" else ""
+    return f"{many}{by}, {density.covariance} covariances of {width} features{where}, {fit}{size}"
+
+
 def _sample_bytes(rows: int, d: int) -> int:
     """Of k-means: four times float32 (rows, centred, and two while distances are summed), float64 as they are read."""
     return 16 * (rows + min(rows, _AT_ONCE)) * d
@@ -304,3 +374,13 @@ def _check_numbers(score: Density) -> None:
             raise ValueRangeError(f"density: {name} must be at least {least}; got {value}.")
     if not score.memory > 0:
         raise ValueRangeError(f"density: memory must be more than 0 gigabytes; got {score.memory}.")
+
+
+def _covariance(rows: int, width: int, components: int) -> Covariance:
+    if rows >= _ROWS_PER_FEATURE * components * width and 16 * components * width**2 <= _FULL_BYTES:
+        return "full"
+    return "tied" if rows >= _ROWS_PER_FEATURE * width else "diagonal"
+
+
+def _labels(table: Table) -> int:
+    return len(set(table.label.tolist()))

@@ -9,18 +9,102 @@
 Wang & Ji 2024 (arXiv 2404.10124), REGrad: a class weighting by roots, layers weighed exponentially in their depth, and
 gradients averaged over noisy copies of the image, which the probe does. Which class weighting is the paper's own, and
 its beta, are OPEN: we could not find them stated. `fisher` is our default, because the theory is about it. ExGrad is
-that of Igoe et al. 2022. What the last layer alone tells, without a backward pass, is in `last_layer_gradient`.
+that of Igoe et al. 2022. The last layer alone, without a backward pass, is in `last_layer_gradient`. Layers weigh
+
+    lambda_l = exp(beta (d_l + 1) / L) / exp(beta)
+
+with d_l = 0 ... L - 1 the place of a layer in order of depth: the last has weight 1, and beta = 0 weighs all alike. A
+truncated probe writes only the last layers. Those left out are not zero: a sum that would have weighed them is refused,
+unless the probe left them out for weights below its tolerance, and they weigh no more here.
 """
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final, get_args
+from typing import Any, NamedTuple, cast, final, get_args
 
-from dubito.choices import ClassWeighting
-from dubito.errors import ValueRangeError
-from dubito.scores._layers import BETA, Layers, ScoreOfLayers
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from dubito.choices import ClassWeighting, LayerWeighting
+from dubito.errors import TableError, ValueRangeError
+from dubito.table import Table
+from dubito.types import Score, depth_weight
+from dubito.validate import check_choice
 
 SUFFIXES: dict[str, str] = {"fisher": "", "root": "_root", "expected_l1": "_l1"}
 """How the column of a class weighting is called, after the probe's name."""
+BETA = 4.0
+"""Of exponential weights, where nothing was chosen by `tune_regrad`: the first of many layers weighs about exp(-4)."""
+
+Layers = LayerWeighting | Sequence[float]
+"""How layers are weighed: by name, or a weight for each layer of the column."""
+
+
+class LayersKept(NamedTuple):
+    """Which layers of a model the columns of a gradient probe have.
+
+    Attributes:
+        depth: The place of each column among all layers, from 0.
+        of: How many layers the model has.
+        settings: Of the probe; of a table in memory, none.
+    """
+
+    depth: Sequence[int]
+    of: int
+    settings: Mapping[str, Any]
+
+    @property
+    def missing(self) -> list[int]:
+        """The places that were left out."""
+        return sorted(set(range(self.of)) - set(self.depth))
+
+    def __str__(self) -> str:
+        settings = ", ".join(
+            f"{key}={self.settings[key]}" for key in ("last", "beta", "tolerance") if self.settings.get(key) is not None
+        )
+        return f"{len(self.depth)} of {self.of} layers" + (f" (its probe had {settings})" if settings else "")
+
+
+class ScoreOfLayers(Score, ABC):
+    """A weighted sum over the layers of one column of the gradient probe.
+
+    Attributes:
+        of: The probe's name.
+        layers: How layers are weighed.
+        beta: Of exponential weights.
+    """
+
+    of: str
+    layers: Layers
+    beta: float
+
+    @property
+    @abstractmethod
+    def column(self) -> str:
+        """The column to read."""
+
+    own_probe = True
+
+    def __post_init__(self) -> None:
+        self.layers, self.beta = check_layers(self.layers, self.name), check_beta(self.beta, self.name)
+        self.needs = (self.column,)
+
+    @property
+    def family(self) -> str:
+        """The gradient probe."""
+        return self.of
+
+    def check_columns(self, table: Table) -> None:
+        """Raise TableError also where the table lacks layers that are to be weighed."""
+        super().check_columns(table)
+        check_layers_of(table, self.column, of=self.of, layers=self.layers, beta=self.beta, by=self.name)
+
+    def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
+        """The weighted sum."""
+        return sum_over_layers(batch, self.column, of=self.of, layers=self.layers, beta=self.beta, by=self.name)
 
 
 @final
@@ -82,6 +166,103 @@ class PredictedGradient(ScoreOfLayers):
 
 
 def check_weighting(weighting: str, by: str) -> None:
-    """Raise ValueRangeError for a class weighting that there is not."""
-    if weighting not in get_args(ClassWeighting):
-        raise ValueRangeError(f"{by}: weighting must be one of {', '.join(SUFFIXES)}; got '{weighting}'.")
+    """Raise ValueRangeError for a class weighting that does not exist."""
+    check_choice(weighting, get_args(ClassWeighting), by=by, what="weighting")
+
+
+def sum_over_layers(
+    table: Table, column: str, *, of: str, layers: Layers, beta: float, by: str
+) -> Float64[Tensor, "n"]:
+    """sum_l lambda_l s_l of every row; `of` is the probe's name, `by` the score's, for errors."""
+    values = table.whole(column)
+    if values.dim() != 2 or not values.is_floating_point() or values.shape[1] == 0:
+        raise TableError(
+            f"{by}.score: column '{column}' must have one number per layer, (n, l); got {values.dtype} of shape "
+            f"{tuple(values.shape)} in {table.name}. Extract it with the gradient probe."
+        )
+    where = f"{by}.score: column '{column}' of {table.name}"
+    kept = layers_kept(table, of, values.shape[1], where)
+    summed: Tensor = values.double() @ layer_weights(layers, beta, kept, where)
+    return summed
+
+
+def check_layers_of(table: Table, column: str, *, of: str, layers: Layers, beta: float, by: str) -> None:
+    """Raise TableError where a table lacks layers that are to be weighed, before any row is read."""
+    where = f"{by}.score: column '{column}' of {table.name}"
+    layer_weights(layers, beta, layers_kept(table, of, table.shape(column)[-1], where), where)
+
+
+def layers_kept(table: Table, of: str, width: int, where: str) -> LayersKept:
+    """What a table knows of its layers; one in memory has all of them."""
+    probe = (table.provenance.probes if table.provenance else {}).get(of) or {}
+    notes = probe.get("notes")
+    if notes is None:
+        return LayersKept(range(width), width, {})
+    if len(notes["depth"]) != width:
+        raise TableError(
+            f"{where} has {width} layers, but its probe '{of}' has written {len(notes['depth'])}. "
+            f"Extract it again, or give the column in a table without a provenance."
+        )
+    return LayersKept(tuple(notes["depth"]), int(notes["of"]), probe.get("settings") or {})
+
+
+def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> Float64[Tensor, "l"]:
+    """The weight of each layer that is there; TableError where one is asked for that is not.
+
+    >>> layer_weights("exponential", 2.0, LayersKept((0, 1), 2, {}), "here").tolist()  # exp(-1), 1
+    [0.367..., 1.0]
+    """
+    if not isinstance(layers, str):
+        if len(layers) != len(kept.depth):
+            raise TableError(
+                f"{where} has {kept}; got {len(layers)} weights. Give one weight for each layer of the column."
+            )
+        return torch.tensor([*layers], dtype=torch.float64)
+    if layers != "kept" and kept.missing:
+        _check_truncated(layers, beta, kept, where)
+    if layers != "exponential":
+        return torch.ones(len(kept.depth), dtype=torch.float64)
+    return torch.tensor([depth_weight(place, kept.of, beta) for place in kept.depth], dtype=torch.float64)
+
+
+def check_layers(layers: str | Sequence[float], by: str, names: Sequence[str] = get_args(LayerWeighting)) -> Layers:
+    """The setting, weights as a tuple of numbers; ValueRangeError for what cannot weigh."""
+    if isinstance(layers, str):
+        if layers not in names:
+            raise ValueRangeError(
+                f"{by}: layers must be one of {', '.join(names)}, or a weight for each layer; got '{layers}'."
+            )
+        return cast("Layers", layers)
+    weights = tuple(float(weight) for weight in layers)
+    if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
+        raise ValueRangeError(
+            f"{by}: weights of layers must be finite, none negative and not all zero; got {list(weights)}. "
+            f"Give one for each layer, in order of depth."
+        )
+    return weights
+
+
+def check_beta(beta: float, by: str) -> float:
+    """The setting; ValueRangeError for what weighs deep layers less."""
+    if not 0 <= beta < math.inf:
+        raise ValueRangeError(
+            f"{by}: beta must be finite and not negative; got {beta}. 0 weighs all layers alike; the larger, the more "
+            f"the last layers count."
+        )
+    return beta
+
+
+def _check_truncated(layers: str, beta: float, kept: LayersKept, where: str) -> None:
+    """Raise TableError unless what was left out weighs as little here as the probe was told."""
+    repair = (
+        f"layers='kept' takes those that are there, alike; or give {len(kept.depth)} weights; or extract all layers."
+    )
+    last, *by_weight = (kept.settings.get(key) is not None for key in ("last", "beta", "tolerance"))
+    if layers != "exponential" or last or not all(by_weight):
+        raise TableError(f"{where} has {kept}; layers='{layers}' weighs all {kept.of}. {repair}")
+    largest = depth_weight(max(kept.missing), kept.of, beta)
+    if beta < kept.settings["beta"] and largest >= kept.settings["tolerance"]:
+        raise TableError(
+            f"{where} has {kept}; with beta={beta:g} a layer that was left out has weight {largest:.2g}. "
+            f"Choose beta={kept.settings['beta']:g} or more; {repair}"
+        )

@@ -12,22 +12,32 @@ summed over inputs, and does not say which inputs those are; "logit sum" may be 
 readings are here, and none is called the paper's own. Pooled weights are learned from a table and then stay.
 
 Members are those of an explicit ensemble (the probe `Members`, or `dubito.ensemble`), tiles of one image (`Tiles`) or
-members that masks cut out of one model: `of` says which.
+members that masks cut out of one model: `of` says which. A summary column (n, s) suffices for what it holds.
+Temperatures and pooled weights need the logits (n, m, c), which are read a few rows at a time and given to
+`MemberStream` a few members at a time: memory grows with neither.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final, get_args
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.choices import WeighedBy, WeighedOver
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.metrics.information import entropy_of, log_size
-from dubito.scores._members import ScoreOfMembers, blocks, members_of
-from dubito.table import Table
-from dubito.types import finite
+from dubito.metrics.streaming import SUMMARY, MemberStream
+from dubito.scores.softmax import check_two_classes
+from dubito.table import Table, check_table
+from dubito.types import Score, finite
+from dubito.validate import check_choice
+
+_BYTES = 1 << 26
+"""Of logits and sums at once: 64 MB."""
+_ROWS = 2048
 
 
 def pooled(before: Float64[Tensor, "m"] | None, sizes: Float64[Tensor, "n m"]) -> Float64[Tensor, "m"]:
@@ -37,8 +47,78 @@ def pooled(before: Float64[Tensor, "m"] | None, sizes: Float64[Tensor, "n m"]) -
     >>> pooled(first, torch.tensor([[2.0, -30.0]], dtype=torch.float64)).exp().tolist()  # e² + e², e² + e⁻³⁰
     [14.778..., 7.389...]
     """
-    found = sizes.logsumexp(0)
-    return found if before is None else torch.logaddexp(before, found)
+    size = sizes.logsumexp(0)
+    return size if before is None else torch.logaddexp(before, size)
+
+
+class ScoreOfMembers(Score, ABC):
+    """An uncertainty of one ensemble of a table.
+
+    Attributes:
+        of: The ensemble's name: the summary column `of`, or the members' logits in `of_logit`.
+        disagrees: Whether it measures how members differ, which takes two of them.
+    """
+
+    of: str
+    disagrees: bool = True
+
+    per_ensemble = True
+    own_probe = True
+
+    def __post_init__(self) -> None:
+        self.needs = (self.of,)
+
+    @property
+    def family(self) -> str:
+        """The ensemble."""
+        return self.of
+
+    @property
+    @abstractmethod
+    def field(self) -> str:
+        """Which of SUMMARY it is."""
+
+    @property
+    def logits(self) -> str:
+        """The column of the members' logits."""
+        return f"{self.of}_logit"
+
+    def score(self, table: Table) -> Float[Tensor, "n"]:
+        """The uncertainty of every row; see `Score.score`. The summary is read where it is there, else the logits."""
+        return score_blocks(self, table)
+
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
+        """Of one in-memory batch."""
+        if self.columns_in(batch) == (self.logits,):
+            return self.of_logits(batch)
+        summary: Tensor = batch.whole(self.of)
+        if summary.dim() != 2 or summary.shape[1] != len(SUMMARY):
+            raise TableError(
+                f"{self.name}.score: column '{self.of}' must be the summary of an ensemble, (n, {len(SUMMARY)}); "
+                f"got {tuple(summary.shape)} in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
+            )
+        if len(summary):
+            self.check_members(int(summary[:, SUMMARY.index("members")].min()), batch)
+        return summary[:, SUMMARY.index(self.field)]
+
+    def of_logits(self, batch: Table, temperature: float = 1.0) -> Float64[Tensor, "n"]:
+        """Of one in-memory batch, from logits / temperature."""
+        stream = MemberStream(temperature=temperature)
+        for block in members_of(self, batch):
+            stream.add(block)
+        return stream.field(self.field)
+
+    def columns_in(self, table: Table) -> tuple[str, ...]:
+        """The summary, or else the members' logits."""
+        return (self.logits,) if self.of not in table and self.logits in table else (self.of,)
+
+    def check_members(self, count: int, table: Table) -> None:
+        """Raise TableError where one member is to differ from itself."""
+        if self.disagrees and count < 2:
+            raise TableError(
+                f"{self.name}.score: the ensemble '{self.of}' of {table.name} has one member, which always agrees with "
+                f"itself: the score would be 0 for every image. Give at least two members."
+            )
 
 
 @final
@@ -56,9 +136,6 @@ class MutualInformation(ScoreOfMembers):
     kind = "epistemic"
     needs = ("members",)
     field = "epistemic"
-
-    def __post_init__(self) -> None:
-        self.needs = (self.of,)
 
 
 @final
@@ -84,11 +161,7 @@ class WeightedMutualInformation(ScoreOfMembers):
 
     def __post_init__(self) -> None:
         for setting, kinds in (("by", WeighedBy), ("over", WeighedOver)):
-            if getattr(self, setting) not in get_args(kinds):
-                raise ValueRangeError(
-                    f"{self.name}: {setting} must be one of {', '.join(get_args(kinds))}; "
-                    f"got '{getattr(self, setting)}'."
-                )
+            check_choice(getattr(self, setting), get_args(kinds), by=self.name, what=setting)
         learns = self.over == "pooled"
         self.needs = (self.logits,) if learns else (self.of,)
         self.learns_from = (self.logits,) if learns else ()
@@ -99,9 +172,9 @@ class WeightedMutualInformation(ScoreOfMembers):
         """With weights by input."""
         return f"weighted_{self.by}"
 
-    def column_in(self, table: Table) -> str:
+    def columns_in(self, table: Table) -> tuple[str, ...]:
         """A summary has no pooled weights."""
-        return self.logits if self.over == "pooled" else super().column_in(table)
+        return (self.logits,) if self.over == "pooled" else super().columns_in(table)
 
     def learn(self, table: Table) -> None:
         """Pooled weights: w_m = Σ_n exp l_mn / Σ_kn exp l_kn, with l the size of the logits; one pass."""
@@ -153,9 +226,6 @@ class ExpectedEntropy(ScoreOfMembers):
     field = "aleatoric"
     disagrees = False
 
-    def __post_init__(self) -> None:
-        self.needs = (self.of,)
-
 
 @final
 @dataclass
@@ -172,9 +242,6 @@ class VariationRatio(ScoreOfMembers):
     kind = "epistemic"
     needs = ("members",)
     field = "variation"
-
-    def __post_init__(self) -> None:
-        self.needs = (self.of,)
 
 
 @final
@@ -194,5 +261,41 @@ class PredictiveEntropy(ScoreOfMembers):
     field = "total"
     disagrees = False
 
-    def __post_init__(self) -> None:
-        self.needs = (self.of,)
+
+def score_blocks(score: Score, table: Table) -> Float64[Tensor, "n"]:
+    """What `Score.score` does, for a score of one column, with as many rows at once as their members allow."""
+    check_table(table, by=f"{score.name}.score")
+    score.check_columns(table)
+    (column,) = score.columns_in(table)
+    score.check_fitted()
+    score.check_source(table)
+    parts = []
+    for batch in blocks(table, column):
+        finite(batch.whole(column), f"{score.name}.score: column '{column}' of {table.name}")
+        parts.append(score.score_batch(batch).double())
+    u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+    return finite(u, f"{score.name}.score of {table.name}")
+
+
+def blocks(table: Table, column: str) -> Iterator[Table]:
+    """Rows of a column in blocks of bounded size, in memory."""
+    _, *tail = table.shape(column)
+    m, c = tail if len(tail) == 2 else (1, 1)
+    # Four bytes per logit; for every class, the sums that a stream keeps and what it needs to add to them.
+    size = _BYTES // (c * (4 * m + 64)) if m * c else _ROWS
+    yield from table.batches(column, size=max(1, min(_ROWS, size)))
+
+
+def members_of(score: ScoreOfMembers, batch: Table, by: str = "score") -> Iterator[Float[Tensor, "n b c"]]:
+    """The logits of a batch, a few members at a time, checked."""
+    logits = batch.whole(score.logits)
+    if logits.dim() != 3 or not logits.is_floating_point() or 0 in logits.shape[1:]:
+        raise TableError(
+            f"{score.name}.{by}: column '{score.logits}' must be the logits of members, (n, m, c); got "
+            f"{logits.dtype} of shape {tuple(logits.shape)} in {batch.name}."
+        )
+    check_two_classes(logits, f"{score.name}.{by}")
+    score.check_members(logits.shape[1], batch)
+    step = max(1, _BYTES // (32 * max(1, len(logits)) * logits.shape[2]))
+    for start in range(0, logits.shape[1], step):
+        yield logits[:, start : start + step]

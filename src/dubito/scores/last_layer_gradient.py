@@ -24,9 +24,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.choices import ClassWeighting
-from dubito.errors import ValueRangeError
-from dubito.scores._layers import Layers, check_layers, sum_over_layers
-from dubito.scores.gradient import check_weighting
+from dubito.scores.gradient import Layers, check_layers, check_layers_of, check_weighting, sum_over_layers
+from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
 from dubito.types import Score, finite
 
@@ -131,18 +130,24 @@ class GradNorm(Score):
         return -grad_norm(feature, logit, bias=self.bias)
 
     @property
+    def family(self) -> str | None:
+        """The gradient probe, if its layers are summed."""
+        return self.of
+
+    def check_columns(self, table: Table) -> None:
+        """Raise TableError also where the probe's layers are truncated."""
+        super().check_columns(table)
+        if self.of is not None:
+            check_layers_of(table, self._column, of=self.of, layers=self.layers, beta=0.0, by=self.name)
+
+    @property
     def _column(self) -> str:
         return f"{self.of}_uniform"
 
 
 def _probabilities(logits: Float[Tensor, "n c"], by: str) -> tuple[Float64[Tensor, "n c"], Float64[Tensor, "n c"]]:
     """p, and 1 - p as the sum of the others, which a subtraction from almost one would lose."""
-    if logits.shape[-1] < 2:
-        raise ValueRangeError(
-            f"{by} needs at least two classes; got logits of shape {tuple(logits.shape)}. "
-            f"Give a yes-or-no model a second logit of zero."
-        )
-    p = logits.double().softmax(-1)
+    p = check_two_classes(logits, by).softmax(-1)
     top, rest = _top_and_rest(p)
     return p, (1 - p).scatter(-1, top, rest.sum(-1, keepdim=True))
 
@@ -167,5 +172,5 @@ def _norm(feature: Float[Tensor, "n d"], order: int, *, bias: bool) -> Float64[T
 
 def _finite_columns(score: Score, batch: Table) -> tuple[Tensor, Tensor]:
     """Feature and logit; a logit of minus infinity would pass for a class that is impossible."""
-    found = [finite(batch.whole(key), f"{score.name}.score: column '{key}' of {batch.name}") for key in score.needs]
-    return found[0], found[1]
+    columns = [finite(batch.whole(key), f"{score.name}.score: column '{key}' of {batch.name}") for key in score.needs]
+    return columns[0], columns[1]

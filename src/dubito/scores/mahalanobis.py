@@ -16,9 +16,16 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.errors import TableError, ValueRangeError
-from dubito.scores._gaussians import precision_factor, squared_distances
-from dubito.scores._rows import classes_of, finite_features, labelled, means_of_classes, rows_named
+from dubito.errors import ValueRangeError
+from dubito.scores._features import (
+    check_width,
+    classes_of,
+    finite_features,
+    labelled,
+    means_of_classes,
+    rows_named,
+)
+from dubito.scores.gaussians import precision_factor, squared_distances
 from dubito.table import Table
 from dubito.types import Score
 
@@ -89,11 +96,7 @@ class Mahalanobis(Score):
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""
-        if batch.shape("feature")[1] != self.means_.shape[1]:
-            raise TableError(
-                f"mahalanobis.score: features must be {self.means_.shape[1]} wide, as in fit; "
-                f"got {batch.shape('feature')[1]} in {batch.name}. Score a table of the same model."
-            )
+        check_width(batch, self.means_.shape[1], self.name)
         z = finite_features(batch.feature, "mahalanobis.score")
         nearest: Tensor = mahalanobis(z, self.means_, self.factor_).amin(1)
         if self.relative:

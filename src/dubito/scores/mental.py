@@ -4,8 +4,8 @@
     U(z)    = -1 / (1 + (K - 1) exp(-a(z)))                                    (Pearce et al. 2021, eq. 7, prop. 6)
     u(x)    = log(K - 1) - a(z)  =  log((1 - p) / p),  p = -U(z)
 
-`rows` gives u, the log-odds against the predicted class: the same order as U, which in floating point becomes -1 for
-all confident images (a above 37). It says what max p would be if the weights were an optimal simplex without biases,
+`score_batch` gives u, the log-odds against the predicted class: the same order as U, which in floating point becomes -1
+for all confident images (a above 37). It is what max p would be if the weights were an optimal simplex without biases,
 and so shows the two parts of a confidence: how strong the features are, and how familiar their combination.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.linear_logits import linear_logits
-from dubito.scores._rows import finite_features, rows_named
+from dubito.scores._features import check_width, finite_features, rows_named
 from dubito.table import Table
 from dubito.types import Classifier, Score, finite
 
@@ -83,18 +83,14 @@ class MentalModel(Score):
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The log-odds of every row."""
-        if batch.shape("feature")[1] != self.weights_.shape[1]:
-            raise TableError(
-                f"mental.score: features must be {self.weights_.shape[1]} wide, as in fit; "
-                f"got {batch.shape('feature')[1]} in {batch.name}. Score a table of the same model."
-            )
+        check_width(batch, self.weights_.shape[1], self.name)
         return mental_log_odds(finite_features(batch.feature, "mental.score"), self.weights_)
 
 
 def _found_again(table: Table) -> Float64[Tensor, "c d"]:
     """The weights of the layer that made the logits."""
     if len(table) == 0:
-        raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on images that the model knows.")
+        raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on in-distribution images.")
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in table.batches("feature", "logit"):

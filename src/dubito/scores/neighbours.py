@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
+from dubito.scores._features import check_width
 from dubito.table import Table
 from dubito.types import Score
 
@@ -73,13 +74,8 @@ class Neighbours(Score):
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row."""
-        feature = batch.feature
-        if feature.shape[1] != self.bank_.shape[1]:
-            raise TableError(
-                f"neighbours.score: features must be {self.bank_.shape[1]} wide, as in fit; "
-                f"got {feature.shape[1]} in {batch.name}. Score a table of the same model."
-            )
-        return kth_distance(_normalised(feature, "score"), self.bank_, self.k)
+        check_width(batch, self.bank_.shape[1], self.name)
+        return kth_distance(_normalised(batch.feature, "score"), self.bank_, self.k)
 
 
 def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"]:

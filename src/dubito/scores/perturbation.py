@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dubito.errors import TableError
 from dubito.metrics.streaming import VarianceStream
-from dubito.scores._members import ScoreOfMembers, members_of
+from dubito.scores.information import ScoreOfMembers, members_of
 from dubito.table import Table
 
 
@@ -35,18 +35,18 @@ class PerturbationVariance(ScoreOfMembers):
     kind = "epistemic"
     needs = ("noise_variance",)
     field = "variance"
+    per_ensemble = False
 
     def __post_init__(self) -> None:
         self.needs = (f"{self.of}_variance",)
 
-    def column_in(self, table: Table) -> str:
-        """The variance, or else the logits."""
-        (variance,) = self.needs
-        return self.logits if variance not in table and self.logits in table else variance
+    def columns_in(self, table: Table) -> tuple[str, ...]:
+        """The variance, or else the members' logits."""
+        return (self.logits,) if self.needs[0] not in table and self.logits in table else self.needs
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """Of one in-memory batch."""
-        column = self.column_in(batch)
+        (column,) = self.columns_in(batch)
         if column == self.logits:
             return self.of_logits(batch)
         variance: Tensor = batch.whole(column)

@@ -1,7 +1,6 @@
-"""Every score by name: what the command line, `dubito list` and saved artefacts know."""
+"""Every score by name, for the command line, `dubito list` and saved scores."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from dubito.errors import TableError, ValueRangeError
@@ -23,6 +22,7 @@ from dubito.scores.perturbation import PerturbationVariance
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.types import Score
+from dubito.validate import check_choice
 
 SCORES: dict[str, type[Score]] = {
     score.name: score
@@ -51,7 +51,7 @@ SCORES: dict[str, type[Score]] = {
         UncertaintyHead,
     )
 }
-"""A new score is one more name in this line-up."""
+"""A new score is one more name in this list."""
 
 
 def make_score(name: str, **settings: Any) -> Score:
@@ -60,12 +60,7 @@ def make_score(name: str, **settings: Any) -> Score:
     >>> make_score("scaled_entropy", scale=0.2)
     ScaledEntropy(scale=0.2)
     """
-    if name not in SCORES:
-        near = get_close_matches(name, SCORES, n=3, cutoff=0.4)
-        raise ValueRangeError(
-            f"score: there is no '{name}'. "
-            + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(SCORES)}.")
-        )
+    check_choice(name, SCORES, by="make_score", what="score")
     try:
         return SCORES[name](**settings)
     except TypeError as error:
@@ -73,11 +68,11 @@ def make_score(name: str, **settings: Any) -> Score:
 
 
 def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
-    """What a user gave as scores, by name: a mapping, one score, or several; a name makes its score.
+    """Scores by name, from a mapping, one score, or several; the name of a registered score stands for it.
 
     Args:
-        scores: What was given.
-        by: Who asks, for errors.
+        scores: The scores.
+        by: The function that the user called, for errors.
         arrays: Whether a mapping may hold the uncertainties themselves, too.
 
     >>> by_name(["entropy", ScaledEntropy(scale=0.2)], by="evaluate")
@@ -85,20 +80,20 @@ def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
     """
     if isinstance(scores, Mapping):
         return {name: _made(score, by=by, arrays=arrays, named=True) for name, score in scores.items()}
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for one in scores if isinstance(scores, Sequence) and not isinstance(scores, str) else [scores]:
         score = _made(one, by=by, arrays=arrays, named=False)
-        if score.name in found:
+        if score.name in named:
             raise TableError(
                 f"{by}: scores in a list must have different names; two are called '{score.name}'. "
                 f"Give them by name: {{'one': ..., 'other': ...}}."
             )
-        found[score.name] = score
-    return found
+        named[score.name] = score
+    return named
 
 
 def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:
-    """A score, made where its name came; where there is a name for it, an array may do."""
+    """A score, made if it was given by name; under a name of the user's, an array will do."""
     if isinstance(score, type):
         raise TableError(
             f"{by}: scores must be scores, or names of them; got the class {score.__name__}. Say {score.__name__}()."

@@ -1,12 +1,12 @@
 """Uncertainties of the softmax family: functions of one row of logits, nothing to learn.
 
-    max_probability  -max_y p_y                     cool    H(softmax(0.1 logits))
-    entropy          H(p) = -sum_y p_y log p_y      margin  -(p_(1) - p_(2)), the two largest
-    max_logit        -max_y logit_y                 energy  -T log sum_y exp(logit_y / T)
+    max_probability  -max_y p_y                     scaled_entropy  H(softmax(0.1 logits))
+    entropy          H(p) = -sum_y p_y log p_y      margin          -(p_(1) - p_(2)), the two largest
+    max_logit        -max_y logit_y                 energy          -T log sum_y exp(logit_y / T)
 
-with p = softmax(logits). U_max, U_entropy and U_cool are those of Pearce et al. 2021 (arXiv 2106.04972), where cooling
-scales the features, which is scaling the logits apart from the bias; max_logit is Hendrycks et al. 2022, energy Liu et
-al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
+with p = softmax(logits). The first three are U_max, U_cool and U_entropy of Pearce et al. 2021 (arXiv 2106.04972); its
+cooling scales the features, which is scaling the logits apart from the bias; max_logit is Hendrycks et al. 2022, energy
+Liu et al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from dubito.types import Score
 
 def max_probability(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """-max p, in [-1, -1/c]."""
-    return -_several(logits, "max_probability").softmax(-1).amax(-1)
+    return -check_two_classes(logits, "max_probability").softmax(-1).amax(-1)
 
 
 def entropy(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """H(p) in nats, in [0, log c]."""
-    log_p = _several(logits, "entropy").log_softmax(-1)
+    log_p = check_two_classes(logits, "entropy").log_softmax(-1)
     return -(log_p.exp() * log_p).sum(-1)
 
 
 def margin(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
     """Minus the gap between the two largest probabilities, in [-1, 0]."""
-    top = _several(logits, "margin").softmax(-1).topk(2, dim=-1).values
+    top = check_two_classes(logits, "margin").softmax(-1).topk(2, dim=-1).values
     return top[..., 1] - top[..., 0]
 
 
@@ -50,7 +50,7 @@ def energy(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tens
 @final
 @dataclass
 class MaxProbability(Score):
-    """The baseline everybody knows: one minus the confidence, up to a constant."""
+    """The usual baseline: one minus the confidence, up to a constant."""
 
     name = "max_probability"
     kind = "total"
@@ -78,7 +78,7 @@ class Entropy(Score):
 @final
 @dataclass
 class ScaledEntropy(Score):
-    """The entropy after cooling the logits, which undoes saturation.
+    """The entropy of scaled-down logits, which undoes saturation.
 
     Attributes:
         scale: Multiplies the logits; 0.1 in the paper.
@@ -92,7 +92,9 @@ class ScaledEntropy(Score):
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
-            raise ValueRangeError(f"cool: scale must be a positive number; got {self.scale}. The paper takes 0.1.")
+            raise ValueRangeError(
+                f"scaled_entropy: scale must be a positive number; got {self.scale}. The paper takes 0.1."
+            )
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """H(softmax(scale * logits))."""
@@ -153,8 +155,8 @@ class Energy(Score):
         return energy(batch.logit, self.temperature)
 
 
-def _several(logits: Float[Tensor, "n c"], by: str) -> Float[Tensor, "n c"]:
-    """The logits in float64; the softmax of a single one is always 1 and says nothing."""
+def check_two_classes(logits: Float[Tensor, "*n c"], by: str) -> Float[Tensor, "*n c"]:
+    """The logits in float64; ValueRangeError for a single class, whose softmax is always 1 and says nothing."""
     if logits.shape[-1] < 2:
         raise ValueRangeError(
             f"{by} needs at least two classes; got logits of shape {tuple(logits.shape)}. "

@@ -18,7 +18,7 @@ from torch import Tensor
 from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import labelled_logits
-from dubito.scores._members import ScoreOfMembers, score_blocks
+from dubito.scores.information import ScoreOfMembers, score_blocks
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
 from dubito.types import Score
@@ -81,6 +81,11 @@ class Temperature(Score):
             )
         self.kind = self.score_of.kind
 
+    @property
+    def family(self) -> str | None:
+        """That of the inner score."""
+        return self.score_of.family
+
     def learn(self, table: Table) -> None:
         """Fit T on the labels."""
         check_model_labels(table, by="temperature.fit")
@@ -89,7 +94,7 @@ class Temperature(Score):
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The uncertainty of every row; see `Score.score`."""
         if isinstance(self.score_of, ScoreOfMembers):
-            return score_blocks(self, table, self.score_of.logits, self.score_batch)
+            return score_blocks(self, table)
         return super().score(table)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:

@@ -6,9 +6,8 @@ from scipy.stats import multivariate_normal
 from sklearn.mixture import GaussianMixture
 
 from dubito.errors import ValueRangeError
-from dubito.scores import _gaussians
-from dubito.scores._gaussians import Mixture, precision_factor
-from dubito.scores._mixture import Maximiser, improve, kmeans, maximise, nearest_centre
+from dubito.scores import gaussians
+from dubito.scores.gaussians import Maximiser, Mixture, improve, kmeans, maximise, nearest_centre, precision_factor
 
 COVARIANCES = ("full", "tied", "diagonal", "spherical")
 THEIRS = {"full": "full", "tied": "tied", "diagonal": "diag", "spherical": "spherical"}
@@ -116,8 +115,7 @@ def test_em_is_sklearns(covariance, iterations):
 @pytest.mark.parametrize("apart", [0.3, 1.5, 30.0])
 def test_chunks_and_left_out_components_change_nothing(monkeypatch, apart):
     # Seven chunks of the twenty coordinates; clusters from overlapping to so far apart that all but one are left out.
-    monkeypatch.setattr("dubito.scores._gaussians.CHUNK", 3)
-    monkeypatch.setattr("dubito.scores._mixture.CHUNK", 3)
+    monkeypatch.setattr("dubito.scores.gaussians.CHUNK", 3)
     z, label = clusters(600, d=20, k=5, apart=apart)
     start = closed(z, label, "full", regularisation=1e-3)
     theirs = sklearn_from(start, max_iter=3, tol=0.0, reg_covar=1e-3).fit(z.numpy())
@@ -134,7 +132,7 @@ def test_chunks_and_left_out_components_change_nothing(monkeypatch, apart):
 
 def test_the_best_component_is_found_when_the_first_coordinates_mislead(monkeypatch):
     # Judged by the first coordinate alone, the row belongs to component 0; the second one says otherwise.
-    monkeypatch.setattr(_gaussians, "CHUNK", 1)
+    monkeypatch.setattr(gaussians, "CHUNK", 1)
     means = torch.tensor([[0.0, 100.0], [3.0, 0.0]], dtype=torch.float64)
     mixture = Mixture("full", torch.full((2,), 0.5).double(), means, torch.eye(2).double().expand(2, 2, 2).clone())
     joint = mixture.log_joint(torch.zeros(1, 2, dtype=torch.float64))

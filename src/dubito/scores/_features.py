@@ -1,4 +1,4 @@
-"""Features of a table, checked and by class, block by block: what scores that learn Gaussians read."""
+"""Features of a table, checked and by class, block by block: what scores of features read."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +18,18 @@ def finite_features(feature: Float[Tensor, "n d"], where: str) -> Float64[Tensor
     return z
 
 
+def check_width(batch: Table, width: int, by: str) -> None:
+    """Raise TableError for features of another width than those that were learned from."""
+    if batch.shape("feature")[1] != width:
+        raise TableError(
+            f"{by}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} in {batch.name}. "
+            f"Score a table of the same model."
+        )
+
+
 @contextmanager
 def rows_named(table: Table, column: str = "feature") -> Iterator[None]:
-    """A block does not know where it stands: in here, the error of `finite_features` tells the row of the table."""
+    """A block does not know where it stands: in here, the error of `finite_features` names the row of the table."""
     try:
         yield
     except _NotFiniteError as error:
@@ -32,7 +41,7 @@ def rows_named(table: Table, column: str = "feature") -> Iterator[None]:
 
 
 class _NotFiniteError(ValueRangeError):
-    """Features that are no numbers, and who met them."""
+    """Features that are not finite, and which function met them."""
 
     def __init__(self, where: str, which: str) -> None:
         super().__init__(f"{where}: features must be finite; {which}. Look at that image's feature.")
@@ -53,7 +62,7 @@ def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
     for batch in table.batches("label"):
         classes = torch.unique(torch.cat([classes, batch.label]))
     if len(classes) == 0:
-        raise TableError(f"{where} needs labelled rows; {table.name} has none. Fit on images that the model knows.")
+        raise TableError(f"{where} needs labelled rows; {table.name} has none. Fit on in-distribution images.")
     return classes
 
 

@@ -1,0 +1,163 @@
+"""Which scores a table allows: every registered one, fitted where it learns; and for the others, why not.
+
+One policy for `compare`, `Guard.fit` and the command line:
+
+- A score of an ensemble is made once for each ensemble of the table (of tiles, the finest grid), under the name
+  "score:ensemble" where there are several.
+- A score that learns is fitted on `fit`; without such a table it is left out. Of densities, the one that suits the size
+  of that table and is fitted in seconds (`default_density`).
+- An uncertainty head is taken from the shelf if one was trained for the model that made the table.
+- Columns and layers are checked before anything is fitted. Sums over a truncated gradient probe are left out.
+- What is named, or has settings, was asked for: there, a reason to leave it out is an error.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, final
+
+from dubito.errors import DubitoError, NotFittedError
+from dubito.heads.score import UncertaintyHead
+from dubito.heads.shelf import entry_for
+from dubito.scores.density import QUICK, Density, default_density, describe_density
+from dubito.scores.registry import SCORES, make_score
+from dubito.table import Table, asked_otherwise, ensembles_in, writer_of
+from dubito.types import Score
+
+
+@final
+@dataclass
+class AvailableScores:
+    """Scores that are ready, and those that are not.
+
+    Attributes:
+        scores: By name, fitted.
+        left_out: By name, the reason.
+        fit_seconds: How long fitting took, for those that learned here.
+        unfitted: Which of those left out need a table to learn from.
+        not_extracted: Which of those left out read an optional probe that has not run.
+        remarks: What was chosen for the user, in whole sentences.
+    """
+
+    scores: dict[str, Score] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    fit_seconds: dict[str, float] = field(default_factory=dict)
+    unfitted: list[str] = field(default_factory=list)
+    not_extracted: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def available_scores(
+    table: Table,
+    fit: Table | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    head: bool = True,
+) -> AvailableScores:
+    """Every registered score that the columns of a table allow, ready to score it.
+
+    Args:
+        table: The table to score.
+        fit: In-distribution images for the scores that learn; without it they are left out.
+        names: The scores to make; what cannot be made is an error then. By default all that there are.
+        settings: By name of a score, the settings to make it with; what cannot be made is an error then.
+        head: Whether to look for an uncertainty head on the shelf.
+
+    >>> available_scores(Table(logit=[[1.0, 0.0]]), names=["entropy", "energy"]).scores
+    {'entropy': Entropy(), 'energy': Energy(temperature=1.0)}
+    """
+    found, given = AvailableScores(), settings or {}
+    for name in SCORES if names is None else names:
+        if name == UncertaintyHead.name and names is None:
+            if head:
+                _add_head(found, table)
+            continue
+        strict = names is not None or name in given
+        for shown, options in _per_ensemble(name, given.get(name, {}), table).items():
+            try:
+                _add(found, shown, make_score(name, **options), table, fit, strict=strict)
+            except DubitoError as error:  # noqa: PERF203 (a handful of scores)
+                if strict:
+                    raise
+                found.left_out[shown] = str(error)
+    return found
+
+
+def ensembles_to_score(table: Table) -> tuple[str, ...]:
+    """The ensembles of a table, of tiles only the finest grid.
+
+    >>> ensembles_to_score(Table(tiles_2=[[0.0]], tiles_7=[[0.0]], members=[[0.0]]))
+    ('tiles_7', 'members')
+    """
+    names = ensembles_in(table.columns)
+    tiles = sorted((one for one in names if one.startswith("tiles_")), key=lambda one: int(one.rpartition("_")[2]))
+    return tuple(one for one in names if one not in tiles[:-1])
+
+
+def why_not_comparable(score: Score, table: Table, other: Table) -> str | None:
+    """Why the values of a score on two tables cannot be compared: a column is missing, or settings differ.
+
+    None where they can.
+    """
+    missing = [column for column in score.columns_in(other) if column not in other]
+    if missing:
+        return f"{other.name} lacks column '{missing[0]}'"
+    differs = asked_otherwise(table, other, score.family) if score.family is not None else None
+    if differs is None:
+        return None
+    return f"'{score.family}' of {table.name} and of {other.name} were extracted with different settings ({differs})"
+
+
+def _per_ensemble(name: str, options: Mapping[str, Any], table: Table) -> dict[str, dict[str, Any]]:
+    """A score by the name that is shown, with its settings; one of an ensemble once for each, unless `of` is set."""
+    if name not in SCORES or not SCORES[name].per_ensemble or "of" in options:
+        return {name: dict(options)}
+    ensembles = ensembles_to_score(table)
+    if len(ensembles) < 2:
+        return {name: {**options, "of": ensembles[0]} if ensembles else dict(options)}
+    return {f"{name}:{one}": {**options, "of": one} for one in ensembles}
+
+
+def _add(found: AvailableScores, name: str, score: Score, table: Table, fit: Table | None, *, strict: bool) -> None:
+    missing = [column for column in score.columns_in(table) if column not in table]
+    if missing and not strict:
+        found.left_out[name] = (
+            f"there is no column '{missing[0]}'; it is written by {writer_of(missing[0]) or 'no probe here'}"
+        )
+        found.not_extracted += [name] if score.own_probe else []
+        return
+    score.check_columns(table)
+    if score.learned and fit is None:
+        reason = f"learns from {', '.join(score.learns_from)}: give other in-distribution images to fit on"
+        if strict:
+            raise NotFittedError(f"{name} {reason}.")
+        found.left_out[name] = f"it {reason}"
+        found.unfitted.append(name)
+        return
+    if score.learned and fit is not None:
+        start = perf_counter()
+        if not strict and isinstance(score, Density):
+            score = _suiting_density(found, fit)
+        score.fit(fit)
+        found.fit_seconds[name] = perf_counter() - start
+    found.scores[name] = score
+
+
+def _suiting_density(found: AvailableScores, fit: Table) -> Density:
+    """One that is fitted in seconds: full covariances of wide features take minutes by EM."""
+    density = default_density(fit, by="density.fit", most=QUICK)
+    if density != Density():
+        found.remarks.append(f"density: {describe_density(density, fit)}, to suit {len(fit):,} images of {fit.name}.")
+    return density
+
+
+def _add_head(found: AvailableScores, table: Table) -> None:
+    name = UncertaintyHead.name
+    entry = entry_for(table.provenance)
+    if entry is None:
+        found.left_out[name] = "no head here was trained for the model that made the table (dubito.train trains one)"
+    elif "feature" in table:
+        found.scores[name] = UncertaintyHead.from_pretrained(entry.path)
+    else:
+        found.left_out[name] = f"it reads features, which {table.name} does not have"

@@ -1,0 +1,384 @@
+"""Settings chosen on in-distribution images: of a density by held-out likelihood, of REGrad by the model's errors.
+
+`Density.tune` goes through the grid of Pearce et al. 2021, appendix C.5. The paper draws at random whether components
+are classes, the number of neurons, the regularisation, and whether z is taken before or after the non-linearity; it
+goes through all covariances, spaces and numbers of components. It chooses by AUROC against OOD images. Here no OOD
+image is seen: what counts is the mean log-likelihood of held-out rows,
+
+    log q(z) = log q_S(s(z_S)) + sum_(j not in S) log N(s(z_j); m_j, v_j) + sum_j log s'(z_j)
+
+with s the space (z or log(z + offset)) and S the neurons: the features that a candidate leaves out are independent
+Gaussians, and logarithms carry their Jacobian. So all candidates give a density of the same features. Features that
+never vary in training are set aside: their density grows without end as the regularisation shrinks. The chosen density
+does not read them either, so that it is the very one that was compared. The offset is no part of the grid for the same
+reason: where many features are exactly zero, a smaller one always wins. Nor is the non-linearity: before and after it
+are other features, whose likelihoods cannot be compared; `nonlinearity` is a setting that all candidates share.
+
+`tune_regrad` chooses beta, sigma and noisy copies, which the paper leaves open, by a rule of ours:
+
+1. Of a labelled validation split, an error is a row whose highest logit is not the label's.
+2. Each candidate (a column of a gradient probe, and a beta) is ranked by AURC. Lower is better.
+3. Candidates within one standard error of the best are as good: AURC - AURC of the best <= the standard error of that
+   difference, by a paired bootstrap.
+4. Of these the simplest is taken: fewest copies, then smallest sigma, then smallest beta.
+
+Copies and sigma are settings of the probe, so each choice of them is a column of its own, extracted under its own name:
+`Gradient(name="noisy", copies=8, sigma=0.1)`. What ranks errors among in-distribution images best need not find OOD
+images best: that is the price of a rule that never sees any.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product, zip_longest
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from dubito.choices import ClassWeighting, Nonlinearity
+from dubito.errors import DubitoError, TableError, ValueRangeError
+from dubito.metrics import aurc, paired_errors, wrong_predictions
+from dubito.result import Result
+from dubito.scores._features import classes_of, finite_features, rows_named
+from dubito.scores.density import Density, class_count, in_space, reads
+from dubito.scores.gaussians import Mixture
+from dubito.scores.gradient import REGrad
+from dubito.table import Column, Exact, Table
+
+GRID: dict[str, Sequence[Any]] = {
+    "covariance": ("full", "tied", "diagonal", "spherical"),
+    "space": ("z", "log"),
+    "components": (1, None, 10, 100),
+    "start": ("class", "free"),
+    "max_iterations": (0, 100),
+    "neurons": (100, 256, 512, None),
+    "regularisation": (1e-1, 1e-3, 1e-5, 1e-7),
+}
+"""Values by setting. Tied covariances and all neurons are not in C.5; None components are one per class."""
+_FULLY = ("covariance", "space", "components")
+BETAS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+_BY = "tune_regrad"
+
+
+class _Tuned(Result):
+    """A search over settings; `tried` has every candidate, the best first."""
+
+    tried: list[dict[str, Any]]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every candidate."""
+        return self.tried
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every candidate as plain values."""
+        return {"tried": self.tried}
+
+    def cell(self, key: str, value: Any) -> str:
+        """Small settings such as 1e-05 keep their digits."""
+        return f"{value:g}" if isinstance(value, float) else super().cell(key, value)
+
+
+@final
+@dataclass(frozen=True)
+class TunedDensity(_Tuned):
+    """The density that explains held-out images best.
+
+    Attributes:
+        density: The best, fitted on the training rows; `neurons_` are those of its features that vary there.
+        tried: Every candidate, the best first: its settings, `log_likelihood` (mean over held-out rows, of all features
+            that vary) and `error`, which says why there is none.
+    """
+
+    density: Density
+    tried: list[dict[str, Any]]
+
+    def title(self) -> str:
+        """How many candidates there were."""
+        return f"{len(self.tried)} densities by the likelihood of held-out images"
+
+
+def tune_density(
+    train: Table,
+    validation: Table,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None,
+    budget: int,
+    seed: int,
+    **settings: Any,
+) -> TunedDensity:
+    """See `Density.tune`."""
+    nonlinearity: Nonlinearity = settings.pop("nonlinearity", "after")
+    for table in (train, validation):
+        table.require("feature" if nonlinearity == "after" else "pre_activation", by="density.tune")
+        if len(table) == 0:
+            raise TableError(f"density.tune needs rows to fit on and rows to compare by; {table.name} has none.")
+    if budget < 1:
+        raise ValueRangeError(f"density.tune: budget must be at least 1 fit; got {budget}.")
+    train, validation = reads(train, nonlinearity), reads(validation, nonlinearity)
+    varying = _varying(train)
+    narrow = _narrowed(train, varying), _narrowed(validation, varying)
+    best: Density | None = None
+    tried: list[dict[str, Any]] = []
+    for candidate in _candidates(narrow[0], int(varying.sum()), grid or {}, settings, seed)[:budget]:
+        row, density = _tried(*narrow, candidate, settings)
+        # Only the best is kept: a hundred full covariances are many bytes.
+        if density is not None and all(row["log_likelihood"] > _value(other) for other in tried):
+            best = density
+        tried.append(row)
+    if best is None:
+        raise TableError(
+            f"density.tune: none of {len(tried)} candidates could be fitted. The first: {tried[0]['error']}"
+        )
+    tried.sort(key=_value, reverse=True)
+    # Not fitted again on all features: it would draw other neurons than those that were judged, even dead ones.
+    best.neurons_, best.width_ = varying.nonzero()[:, 0][best.neurons_], len(varying)
+    best.nonlinearity = nonlinearity
+    best.__post_init__()
+    return TunedDensity(best, tried)
+
+
+def log_likelihood(density: Density, rest: Density, table: Table) -> float:
+    """Mean over rows of the log-density of all features in z; `rest` has a single Gaussian per feature."""
+    density.check_source(table)
+    left_out = torch.ones(density.width_, dtype=torch.bool)
+    left_out[density.neurons_] = False
+    independent = Mixture("diagonal", rest.weights_, rest.means_[:, left_out], rest.factors_[:, left_out])
+    total = 0.0
+    for batch in table.batches("feature"):
+        z = in_space(batch.feature, density.space, density.offset, "density.tune")
+        total += float(density.mixture.log_density(z[:, density.neurons_]).sum())
+        total += float(independent.log_density(z[:, left_out]).sum())
+        if density.space == "log":
+            total -= float(z.sum())  # the derivative of log(z + offset) is 1 / (z + offset)
+    return total / len(table)
+
+
+def _tried(
+    train: Table, validation: Table, candidate: dict[str, Any], settings: dict[str, Any]
+) -> tuple[dict[str, Any], Density | None]:
+    alone = {"components": 1, "covariance": "diagonal", "start": "free", "max_iterations": 0, "neurons": None}
+    try:
+        density = Density(**settings, **candidate).fit(train)
+        rest = Density(**{**settings, **candidate, **alone}).fit(train)
+        value = log_likelihood(density, rest, validation)
+    except DubitoError as error:
+        return {**candidate, "log_likelihood": None, "error": str(error)}, None
+    return {**candidate, "log_likelihood": value, "error": None}, density
+
+
+def _candidates(
+    train: Table, width: int, grid: Mapping[str, Sequence[Any]], settings: dict[str, Any], seed: int
+) -> list[dict[str, Any]]:
+    """The cells of the full grid in turn, each time with a random draw of the other settings; none twice."""
+    unknown = [name for name in grid if name not in GRID or name in settings]
+    if unknown:
+        raise TableError(
+            f"density.tune: grid may have {', '.join(GRID)}, unless they are given otherwise; got '{unknown[0]}'. "
+            f"Give one value as a setting, several in the grid."
+        )
+    if settings.get("start") == "class":
+        train.require("label", by="density.tune")
+    choices = {name: values for name, values in {**GRID, **grid}.items() if name not in settings}
+    classes, labels = class_count(train), len(classes_of(train, "density.tune")) if "label" in train else None
+    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for values in product(*choices.values()):
+        candidate = dict(zip(choices, values, strict=True))
+        _make_sensible(candidate, settings, width, classes, labels)
+        both = {**settings, **candidate}
+        if both["start"] == "class" and both["components"] not in (None, labels):
+            continue  # a class-wise start has one component per label: no fit is spent on what cannot be
+        cell = cells.setdefault(tuple(candidate.get(name) for name in _FULLY), [])
+        if candidate not in cell:
+            cell.append(candidate)
+    if not cells:
+        raise TableError(
+            f"density.tune: with start='class' there is one component for each of the {labels} labels of {train.name}; "
+            f"got only other numbers of components. Leave them out, or choose start='free'."
+        )
+    generator, queues = random.Random(seed), list(cells.values())  # noqa: S311 (nothing secret)
+    generator.shuffle(queues)
+    for queue in queues:
+        generator.shuffle(queue)
+    return [candidate for turn in zip_longest(*queues) for candidate in turn if candidate is not None]
+
+
+def _make_sensible(
+    candidate: dict[str, Any], settings: dict[str, Any], width: int, classes: int | None, labels: int | None
+) -> None:
+    """Say the same thing in one way only, so that nothing is tried twice."""
+    if classes is not None and candidate.get("components") == classes:
+        candidate["components"] = None
+    number = candidate["components"] if "components" in candidate else settings["components"]
+    by_class = number is None or ("components" in settings and number == labels)
+    if candidate.get("start") == "class" and (labels is None or not by_class):
+        candidate["start"] = "free"
+    if candidate.get("neurons") is not None and candidate["neurons"] >= width:
+        candidate["neurons"] = None
+
+
+def _varying(table: Table) -> Bool[Tensor, "d"]:
+    """Which features are not the same in all rows."""
+    first = table.rows(slice(0, 1)).feature[0]
+    varying = torch.zeros(len(first), dtype=torch.bool)
+    with rows_named(table):
+        for batch in table.batches("feature"):
+            finite_features(batch.feature, "density.tune")
+            varying |= (batch.feature != first).any(0)
+    if not bool(varying.any()):
+        raise TableError(f"density.tune: all features of {table.name} are constant. Fit on different images.")
+    return varying
+
+
+def _narrowed(table: Table, kept: Bool[Tensor, "d"]) -> Table:
+    if table.shape("feature")[1] != len(kept):
+        raise TableError(
+            f"density.tune: features must have one width; got {len(kept)} and {table.shape('feature')[1]}, the latter "
+            f"in {table.name}. Give tables of the same model."
+        )
+    return table if bool(kept.all()) else table.extended(feature=_Narrow(table.column("feature"), kept))
+
+
+@final
+class _Narrow:
+    """Some columns of a column."""
+
+    def __init__(self, column: Column, kept: Bool[Tensor, "d"]) -> None:
+        self._column, self._kept = column, kept
+        self.shape = (column.shape[0], int(kept.sum()))
+
+    def __getitem__(self, rows: Exact) -> Any:
+        return self._column[rows][:, self._kept]
+
+
+def _value(row: dict[str, Any]) -> float:
+    value: float | None = row["log_likelihood"]
+    return -torch.inf if value is None else value
+
+
+@final
+@dataclass(frozen=True)
+class TunedREGrad(_Tuned):
+    """The settings of REGrad that rank the model's errors best.
+
+    Attributes:
+        score: The candidate that was chosen.
+        tried: Every candidate, by rising `aurc`: `column`, `copies`, `sigma`, `beta`, what its AURC is above the best
+            one (`gap_to_best`), the `standard_error` of that, whether it was `chosen`, and the `error` of one that the
+            column does not allow. Copies and sigma are None where the table does not know them.
+    """
+
+    score: REGrad
+    tried: list[dict[str, Any]]
+
+    def title(self) -> str:
+        """How many candidates there were."""
+        return f"{len(self.tried)} settings of regrad by AURC"
+
+
+def tune_regrad(
+    table: Table,
+    columns: Sequence[str] = ("gradient",),
+    betas: Sequence[float] = BETAS,
+    *,
+    weighting: ClassWeighting = "fisher",
+    resamples: int = 1000,
+    seed: int = 0,
+) -> TunedREGrad:
+    """REGrad with beta, sigma and copies by the rule above.
+
+    Args:
+        table: Labelled images of the kind that the model was trained for, which it has not been trained on: with
+            logits, labels and the columns of one or several gradient probes.
+        columns: The names of the probes.
+        betas: Values of beta for exponential layer weights.
+        weighting: Class weighting, the same for all candidates.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
+
+    >>> import torch
+    >>> wrong = torch.tensor([0, 0, 1, 1])
+    >>> gradient = torch.stack([torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])], 1)
+    >>> logit = torch.eye(2)[wrong]
+    >>> tune_regrad(Table(gradient=gradient, logit=logit, label=[0] * 4), betas=(0.0, 4.0)).score.beta
+    4.0
+    """
+    wrong = _errors(table)
+    scores = _regrad_candidates(columns, betas, weighting)
+    table.require(*(column for score in scores for column in score.needs), by=_BY)
+    perturbations = {column: _perturbation(table, column, alone=len(set(columns)) == 1) for column in columns}
+    tried, values = [], {}
+    for place, score in enumerate(scores):
+        row = {"column": score.of, **perturbations[score.of], "beta": score.beta}
+        try:
+            values[place] = score.score(table)
+            row |= {"aurc": aurc(values[place], wrong), "error": None}
+        except TableError as error:
+            row["error"] = str(error)
+        tried.append(row)
+    if not values:
+        raise TableError(f"{_BY}: none of {len(tried)} candidates can be computed. The first: {tried[0]['error']}")
+    chosen = _choose(tried, values, wrong, resamples, seed)
+    order = sorted(range(len(tried)), key=lambda place: (tried[place].get("aurc", math.inf), _complexity(tried[place])))
+    return TunedREGrad(scores[chosen], [_record(tried[place], chosen=place == chosen) for place in order])
+
+
+def _choose(
+    tried: list[dict[str, Any]], values: dict[int, Tensor], wrong: Bool[Tensor, "n"], resamples: int, seed: int
+) -> int:
+    """The simplest of those within one standard error of the best; notes the gap of each."""
+    best = min(values, key=lambda place: (tried[place]["aurc"], _complexity(tried[place])))
+    errors = paired_errors(aurc, list(values.values()), values[best], wrong, resamples=resamples, seed=seed)
+    for place, error in zip(values, errors, strict=True):
+        tried[place] |= {"gap_to_best": tried[place]["aurc"] - tried[best]["aurc"], "standard_error": error}
+    as_good = [place for place in values if tried[place]["gap_to_best"] <= tried[place]["standard_error"]]
+    return min(as_good, key=lambda place: _complexity(tried[place]))
+
+
+def _complexity(row: dict[str, Any]) -> tuple[float, float, float]:
+    return float(row["copies"] or 0), row["sigma"] or 0.0, row["beta"]
+
+
+def _record(row: dict[str, Any], *, chosen: bool) -> dict[str, Any]:
+    names = ("column", "copies", "sigma", "beta", "aurc", "gap_to_best", "standard_error")
+    return {**{name: row.get(name) for name in names}, "chosen": chosen, "error": row["error"]}
+
+
+def _regrad_candidates(columns: Sequence[str], betas: Sequence[float], weighting: ClassWeighting) -> list[REGrad]:
+    if isinstance(columns, str) or not columns or not betas:
+        raise ValueRangeError(
+            f"{_BY}: columns and betas must be lists with at least one entry; got columns={columns!r} and "
+            f"betas={betas!r}. Give for instance columns=['gradient'], betas=[0, 4]."
+        )
+    return [
+        REGrad(weighting, beta=beta, of=column) for column in dict.fromkeys(columns) for beta in dict.fromkeys(betas)
+    ]
+
+
+def _errors(table: Table) -> Bool[Tensor, "n"]:
+    """Where the model is wrong; TableError where that ranks nothing."""
+    wrong = wrong_predictions(table, by=_BY, repair="Give a validation split.")
+    if wrong.all() or not wrong.any():
+        raise TableError(
+            f"{_BY}: the model is {'wrong' if wrong.all() else 'right'} on all {len(wrong)} images of {table.name}, so "
+            f"AURC is {float(wrong[0]):g} for every candidate, and none can be chosen by it. Give a validation split "
+            f"on which the model is right and wrong, of images that it was not trained on."
+        )
+    return wrong
+
+
+def _perturbation(table: Table, column: str, *, alone: bool) -> dict[str, Any]:
+    """The number of noisy copies and their sigma, from what the table knows of the probe."""
+    probe = (table.provenance.probes if table.provenance else {}).get(column)
+    if probe is None:
+        if alone:
+            return {"copies": None, "sigma": None}
+        raise TableError(
+            f"{_BY}: {table.name} does not know with how many noisy copies '{column}' was made, and so not which of "
+            f"several columns is the simplest. Give a table from a cache, or one column alone."
+        )
+    settings = probe.get("settings") or {}
+    copies = int(settings.get("copies") or 0)
+    return {"copies": copies, "sigma": float(settings.get("sigma") or 0.0) if copies else 0.0}

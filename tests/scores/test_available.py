@@ -1,0 +1,119 @@
+"""One policy for which scores a table allows, for the library and the command line."""
+
+import pytest
+import torch
+
+from dubito.errors import MissingColumnError, NotFittedError, TableError
+from dubito.scores import Density, MutualInformation, REGrad, Temperature, available_scores, default_density
+from dubito.scores.available import why_not_comparable
+from dubito.scores.density import QUICK
+from dubito.table import Provenance, Table
+
+LEARNED = {"neighbours", "density", "mahalanobis", "temperature", "mental"}
+
+
+def images(n: int, seed: int = 0, **columns: torch.Tensor) -> Table:
+    generator = torch.Generator().manual_seed(seed)
+    feature = torch.randn(n, 6, generator=generator)
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(9))
+    label = torch.randint(4, (n,), generator=generator)
+    return Table(feature=feature, logit=feature @ weight, label=label, name=f"set {seed}", **columns)
+
+
+def members(n: int, m: int = 3) -> torch.Tensor:
+    return torch.randn(n, m, 4, generator=torch.Generator().manual_seed(2))
+
+
+def truncated() -> Table:
+    """A gradient probe that wrote one of three layers."""
+    probe = {"settings": {"last": 1}, "notes": {"depth": [2], "of": 3}}
+    return Table(logit=[[1.0, 0.0]], gradient=[[1.0]], provenance=Provenance(probes={"gradient": probe}))
+
+
+def test_all_that_the_columns_allow_and_reasons_for_the_others():
+    found = available_scores(images(80))
+    assert {"max_probability", "entropy", "energy", "grad_norm"} <= set(found.scores)
+    assert found.left_out["neighbours"] == "it learns from feature: give other in-distribution images to fit on"
+    assert set(found.unfitted) == LEARNED
+    assert found.left_out["regrad"].startswith("there is no column 'gradient'; it is written by the gradient probe")
+    assert {"regrad", "mutual_information", "perturbation_variance"} <= set(found.not_extracted)
+    assert found.left_out["head"].startswith("no head here was trained for the model")
+    assert not found.fit_seconds
+
+
+def test_those_that_learn_are_fitted():
+    found = available_scores(images(80), images(80, 1))
+    assert set(found.scores) >= LEARNED
+    assert set(found.fit_seconds) == LEARNED
+    assert all(score.is_fitted for score in found.scores.values())
+
+
+def test_a_column_of_the_model_itself_that_is_missing_is_worth_a_note():
+    found = available_scores(Table(logit=[[1.0, 0.0]]), head=False)
+    assert "head" not in found.left_out
+    assert "grad_norm" in found.left_out
+    assert "grad_norm" not in found.not_extracted
+
+
+def test_the_density_suits_the_table_unless_it_was_asked_for():
+    table, fit = images(30), images(90, 1)
+    quick = available_scores(table, fit)
+    expected = default_density(fit, most=QUICK)
+    assert quick.scores["density"] == expected != Density()
+    assert quick.remarks == [
+        "density: 4 Gaussians (one per class), tied covariances of 6 features, by EM, 0.0 MB, to suit 90 images of "
+        "set 1."
+    ]
+    assert available_scores(table, fit, names=["density"]).scores["density"] == Density()
+    tied = available_scores(table, fit, settings={"density": {"covariance": "diagonal"}})
+    assert tied.scores["density"] == Density(covariance="diagonal")
+    assert not tied.remarks
+
+
+def test_a_score_of_members_for_each_ensemble():
+    one = available_scores(images(40, members_logit=members(40))).scores
+    assert one["mutual_information"] == MutualInformation(of="members")
+    assert not any(":" in name for name in one)
+    both = images(40, members_logit=members(40), dropout_logit=members(40, 2))
+    found = available_scores(both).scores
+    assert found["mutual_information:dropout"] == MutualInformation(of="dropout")
+    chosen = available_scores(both, settings={"mutual_information": {"of": "dropout"}}).scores
+    assert chosen["mutual_information"] == MutualInformation(of="dropout")
+    assert "mutual_information:members" not in chosen
+
+
+def test_one_member_is_refused_when_it_is_scored():
+    found = available_scores(images(5, members_logit=members(5, 1)))
+    with pytest.raises(TableError, match="has one member"):
+        found.scores["mutual_information"].score(images(5, members_logit=members(5, 1)))
+
+
+def test_a_truncated_gradient_is_left_out_unless_named():
+    table = truncated()
+    found = available_scores(table)
+    assert "has 1 of 3 layers" in found.left_out["regrad"]
+    assert "regrad" not in found.not_extracted
+    kept = available_scores(table, names=["regrad"], settings={"regrad": {"layers": "kept"}}).scores
+    assert kept == {"regrad": REGrad(layers="kept")}
+    with pytest.raises(TableError, match="has 1 of 3 layers"):
+        available_scores(table, names=["regrad"])
+
+
+def test_what_was_asked_for_and_cannot_be_made_is_an_error():
+    table = Table(logit=[[1.0, 0.0]])
+    with pytest.raises(MissingColumnError, match=r"mahalanobis\.score needs column 'feature'"):
+        available_scores(table, names=["mahalanobis"])
+    with pytest.raises(NotFittedError, match="temperature learns from logit, label: give other in-distribution"):
+        available_scores(table, settings={"temperature": {}})
+
+
+def test_scores_are_comparable_where_both_tables_have_the_same_columns():
+    few, many = (Provenance(probes={"dropout": {"settings": {"passes": n}}}) for n in (10, 20))
+    here = Table(dropout_logit=members(3), provenance=few, name="here")
+    there = Table(dropout_logit=members(3), provenance=many, name="there")
+    for score in (MutualInformation(of="dropout"), Temperature(score_of=MutualInformation(of="dropout"))):
+        assert why_not_comparable(score, here, here) is None
+        assert why_not_comparable(score, here, there) == (
+            "'dropout' of here and of there were extracted with different settings (passes=10 and passes=20)"
+        )
+        assert "lacks column" in str(why_not_comparable(score, here, Table(logit=[[0.0, 1.0]])))
