@@ -20,7 +20,7 @@ def test_scores_are_ranked_by_errors_and_ood_images(run: Run, labelled: Path, oo
     found = run("compare", labelled, "--ood", ood, "--resamples", 20, "--json").json
     assert [one["about"] for one in found["questions"]] == ["errors", "errors", "strange"]
     assert {"entropy", "energy", "margin"} <= set(found["questions"][0]["scores"])
-    assert found["left_out"]["neighbours"].startswith("it learns first")
+    assert found["left_out"]["neighbours"].startswith("it learns from feature")
 
 
 def test_the_table_and_the_sentences_are_shown(run: Run, labelled: Path) -> None:
@@ -37,7 +37,7 @@ def test_scores_that_learn_take_train(run: Run, labelled: Path, ood: Path) -> No
     answer = run("compare", labelled, *options)
     assert answer.code == 1
     assert "neighbours learns from feature" in answer.err
-    assert "that the model knows: --train CACHE." in answer.err
+    assert "Use --train CACHE." in answer.err
 
 
 def test_without_labels_and_ood_images_there_is_nothing_to_compare(run: Run, cache: Path) -> None:

@@ -117,7 +117,7 @@ def test_an_ensemble_that_the_ood_table_lacks_is_left_out():
 
 def test_sentences_name_what_was_left_out_once():
     text = str(compare(images(60), resamples=20))
-    assert "Left out: temperature (it learns first: give train, with logit, label)." in text
+    assert "Left out: temperature (it learns from logit, label: give other in-distribution images to fit on)." in text
     assert text.count("there is no column 'members'") == 1
 
 

@@ -25,7 +25,7 @@ def test_scores_by_name() -> None:
     assert given_scores("entropy") == {"entropy": Entropy()}
     with pytest.raises(TableError, match=r"guard.fit: scores in a list must have different names; two are called 'en"):
         given_scores(["entropy", Entropy()])
-    with pytest.raises(DubitoError, match="there is no 'entropie'"):
+    with pytest.raises(DubitoError, match="got 'entropie'"):
         given_scores(["entropie"])
     with pytest.raises(TableError, match=r"guard.fit needs at least one score; got none"):
         given_scores([])
@@ -34,7 +34,7 @@ def test_scores_by_name() -> None:
 @pytest.mark.parametrize(("given", "came"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
 def test_what_is_no_score_is_told(given: object, came: str) -> None:
     for scores in ([given], {"mine": given}):
-        with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; {came} came"):
+        with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; got {came}"):
             given_scores.__wrapped__(scores)  # past the type checks of the tests
 
 
