@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from dubito.protocols.human_ambiguity import human_ambiguity as human_ambiguity
     from dubito.protocols.ood import ood_auroc_by_dataset as ood_auroc_by_dataset
     from dubito.protocols.transfer import transfer as transfer
-    from dubito.report.image_map import Map as Map
-    from dubito.report.map import draw_map as draw_map
+    from dubito.report.map import Map as Map
+    from dubito.report.map_page import draw_map as draw_map
     from dubito.scores import Density as Density
     from dubito.scores import Energy as Energy
     from dubito.scores import Entropy as Entropy
@@ -145,8 +145,8 @@ _HOMES = {
     "Acquire": "dubito.active",
     "add_labels": "dubito.active",
     "find_label_issues": "dubito.active.label_issues",
-    "Map": "dubito.report.image_map",
-    "draw_map": "dubito.report.map",
+    "Map": "dubito.report.map",
+    "draw_map": "dubito.report.map_page",
     "transfer": "dubito.protocols.transfer",
     "human_ambiguity": "dubito.protocols.human_ambiguity",
     "corruption_curve": "dubito.protocols.corruption_curve",

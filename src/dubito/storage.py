@@ -81,10 +81,15 @@ def write_csv(path: str | Path, lines: Iterable[Sequence[object]]) -> Path:
     """Replace a CSV in one step; its folder is made. Names that are not UTF-8 keep their bytes."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
+    return export(path, encode(text.getvalue()))
+
+
+def export(path: str | Path, data: bytes) -> Path:
+    """Replace a file that a user asked for in one step and return its path; its folder is made."""
     place = Path(path)
     with writing(f"'{place.name}'", place.parent):
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, encode(text.getvalue()))
+        write_file(place, data)
     return place
 
 

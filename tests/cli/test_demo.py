@@ -21,16 +21,16 @@ def small(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
 def test_text_ends_with_the_page(run: Run, tmp_path: Path) -> None:
     answer = run("demo", "--to", tmp_path)
     assert (answer.code, answer.err) == (0, "")
-    assert "18 pictures by timm:test_resnet, the most uncertain first" in answer.out
-    assert "Does uncertainty rise as pictures get worse?" in answer.out
-    assert answer.out.endswith(f"The page with the pictures: {tmp_path / 'demo.html'}\n")
+    assert "18 images by timm:test_resnet, the most uncertain first" in answer.out
+    assert "Does uncertainty rise with the severity of the corruption?" in answer.out
+    assert answer.out.endswith(f"The page with the images: {tmp_path / 'demo.html'}\n")
     assert (tmp_path / "demo.html").is_file()
 
 
 def test_json(run: Run, tmp_path: Path) -> None:
     found = run("demo", "--to", tmp_path, "--json").json
     assert found["page"] == str(tmp_path / "demo.html")
-    assert (found["model"], found["order_by"], len(found["pictures"]), len(found["groups"])) == (
+    assert (found["model"], found["order_by"], len(found["images"]), len(found["groups"])) == (
         "timm:test_resnet",
         "entropy",
         18,

@@ -2,14 +2,11 @@
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 import torch
 
 from dubito.explain.causes import diagnose
-from dubito.report._drawings import bars, histogram
 from dubito.report.diagnosis import write_diagnosis_page
 from dubito.scores import Neighbours
 from dubito.table import Table
@@ -41,7 +38,7 @@ def test_page(found, tmp_path: Path):
     text = page.read_text(encoding="utf-8")
     reader = Reader(text)
     assert reader.open == []
-    assert "Why does confidence fail on 2 OOD sets?" in text
+    assert "Why does confidence fail on 2 sets of out-of-distribution images?" in text
     assert EVIL not in text
     assert "&lt;b&gt;cats&lt;/b&gt; &amp; co" in text
     assert "default-src 'none'" in text
@@ -78,47 +75,3 @@ def test_notes_stand_on_the_page(tmp_path: Path):
         found = diagnose(same, {"twin": same}, train=table(20, 1, 1.0), density=Neighbours(k=3), resamples=20)
     text = write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")
     assert '<p class="note">20 of 20 images of twin' in text
-
-
-def parsed(drawing: str) -> ElementTree.Element:
-    return ElementTree.fromstring(drawing)  # noqa: S314 (our own drawing)
-
-
-def heights(drawing: str, name: str) -> list[float]:
-    """Of every bin, from the outline."""
-    path = next(p for p in parsed(drawing).iter("path") if p.get("class") == name)
-    return [130 - float(y) for y in re.findall(r"L\S+ (\S+?)(?=L|Z)", path.get("d"))[:-1:2]]
-
-
-def test_histogram():
-    known, foreign = np.repeat([0.0, 1.0], [30, 10]), np.repeat([1.0, 2.0], [10, 10])
-    drawing = histogram(known, foreign)
-    inside, outside = heights(drawing, "in"), heights(drawing, "out")
-    assert len(inside) == len(outside) == 36
-    # Each has an area of one: 3/4 and 1/4 of the known, halves of the foreign; the highest bin is 122 high.
-    assert [inside[0], inside[18], inside[35]] == pytest.approx([122, 122 / 3, 0], abs=0.1)
-    assert [outside[0], outside[18], outside[35]] == pytest.approx([0, 122 * 2 / 3, 122 * 2 / 3], abs=0.1)
-    assert "Histogram of 40 known and 20 foreign images" in drawing
-    assert re.findall(r">([\d.]+)</text>", drawing) == ["0.0", "0.5", "1.0", "1.5", "2.0"]
-
-
-def test_histogram_of_powers_and_of_one_value():
-    drawing = histogram(np.array([0.0, 1e-8]), np.array([1e-4, 1.0]), log=True)  # zero counts as 1e-16
-    assert re.findall(r"<tspan[^>]*>([^<]+)<", drawing) == ["\N{MINUS SIGN}15", "\N{MINUS SIGN}10", "\N{MINUS SIGN}5"]
-    assert parsed(histogram(np.zeros(3), np.zeros(2))).tag == "svg"
-
-
-def test_bars():
-    drawing = parsed(bars({"a": (-10.0, -12.0, -8.0), "<b>": (30.0, 25.0, 35.0)}, (-12.0, 40.0)))
-    (negative, positive), (zero,) = drawing.iter("rect"), [
-        line for line in drawing.iter("line") if line.get("class") == "axis"
-    ]  # fmt: skip
-    assert negative.get("class") == "bar negative"
-    # Both begin at zero, and their lengths are as 10 to 30.
-    start = float(zero.get("x1"))
-    assert float(positive.get("x")) == start
-    assert float(negative.get("x")) + float(negative.get("width")) == pytest.approx(start, abs=0.11)
-    assert float(positive.get("width")) == pytest.approx(3 * float(negative.get("width")), abs=0.3)
-    whiskers = [line for line in drawing.iter("line") if line.get("class") == "whisker"]
-    assert float(whiskers[1].get("x1")) < start + float(positive.get("width")) < float(whiskers[1].get("x2"))
-    assert drawing.get("aria-label") == "a \N{MINUS SIGN}10.0, <b> 30.0"

@@ -1,18 +1,18 @@
-"""The page: valid, escaped, ordered and self-contained."""
+"""Pages are single files: styles and script inside, texts escaped, nothing loaded, and written in one step."""
 
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from jinja2 import UndefinedError
 
-from dubito.errors import ValueRangeError
-from dubito.report.page import Card, Cell, Summary, write_page
+from dubito.errors import ArtefactError
+from dubito.report import page as page_module
+from dubito.report.page import minus, render, script_data
 
+TEMPLATES = Path(page_module.__file__).with_name("templates")
 VOID = {"meta", "img", "input", "br", "link"}
-EVIL = """<script>alert("x")</script>&'"""
 
 
 class Reader(HTMLParser):
@@ -41,150 +41,75 @@ class Reader(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def card(u: float, v: float = 0.0, **changes: str) -> Card:
-    texts = {"title": "tabby", "detail": "62%", "caption": "a cat, blur 2", "group": "blur"} | changes
-    return Card(image=Image.new("RGB", (600, 300), "teal"), scores={"entropy": u, "max_logit": v}, **texts)
+RESULTS = {"header": [], "rows": [], "sections": [], "about": {}}
 
 
-def read(path: Path) -> Reader:
-    return Reader(path.read_text(encoding="utf-8"))
+def written(path: Path, template: str = "rejection.html.j2", **values) -> str:
+    return render(template, path, **{"title": "a < b", "lead": "", **RESULTS, **values}).read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
-    summary = Summary("Means", ("", "1"), {"blur": [Cell("1.23", "2/3 kept", 0.5), Cell("-")]}, remarks=["Aha."])
-    cards = [card(1.0, 9.0), card(3.0, 8.0, group="noise", mark="answer changed"), card(2.0, 7.0)]
-    return write_page(
-        tmp_path / "new" / "page.html",
-        "Three cats",
-        cards,
-        lead="They differ.",
-        facts=["n = 3"],
-        about={"entropy": "spread"},
-        summary=summary,
-    )
+def test_styles_are_in_the_head_and_the_folder_is_made(tmp_path):
+    text = written(tmp_path / "new" / "a.html", lead="one & two", facts=["n = 3"])
+    head, body = text.split("</head>")
+    assert "<title>a &lt; b</title>" in head
+    for name in ("page.css", "figures.css"):
+        assert (TEMPLATES / name).read_text(encoding="utf-8").strip() in head
+    assert '<p class="lead">one &amp; two</p>' in body
+    assert "<li>n = 3</li>" in body
+    assert Reader(text).open == []
 
 
-def test_it_is_whole(page: Path) -> None:
-    found = read(page)
-    assert found.open == []
-    text = " ".join(found.text)
-    for part in (
-        "Three cats",
-        "They differ.",
-        "n = 3",
-        "Means",
-        "1.23",
-        "2/3 kept",
-        "Aha.",
-        "spread",
-        "Higher is always",
-    ):
-        assert part in text
-    assert found.all("html") == [{"lang": "en"}]
-    assert len(found.all("article")) == 3
+def test_a_page_without_a_script_allows_none(tmp_path):
+    text = written(tmp_path / "a.html")
+    assert "content=\"default-src 'none'; style-src 'unsafe-inline'\"" in text
+    assert "<script>" not in text
 
 
-def test_cards_stand_in_order_with_shares(page: Path) -> None:
-    data = [json.loads(attributes["data-scores"] or "") for attributes in read(page).all("article")]
-    # (u - 1) / (3 - 1) and (v - 7) / (9 - 7)
-    assert data == [[[3.0, 1.0], [8.0, 0.5]], [[2.0, 0.5], [7.0, 0.0]], [[1.0, 0.0], [9.0, 1.0]]]
-    assert [attributes["data-group"] for attributes in read(page).all("article")] == ["noise", "blur", "blur"]
+def test_a_script_is_at_the_end_and_may_run(tmp_path):
+    values = {"scores": [], "orders": [], "groups": [], "cards": [], "summary": None}
+    text = written(tmp_path / "a.html", "cards.html.j2", **values)
+    assert "img-src data:; script-src 'unsafe-inline'\"" in text
+    script = (TEMPLATES / "cards.js").read_text(encoding="utf-8")
+    assert text.rstrip().endswith(f"<script>\n{script}</script>\n</body>\n</html>")
 
 
-def test_nothing_comes_from_outside(page: Path) -> None:
-    found = read(page)
-    sources = [value for _, attributes in found.tags for key, value in attributes.items() if key in ("src", "href")]
-    assert len(sources) == 3
-    assert all(value is not None and value.startswith("data:image/jpeg;base64,") for value in sources)
-    text = re.sub(r'src="data:[^"]*"', "", page.read_text(encoding="utf-8"))
-    assert "http://" not in text
-    assert "https://" not in text
-    assert "url(" not in text
-    assert "@import" not in text
-    assert "default-src 'none'" in text
+def test_a_missing_value_is_an_error_and_nothing_is_written(tmp_path):
+    with pytest.raises(UndefinedError, match="'lead' is undefined"):
+        render("rejection.html.j2", tmp_path / "a.html", title="a", **RESULTS)
+    assert not list(tmp_path.iterdir())
 
 
-def test_pictures_have_texts_and_choices_have_names(page: Path) -> None:
-    found = read(page)
-    assert [attributes["alt"] for attributes in found.all("img")] == ["a cat, blur 2"] * 3
-    radios = [attributes for attributes in found.all("input") if attributes["type"] == "radio"]
-    assert [(one["name"], one["value"]) for one in radios] == [
-        ("order", "0"),
-        ("order", "1"),
-        ("group", ""),
-        ("group", "blur"),
-        ("group", "noise"),
-    ]
-    assert [one["name"] for one in radios if "checked" in one] == ["order", "group"]
+def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtefactError, match=r"'a.html' cannot be saved in '.*file' \(.*\). Choose another place"):
+        written(tmp_path / "file" / "a.html")
 
 
-def test_everything_is_escaped(tmp_path: Path) -> None:
-    evil = card(1.0, title=EVIL, detail=EVIL, caption=EVIL, group=EVIL, mark=EVIL)
-    summary = Summary(EVIL, (EVIL,), {EVIL: [Cell(EVIL, EVIL)]}, remarks=[EVIL])
-    path = write_page(
-        tmp_path / "page.html", EVIL, [evil, card(0.0)], lead=EVIL, facts=[EVIL], about={EVIL: EVIL}, summary=summary
-    )
-    found = read(path)
-    assert len(found.all("script")) == 1
-    assert found.open == []
-    assert found.all("img")[0]["alt"] == EVIL
-    assert 'alert("' not in path.read_text(encoding="utf-8")
-
-
-def test_one_group_needs_no_filter_and_one_card_no_span(tmp_path: Path) -> None:
-    found = read(write_page(tmp_path / "page.html", "One", [card(-0.001)], lead=""))
-    assert all(attributes.get("name") != "group" for attributes in found.all("input"))
-    assert "0.00" in " ".join(found.text)
-    assert "\N{MINUS SIGN}0.00" not in " ".join(found.text)
-
-
-def test_one_score_needs_no_choice_of_an_order(tmp_path: Path) -> None:
-    cards = [Card(Image.new("RGB", (9, 9)), "a", "", "b", group, {"head": 1.0}) for group in ("one", "two")]
-    found = read(write_page(tmp_path / "page.html", "One", cards, lead=""))
-    names = [attributes["name"] for attributes in found.all("input")]
-    assert names == ["group", "group", "group", "flip"]
+def test_data_cannot_leave_its_script():
+    data = script_data({"id": "</script><b>"})
+    assert "<" not in data
+    assert json.loads(data) == {"id": "</script><b>"}
 
 
 @pytest.mark.parametrize(
-    ("values", "texts"),
+    ("text", "expected"),
     [
-        ((0.0, 6.9), ["6.90", "0.00"]),
-        ((0.5, 0.95), ["0.95", "0.50"]),  # the logarithm of 0.45 is rounded to 0: two decimals
-        ((0.701, 0.732), ["0.7320", "0.7010"]),  # of 0.031 to -2: two more
-        ((-3.0, -2.8), ["\N{MINUS SIGN}2.800", "\N{MINUS SIGN}3.000"]),
-        ((1.0, 1.0 + 1e-12), ["1.000000", "1.000000"]),
+        ("-0.5 [-1, .2]", "\N{MINUS SIGN}0.5 [\N{MINUS SIGN}1, .2]"),
+        ("s^-1.25", "s^\N{MINUS SIGN}1.25"),
+        ("-cov bucket", "\N{MINUS SIGN}cov bucket"),
+        ("AUROC - entropy's", "AUROC \N{MINUS SIGN} entropy's"),
+        ("log-sum-exp, 2020-01-31, val-2, -", "log-sum-exp, 2020-01-31, val-2, -"),
     ],
 )
-def test_close_scores_have_more_decimals(tmp_path: Path, values: tuple[float, float], texts: list[str]) -> None:
-    cards = [Card(Image.new("RGB", (9, 9)), "a", "", "b", "c", {"head": value}) for value in values]
-    page = write_page(tmp_path / "page.html", "Close", cards, lead="").read_text(encoding="utf-8")
-    assert re.findall(r"</i><span>(.*?)</span></dd>", page) == texts
+def test_numbers_have_real_minus_signs(text, expected):
+    assert minus(text) == expected
 
 
-def test_pictures_from_files_are_small(tmp_path: Path) -> None:
-    Image.effect_noise((1200, 900), 60).save(tmp_path / "big.png")
-    page = write_page(
-        tmp_path / "page.html", "Big", [Card(tmp_path / "big.png", "a", "b", "c", "d", {"u": 1.0})], lead=""
-    )
-    assert page.stat().st_size < 100_000 < (tmp_path / "big.png").stat().st_size
-
-
-def test_the_same_cards_give_the_same_bytes(tmp_path: Path) -> None:
-    one, two = (write_page(tmp_path / name, "Same", [card(1.0), card(2.0)], lead="").read_bytes() for name in "ab")
-    assert one == two
-
-
-@pytest.mark.parametrize(
-    ("cards", "text"),
-    [
-        ([], "at least one card; got none"),
-        ([card(1.0), card(float("nan"))], "the same finite scores, entropy, max_logit; 'a cat, blur 2' has"),
-        ([card(1.0), Card(Image.new("RGB", (9, 9)), "", "", "c", "", {"entropy": 1.0})], "'c' has {'entropy': 1.0}"),
-        ([Card(Image.new("RGB", (9, 9)), "", "", "c", "", {})], "at least one; 'c' has {}"),
-    ],
-)
-def test_cards_must_be_comparable(tmp_path: Path, cards: list[Card], text: str) -> None:
-    with pytest.raises(ValueRangeError, match=re.escape(text)):
-        write_page(tmp_path / "page.html", "Odd", cards, lead="")
-    assert not (tmp_path / "page.html").exists()
+def test_templates_are_in_the_wheel(tmp_path):
+    hatchling = pytest.importorskip("hatchling.builders.wheel")
+    root = Path(__file__).parents[2]
+    builder = hatchling.WheelBuilder(str(root))
+    shipped = {file.distribution_path for file in builder.recurse_included_files()}
+    names = {path.name for path in TEMPLATES.iterdir()}
+    assert {f"dubito/report/templates/{name}" for name in names} <= shipped
+    assert len(names) >= 10

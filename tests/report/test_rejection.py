@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from dubito.errors import ValueRangeError
 from dubito.evaluate.rejection import rejection_study
 from dubito.metrics import MemberStream
-from dubito.report._lines import curves, palette
+from dubito.report.page import minus
 from dubito.report.rejection import rejection_figure, write_rejection_page
 from dubito.table import Table
 
@@ -39,36 +38,20 @@ def test_page(study, tmp_path: Path):
     reader = Reader(text)
     assert reader.open == []
     assert EVIL not in text
-    assert "Which images should &lt;b&gt;cats&lt;/b&gt; &amp; co refuse?" in text
+    assert "Which images should &lt;b&gt;cats&lt;/b&gt; &amp; co reject?" in text
     assert not re.search(r"<script|https?://|url\(|@import", text)
-    # Three uncertainties at two temperatures, three metrics by bucket and by acceptance; one row an order.
+    # Three uncertainties at two temperatures, three metrics by bucket and by acceptance; one row per ranking.
     assert text.count("<svg") == 3 * 2 * 3 * 2
     assert len(reader.all("tr")) == 1 + len(study.results)
-    assert text.count('class="curve reference"') == text.count("<svg")
-    assert text.count('class="curve"') == 2 * text.count("<svg")
-    assert "<th scope='col' class='word'>ensemble</th>" in text  # names to the left, numbers to the right
-    assert ".results.left" in text
+    assert text.count('class="line dashed"') == text.count("<svg")
+    assert text.count('class="line" style="stroke: #') == 2 * text.count("<svg")
+    assert '<th scope="col" class=word>ensemble</th>' in text  # names to the left, numbers to the right
+    assert ".results.compact" in text
     aurc = study.of("tiles_3", "mutual_information", 2.0).figures["aurc"]
     assert f"<b>{aurc.value:.3f}</b><small>[{aurc.low:.3f}, {aurc.high:.3f}]</small>" in text
     words = " ".join(reader.text)
     for sentence in study.findings():
-        assert sentence in words
-
-
-def test_lines_are_where_the_numbers_say():
-    drawn = curves(
-        [0.5, 1.0], {"original": [1.0, 0.0], "2x2": [0.0, 0.5]}, reference="original", span=(0.0, 1.0), told="t"
-    )
-    paths = {path[0].text: path for path in ElementTree.fromstring(drawn).iter("path")}  # noqa: S314 (our own)
-    # The panel is 262 x 158 below a margin of 8 and right of one of 38: half of it, and all of it.
-    assert paths["original"].get("d") == "M169.0 8.0L300.0 166.0"
-    assert paths["2x2"].get("d") == "M169.0 166.0L300.0 87.0"
-    assert paths["original"].get("class") == "curve reference"
-    assert paths["2x2"].get("stroke") == palette(["2x2"])["2x2"]
-
-
-def test_a_flat_curve_has_room():
-    assert "nan" not in curves([1.0], {"a": [0.3]}, reference="a", span=(0.3, 0.3), told="t")
+        assert minus(sentence) in words
 
 
 def test_figure(study):
@@ -85,5 +68,5 @@ def test_figure(study):
 def test_unknown_choices(study):
     with pytest.raises(ValueRangeError, match="uncertainty must be one of the study's, mutual_information, weighted_"):
         rejection_figure(study, "pooled_sum")
-    with pytest.raises(ValueRangeError, match="kind must be 'acceptance' or 'bucket'; got 'both'"):
+    with pytest.raises(ValueRangeError, match="kind must be one of acceptance, bucket; got 'both'"):
         rejection_figure(study, "mutual_information", kind="both")

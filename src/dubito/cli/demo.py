@@ -1,4 +1,4 @@
-"""`dubito demo`: a real model on real photographs and their deteriorated copies."""
+"""`dubito demo`: a real model on real photographs and their corrupted copies."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
@@ -11,11 +11,11 @@ from dubito.cli import _options as options
 from dubito.cli._console import Screen, grid
 
 if TYPE_CHECKING:
-    from dubito.report.demo_job import Demo
+    from dubito.report.demo import Demo
 
 
 def demo(
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Pictures, cache and page go there.")] = Path("demo"),
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Images, cache and page go there.")] = Path("demo"),
     quiet: options.Quiet = False,
     json: options.Json = False,
     debug: options.Debug = False,
@@ -27,40 +27,39 @@ def demo(
     screen = Screen.current(json=json, debug=debug, quiet=quiet)
     screen.when_stopped = "Finished shards are safe: the same command goes on from there."
     with screen.waiting("waking PyTorch"):
-        from dubito.report.demo import write_demo_page
-        from dubito.report.demo_job import run_demo
+        from dubito.report.demo import run_demo, write_demo_page
     found = run_demo(to, progress=not quiet)
     page = write_demo_page(found, to / "demo.html")
-    screen.result({**found.to_json(), "page": str(page)}, *_shown(found), f"The page with the pictures: {page}")
+    screen.result({**found.to_dict(), "page": str(page)}, *_shown(found), f"The page with the images: {page}")
 
 
 def _shown(found: "Demo") -> list[Any]:
-    first, *others = found.pictures[0].scores
+    first, *others = found.images[0].scores
     names = [first, *(name for name in others if name != "max_probability")]  # that one is minus the probability
     rows = [
         [
-            picture.photo,
-            picture.made_worse,
-            picture.answer,
-            f"{picture.probability:.2f}",
-            *(f"{picture.scores[name]:.2f}" for name in names),
+            image.photo,
+            image.corruption,
+            image.short_prediction,
+            f"{image.probability:.2f}",
+            *(f"{image.scores[name]:.2f}" for name in names),
         ]
-        for picture in found.pictures
+        for image in found.images
     ]
     groups = [
-        [group.kind, str(group.severity), f"{group.uncertainty:.2f}", f"{group.kept} of {group.pictures}"]
+        [group.kind, str(group.severity), f"{group.uncertainty:.2f}", f"{group.unchanged} of {group.images}"]
         for group in found.groups
     ]
     return [
         grid(
-            f"{len(rows)} pictures by {found.model}, the most uncertain first (by {first}; higher = more uncertain)",
-            ["photo", "made worse", "prediction", "probability", *names],
+            f"{len(rows)} images by {found.model}, the most uncertain first (by {first}; higher = more uncertain)",
+            ["photo", "corruption", "prediction", "probability", *names],
             rows,
             numbers=len(names) + 1,
         ),
         grid(
-            "Does uncertainty rise as pictures get worse?",
-            ["kind", "severity 0-5", f"mean {first}", "same answer as clean"],
+            "Does uncertainty rise with the severity of the corruption?",
+            ["kind", "severity 0-5", f"mean {first}", "same prediction as clean"],
             groups,
             numbers=3,
         ),

@@ -1,1 +1,25 @@
-"""What people look at: pages and figures."""
+"""Figures and self-contained HTML pages."""
+
+from dubito.report.demo import run_demo, write_demo_page
+from dubito.report.diagnosis import write_diagnosis_page
+from dubito.report.ensemble import write_ensemble_page
+from dubito.report.gallery import Card, write_cards, write_gallery
+from dubito.report.map import Map, map_figure
+from dubito.report.map_page import draw_map, write_map_page
+from dubito.report.rejection import rejection_figure, write_rejection_page
+
+__all__ = [
+    "Card",
+    "Map",
+    "draw_map",
+    "map_figure",
+    "rejection_figure",
+    "run_demo",
+    "write_cards",
+    "write_demo_page",
+    "write_diagnosis_page",
+    "write_ensemble_page",
+    "write_gallery",
+    "write_map_page",
+    "write_rejection_page",
+]

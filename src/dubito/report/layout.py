@@ -2,7 +2,7 @@
 
 t-SNE (van der Maaten & Hinton 2008) is openTSNE's where that is installed, else scikit-learn's; UMAP (McInnes et al.
 2018, 1802.03426) is umap-learn's. Both run in one thread: several would sum in another order each time. Another machine
-or another release of these packages may still round otherwise, and show the same neighbours in another arrangement.
+or another release of these packages may still round differently and arrange the same neighbours in another way.
 """
 
 import functools
@@ -22,48 +22,48 @@ from dubito.types import finite
 
 _EXACT = 20_000
 """Rows up to which neighbours are found exactly."""
-_FEW = 5
-"""Rows below which there is nothing to lay out but the principal components."""
+_FEWEST = 5
+"""Fewer rows are placed by their first two principal components."""
 _SPREAD = 1e-4
-"""t-SNE begins at components of that standard deviation, as its authors advise."""
+"""Standard deviation of the coordinates that t-SNE starts from, as its authors advise."""
 _JITTER = 0.01
-"""Of the beginning, in standard deviations: rows that are alike, or all on one line, could not part otherwise."""
+"""Noise on the starting point, in standard deviations: equal rows, or rows on one line, could not part otherwise."""
 _WIDE = 2048
-"""Features above which their covariance would cost more than it tells; a subspace is iterated then."""
+"""Wider features have too large a covariance; a subspace is iterated instead."""
 _ROUNDS, _MORE = 6, 10
 
 
-def laid_out(
+def lay_out(
     table: Table, method: str, *, perplexity: float = 30.0, neighbours: int = 15, components: int = 50, seed: int = 0
 ) -> Float64[np.ndarray, "n 2"]:
-    """Two coordinates of every row; a perplexity, or neighbours, that the rows do not allow become fewer.
+    """Two coordinates per row; a perplexity, or a number of neighbours, too large for the rows is reduced.
 
     Args:
-        table: With features.
+        table: A table with features.
         method: "tsne" or "umap".
-        perplexity: Of t-SNE, at least 1; at most a third of the other rows.
-        neighbours: Of UMAP; at most the other rows.
-        components: Principal components that are kept.
-        seed: Of the layout.
+        perplexity: Perplexity of t-SNE, at least 1; at most a third of the other rows is used.
+        neighbours: Number of neighbours of UMAP; at most the number of other rows is used.
+        components: Number of principal components that are kept.
+        seed: Seed of the layout.
     """
     if not perplexity >= 1 or neighbours < 2 or components < 2 or seed < 0:
         raise ValueRangeError(
-            f"map: perplexity must be at least 1, neighbours and components at least 2, seed not negative; "
-            f"perplexity={perplexity}, neighbours={neighbours}, components={components}, seed={seed} came. "
+            f"map: perplexity must be at least 1, neighbours and components at least 2, seed not negative; got "
+            f"perplexity={perplexity}, neighbours={neighbours}, components={components}, seed={seed}. "
             f"30, 15, 50 and 0 are usual."
         )
     x = principal_components(table, components, seed=seed)
-    if len(x) < _FEW or not x.any():
+    if len(x) < _FEWEST or not x.any():
         return np.ascontiguousarray(x[:, :2])
     x = x / x[:, 0].std()  # neither layout knows a scale, and their sums of squares could overflow
     start = x[:, :2] + _JITTER * np.random.default_rng(seed).normal(size=(len(x), 2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about threads and defaults of these packages
         if method == "umap":
-            found = _umap(x, start, min(neighbours, len(x) - 1), seed)
+            points = _umap(x, start, min(neighbours, len(x) - 1), seed)
         else:
-            found = _tsne(x, start, min(perplexity, (len(x) - 1) / 3), seed)
-    return finite(torch.from_numpy(np.asarray(found, dtype=np.float64)), f"map: the layout of {table.name}").numpy()
+            points = _tsne(x, start, min(perplexity, (len(x) - 1) / 3), seed)
+    return finite(torch.from_numpy(np.asarray(points, dtype=np.float64)), f"map: the layout of {table.name}").numpy()
 
 
 def principal_components(table: Table, components: int, *, seed: int = 0) -> Float64[np.ndarray, "n k"]:
@@ -109,27 +109,27 @@ def _blocks(table: Table) -> Iterator[Float[Tensor, "b d"]]:
 
 
 def _total(parts: Iterable[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
-    """Of blocks, one after the other: a table has at least one."""
+    """Sum over blocks, of which a table has at least one."""
     return functools.reduce(torch.add, parts)
 
 
 def _tsne(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], perplexity: float, seed: int) -> Any:
-    begin = start * _SPREAD
+    initial = start * _SPREAD
     try:
         fast = import_module("openTSNE")
     except ModuleNotFoundError:
         from sklearn import manifold  # noqa: PLC0415 (half a second to import)
 
-        slow = manifold.TSNE(perplexity=perplexity, init=begin.astype(np.float32), random_state=seed)
+        slow = manifold.TSNE(perplexity=perplexity, init=initial.astype(np.float32), random_state=seed)
         return slow.fit_transform(x)
     near = "exact" if len(x) <= _EXACT else "auto"
-    return fast.TSNE(perplexity=perplexity, initialization=begin, random_state=seed, neighbors=near, n_jobs=1).fit(x)
+    return fast.TSNE(perplexity=perplexity, initialization=initial, random_state=seed, neighbors=near, n_jobs=1).fit(x)
 
 
 def _umap(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], neighbours: int, seed: int) -> Any:
     try:
         umap = import_module("umap")
     except ModuleNotFoundError as error:
-        raise MissingPackageError("method='umap' is umap-learn's. pip install 'dubito[maps]'") from error
-    begin = (start / np.abs(start).max() * 10).astype(np.float32)
-    return umap.UMAP(n_neighbors=neighbours, init=begin, random_state=seed, n_jobs=1).fit_transform(x)
+        raise MissingPackageError("method='umap' requires umap-learn: pip install 'dubito[maps]'") from error
+    initial = (start / np.abs(start).max() * 10).astype(np.float32)
+    return umap.UMAP(n_neighbors=neighbours, init=initial, random_state=seed, n_jobs=1).fit_transform(x)

@@ -1,234 +1,342 @@
-"""A map as a figure, and as one self-contained page with thumbnails on hover, to zoom, pan, search and filter.
+"""A map of a table: similar images lie together, and uncertain ones are larger and more transparent.
 
-The page loads nothing from anywhere. Pictures are in it as small JPEGs, at most so many: of a larger map, the most
-uncertain and a random sample of the others have one. Names reach the page as data and are only ever shown as text.
-Without scripts, the table of the most uncertain images is still there.
+    share    s = (u - low) / (high - low), clipped to 0..1      low, high: the 2 % and 98 % quantiles of u
+    radius   1 + 3 s          opacity   0.9 - 0.7 s
+
+Kirchhof et al., Pretrained Visual Uncertainties (2024), Figure 9: the core of each class is then many small opaque
+circles, borders and outliers are large transparent ones. The paper states neither sizes nor opacities: these are ours.
+
+The first six colours are those of Okabe & Ito (2008); the others were chosen to stay apart from them, and from each
+other, for people with red, green or blue colour vision deficiency (Machado et al. 2009), on light and dark backgrounds.
 """
 
-import io
-import json
-from collections.abc import Mapping
-from html import escape
-from pathlib import Path
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, final, get_args
 
 import numpy as np
+import torch
+from jaxtyping import Float64, Int64
 
 from dubito.choices import Colouring, Layout
-from dubito.data import open_images
 from dubito.errors import ValueRangeError
+from dubito.evaluate.uncertainties import uncertainty
+from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
-from dubito.report._document import top, write_document
-from dubito.report._map_look import (
-    COLOURS,
-    METHODS,
-    OTHER,
-    check_colour,
-    colouring,
-    decimals,
-    key,
-    names_of,
-    ranked,
-    smallest,
-    spoken,
-)
-from dubito.report._map_pictures import SIDE, check_thumbnails, matched, pictures_of
-from dubito.report._map_places import check_places, ending, writing
-from dubito.report.image_map import Map, opacity, radius
-from dubito.report.map_figure import map_figure
-from dubito.storage import write_file
+from dubito.report.layout import lay_out
+from dubito.result import Result, axes
 from dubito.table import Table
-from dubito.types import Json, Score
+from dubito.types import Score
+from dubito.validate import check_choice, check_rows
 
-_LISTED = 20
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9977ff", "#aa1100", "#883366", "#0044bb")
+OTHER = "#b9b6ae"
+METHODS = {"tsne": "t-SNE", "umap": "UMAP"}
+_CERTAIN, _UNCERTAIN = "#23788f", "#d0591c"
+"""The ends of the scale of uncertainty, as in page.css."""
+_QUANTILES = (0.02, 0.98)
+_STEPS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares that the key of sizes shows."""
+_LISTED = 10
+_LONG = 32
+_KEY = {"frameon": False, "fontsize": "small", "title_fontsize": "small", "alignment": "left"}
 
 
-def draw_map(
-    table: Table,
-    u: Array | Score,
-    *,
-    method: Layout = "tsne",
-    to: str | Path | None = None,
-    png: str | Path | None = None,
-    images: Any = None,
-    thumbnails: int = 2000,
-    colour: Colouring | None = None,
-    **layout: Any,
-) -> Map:
-    """Lay a table out, and write it as a page, as a figure, or both.
+def radius(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Radius of a circle, in units of the smallest one, from its share of uncertainty."""
+    return 1 + 3 * share
 
-    Args:
-        table: With features.
-        u: A fitted score, or (n) uncertainties, higher = more uncertain.
-        method: "tsne" or "umap".
-        to: Of the HTML page.
-        png: Of the figure; any ending that matplotlib knows.
-        images: Whatever dubito.open_images takes, for thumbnails on the page.
-        thumbnails: How many at most, about 3 KB each.
-        colour: "label", "prediction" or "uncertainty"; by default labels or predictions where ten colours suffice for
-            half of the images, else uncertainty. The page can change it.
-        layout: perplexity, neighbours, components, most and seed of `Map.of`.
+
+def opacity(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """Opacity of a circle, from its share of uncertainty: 1 hides what lies behind, 0 would be invisible."""
+    return 0.9 - 0.7 * share
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Map(Result):
+    """Images in the plane.
+
+    Attributes:
+        name: Name of the table.
+        images: Rows of the table; more than there are points if a sample was drawn.
+        method: How they were laid out.
+        points: (n, 2) coordinates.
+        u: Their uncertainties.
+        rows: Their rows in the table.
+        ids: Their names.
+        labels: Their labels as text; None without labels.
+        predictions: The model's predictions as text; None without logits.
+        score: Name of the uncertainty, such as "entropy".
     """
-    # A layout can take minutes: what can be refused is refused before it.
-    check_colour(colour, [name for name, column in _COLUMNS.items() if column in table])
-    check_places(to, png)
-    if images is not None and to is None:
-        raise ValueRangeError("draw_map: images are for the thumbnails of the page; none is written. Give to=... too.")
-    opened = None if images is None else open_images(images)
-    if opened is not None:
-        matched(table.id.tolist() if "id" in table else [str(row) for row in range(len(table))], opened)
-    check_thumbnails(thumbnails, SIDE)
-    found = Map.of(table, u, method=method, **layout)
-    if to is not None:
-        write_map_page(found, to, images=opened, thumbnails=thumbnails, colour=colour)
-    if png is not None:
-        drawn, place = io.BytesIO(), Path(png)
-        map_figure(found, colour=colour).savefig(drawn, dpi=150, format=ending(png))
-        with writing(png):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_file(place, drawn.getvalue())
-    return found
 
+    name: str
+    images: int
+    method: str
+    points: Float64[np.ndarray, "n 2"]
+    u: Float64[np.ndarray, "n"]
+    rows: Int64[np.ndarray, "n"]
+    ids: Sequence[str]
+    labels: Sequence[str] | None
+    predictions: Sequence[str] | None
+    score: str = "uncertainty"
 
-def write_map_page(
-    found: Map,
-    to: str | Path,
-    *,
-    images: Any = None,
-    thumbnails: int = 2000,
-    side: int = SIDE,
-    seed: int = 0,
-    colour: Colouring | None = None,
-) -> Path:
-    """Write the page and return its path.
+    titles: ClassVar = {"u": "uncertainty"}
 
-    Args:
-        found: What `Map.of` gave.
-        to: Of the HTML file.
-        images: Whatever dubito.open_images takes; without it there are no thumbnails.
-        thumbnails: How many at most; half of them for the most uncertain images, the others drawn at random.
-        side: Of a thumbnail, in pixels.
-        seed: Of that draw.
-        colour: What the circles are coloured by at first, as in `draw_map`.
-    """
-    check_thumbnails(thumbnails, side)
-    first = colouring(found, colour)
-    pictures = {} if images is None else pictures_of(found, open_images(images), thumbnails, side=side, seed=seed)
-    title = f"A map of {len(found):,} image{'s' if len(found) > 1 else ''}"
-    data = json.dumps(_data(found, pictures, first), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    parts = [
-        _header(found, title, None if images is None else len(pictures)),
-        _CONTROLS,
-        _sizes(found),
-        f'<script type="application/json" id="data">{data}</script>',
-        _most_uncertain(found, pictures),
-    ]
-    with writing(to):
-        return write_document(to, title, parts, styles=("page.css", "map.css"), script="map.js")
+    @classmethod
+    def of(
+        cls,
+        table: Table,
+        u: Array | Score,
+        *,
+        method: Layout = "tsne",
+        perplexity: float = 30.0,
+        neighbours: int = 15,
+        components: int = 50,
+        most: int = 20_000,
+        seed: int = 0,
+    ) -> "Map":
+        """Lay out a table.
 
-
-_COLUMNS = {"label": "label", "prediction": "logit"}
-_CONTROLS = """<form class="controls" id="controls" hidden>
-<fieldset><legend>Colour by</legend><div class="choice" id="colours"></div></fieldset>
-<label class="find">Find
-<input type="search" id="find" list="names" placeholder="class or file" autocomplete="off"></label>
-<datalist id="names"></datalist>
-<fieldset class="span"><legend>Uncertainty</legend>
-<label>from <input type="range" id="from" min="0" max="100" value="0"></label>
-<label>to <input type="range" id="to" min="0" max="100" value="100"></label>
-<output id="span"></output></fieldset>
-<button type="button" id="all" hidden>show all</button>
-<output id="count" aria-live="polite"></output>
-</form>
-<div class="map" id="map">
-<noscript><p>The map itself is drawn by a script. The most uncertain images are listed below.</p></noscript>
-<canvas id="canvas" tabindex="0" role="application" aria-describedby="keys" aria-label="Map of the images"></canvas>
-<div class="ring" id="ring" hidden></div>
-<div class="zoom" id="zoom" hidden><button type="button" data-zoom="1.5" aria-label="zoom in">+</button>
-<button type="button" data-zoom="0.667" aria-label="zoom out">\N{MINUS SIGN}</button>
-<button type="button" data-zoom="0" aria-label="whole map">⤢</button></div>
-<div class="tip" id="tip" role="status" hidden></div></div>
-<p class="fine" id="keys">Wheel or pinch to zoom, drag to move, point at a circle or tap it to see the image. With the
-keyboard: arrows go from image to image, + and \N{MINUS SIGN} zoom, 0 shows the whole map, Escape lets go.</p>
-<ul class="key" id="key"></ul>"""
-
-
-def _data(found: Map, pictures: Mapping[int, str], first: str) -> Json:
-    """All that the script needs: places from 0 to 1, and what is shown of each image."""
-    middle, extent = (found.points.max(0) + found.points.min(0)) / 2, np.ptp(found.points, axis=0)
-    span = float(extent.max()) or 1.0
-    places = 0.5 + (found.points - middle) / span
-    colourings: Json = {}
-    for name, texts in names_of(found).items():
-        classes = ranked(texts)
-        number = {one: i for i, one in enumerate(classes)}
-        colourings[name] = {"classes": classes, "of": [number[text] for text in texts]}
-    ends = np.array([0.0, 1.0])
-    return {
-        "x": np.round(places[:, 0], 5).tolist(),
-        "y": np.round(1 - places[:, 1], 5).tolist(),
-        "extent": np.maximum(extent / span, 0.01).round(5).tolist(),
-        "u": np.round(found.u, decimals(found) + 1).tolist(),
-        "share": np.round(found.share, 3).tolist(),
-        "id": list(found.ids),
-        "score": found.score,
-        "radius": np.round(smallest(found) * radius(ends), 2).tolist(),
-        "opacity": opacity(ends).round(3).tolist(),
-        "colourings": colourings,
-        "first": first,
-        "colours": COLOURS,
-        "other": OTHER,
-        "pictures": {str(place): address for place, address in pictures.items()},
-    }
-
-
-def _header(found: Map, title: str, pictures: int | None) -> str:
-    name = found.name.rstrip("/").rpartition("/")[2]
-    facts = [name, METHODS[found.method]]
-    if found.score != "uncertainty":
-        facts.append(f"uncertainty: {found.score.replace('_', ' ')}")
-    if found.images > len(found):
-        facts.append(f"drawn at random from {found.images:,} images")
-    if pictures is not None:
-        facts.append(
-            "every image has a thumbnail"
-            if pictures == len(found)
-            else f"{pictures:,} of {len(found):,} images have a thumbnail"
+        Args:
+            table: A table with features.
+            u: A fitted score, or (n) uncertainties, higher = more uncertain.
+            method: "tsne" or "umap", which requires umap-learn.
+            perplexity: Perplexity of t-SNE.
+            neighbours: Number of neighbours of UMAP.
+            components: Number of principal components that are laid out.
+            most: Of a larger table, this many images are drawn at random.
+            seed: Seed of the draw and of the layout.
+        """
+        check_rows(table, by="map")
+        table.require("feature", by="map")
+        check_choice(method, get_args(Layout), by="map", what="method")
+        if most < 1:
+            raise ValueRangeError(f"map: most must be at least 1; got {most}. 20000 is usual.")
+        values = uncertainty(u, table, by="map", name="u").double().numpy()
+        rows = np.arange(len(table), dtype=np.int64)
+        if len(rows) > most:
+            rows = np.sort(np.random.default_rng(seed).permutation(len(rows))[:most])
+        drawn = table.select(*(name for name in ("feature", "label", "logit", "id") if name in table))
+        if len(rows) < len(table):
+            drawn = drawn.rows(torch.from_numpy(rows))
+        points = lay_out(drawn, method, perplexity=perplexity, neighbours=neighbours, components=components, seed=seed)
+        labels = drawn.label.tolist() if "label" in drawn else None
+        predicted = None
+        if "logit" in drawn:
+            predicted = [one for batch in drawn.batches("logit") for one in batch.logit.argmax(1).tolist()]
+        return cls(
+            name=table.name,
+            images=len(table),
+            method=method,
+            points=points,
+            u=values[rows],
+            rows=rows,
+            ids=[str(one) for one in (drawn.id if "id" in drawn else rows.tolist())],
+            labels=_class_names(labels, table.label_names),
+            predictions=_class_names(predicted, table.classes),
+            score=u.name if isinstance(u, Score) else "uncertainty",
         )
-    lead = (
-        "Images with similar features lie together. The more uncertain an image is, the larger and more transparent "
-        "is its circle. Distances between far clusters mean little in such a map."
-    )
-    return top(title, lead, facts)
+
+    def __repr__(self) -> str:
+        return f"Map({self.name!r}: {len(self):,} of {self.images:,} images by {self.method}, sized by {self.score})"
+
+    def __len__(self) -> int:
+        return len(self.u)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The uncertainties at which circles are smallest and largest."""
+        low, high = np.quantile(self.u, _QUANTILES)
+        if not high > low:
+            low, high = self.u.min(), self.u.max()
+        return float(low), float(high)
+
+    @property
+    def share(self) -> Float64[np.ndarray, "n"]:
+        """0 for the most certain images, 1 for the most uncertain; all 0 where all are equal."""
+        low, high = self.ends
+        share: np.ndarray = np.clip((self.u - low) / (high - low), 0, 1) if high > low else np.zeros(len(self.u))
+        return share
+
+    @property
+    def radius(self) -> Float64[np.ndarray, "n"]:
+        """Radius of every circle, in units of the smallest one."""
+        return radius(self.share)
+
+    @property
+    def opacity(self) -> Float64[np.ndarray, "n"]:
+        """Opacity of every circle."""
+        return opacity(self.share)
+
+    @property
+    def class_names(self) -> dict[str, Sequence[str]]:
+        """Each image's class by "label" and by "prediction", where there are any: what circles can be coloured by."""
+        by = {"label": self.labels, "prediction": self.predictions}
+        return {name: texts for name, texts in by.items() if texts is not None}
+
+    @property
+    def smallest(self) -> float:
+        """Radius of the smallest circle in pixels: 3 for 2,000 images, less for more, which would hide each other."""
+        return float(np.clip(3 * (2000 / len(self)) ** 0.4, 1, 5))
+
+    @property
+    def decimals(self) -> int:
+        """Decimals that tell the uncertainties apart: three digits of their range; negative for large ones."""
+        low, high = self.ends
+        return 2 - math.floor(math.log10(high - low if high > low else abs(low) or 1.0))
+
+    def title(self) -> str:
+        """What was laid out and how."""
+        return f"{self.name}: a map of {len(self):,} images by {METHODS[self.method]}"
+
+    def facts(self) -> dict[str, str]:
+        """The uncertainty, and how many images there are in all."""
+        return {"uncertainty": self.score, "images": f"{self.images:,}"}
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per image, the most uncertain first."""
+        return [
+            {
+                "id": self.ids[place],
+                "u": float(self.u[place]),
+                "x": float(self.points[place, 0]),
+                "y": float(self.points[place, 1]),
+                **{name: texts[place] for name, texts in self.class_names.items()},
+            }
+            for place in np.argsort(-self.u, kind="stable").tolist()
+        ]
+
+    def lines(self) -> list[list[str]]:
+        """The most uncertain images as text."""
+        return super().lines()[: _LISTED + 1]
+
+    def plot(self, ax: "Axes | None" = None, *, colour: Colouring | None = None) -> "Axes":
+        """Draw the circles on matplotlib axes; `map_figure` adds the keys of classes and sizes."""
+        panel = axes(ax, size=(7.6, 5.8))
+        names = self.class_names.get(colour_by(self, colour), ())
+        paint = dict(zip(ranked(names), COLOURS, strict=False))
+        shades = np.array([_rgb(paint.get(name, OTHER)) for name in names]) if names else _shades(self.share)
+        rgba = np.concatenate([shades, self.opacity[:, None]], axis=1)
+        # The uncertain ones first, so that the certain ones stay visible on top of them.
+        order = np.argsort(-self.share, kind="stable")
+        panel.scatter(*self.points[order].T, s=_area(self, self.share)[order], c=rgba[order], linewidths=0)
+        title = f"{len(self):,} images by {METHODS[self.method]}; larger and more transparent = more uncertain"
+        panel.set(xticks=[], yticks=[])
+        panel.set_aspect("equal", adjustable="datalim")
+        panel.set_title(title, fontsize="medium", loc="left")
+        panel.spines[:].set_visible(False)
+        return panel
 
 
-def _sizes(found: Map) -> str:
-    """The key of sizes and opacities, with the uncertainty that each stands for."""
-    steps = key(found)
+def map_figure(drawn: Map, *, colour: Colouring | None = None) -> Any:
+    """The map as a matplotlib figure, with a key of sizes and a key of classes.
+
+    Args:
+        drawn: The result of `Map.of` or `draw_map`.
+        colour: "label", "prediction" or "uncertainty"; by default labels or predictions where ten colours suffice for
+            half of the images, else uncertainty.
+    """
+    figure, panels = new_figure(1, 1, width=7.6, height=5.8)
+    panel = drawn.plot(panels[0][0], colour=colour)
+    by = colour_by(drawn, colour)
+    names = drawn.class_names.get(by, ())
+    _add_size_key(figure, panel, drawn, shaded=not names)
+    if names:
+        paint = dict(zip(ranked(names), COLOURS, strict=False))
+        _add_class_key(figure, panel, paint, other=len(set(names)) > len(paint), title=by)
+    return figure
+
+
+def check_colour(colour: str | None, available: Iterable[str]) -> None:
+    """Raise ValueRangeError unless images can be coloured so; None is left to `colour_by`."""
+    known = (*available, "uncertainty")
+    if colour is not None and colour not in known:
+        raise ValueRangeError(
+            f"map: colour must be one of {', '.join(known)}; got '{colour}'. "
+            f"Labels and predictions are available where the table has them."
+        )
+
+
+def colour_by(drawn: Map, colour: Colouring | None) -> str:
+    """`colour` if given; else labels or predictions if the colours suffice for half of the images; else uncertainty."""
+    check_colour(colour, drawn.class_names)
+    if colour is not None:
+        return colour
+    for name, texts in drawn.class_names.items():
+        count = Counter(texts)
+        if sum(count[one] for one in ranked(texts)[: len(COLOURS)]) >= len(drawn) / 2:
+            return name
+    return "uncertainty"
+
+
+def ranked(names: Sequence[str]) -> list[str]:
+    """Every class once; the first ones get the colours.
+
+    Up to as many classes as there are colours are in the order of their names, or of their numbers; of more, the most
+    frequent come first.
+    """
+    count = Counter(names)
+    order = sorted(count, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return order if len(order) <= len(COLOURS) else sorted(order, key=lambda name: -count[name])
+
+
+def size_key(drawn: Map) -> list[tuple[float, str]]:
+    """Shares and the uncertainty of each as text; a single one where all images are equal."""
+    low, high = drawn.ends
+    if not high > low:
+        return [(0.0, format_u(low, drawn))]
+    texts = [format_u(low + step * (high - low), drawn) for step in _STEPS]
+    return list(zip(_STEPS, [f"≤ {texts[0]}", *texts[1:-1], f"≥ {texts[-1]}"], strict=True))
+
+
+def format_u(value: float, drawn: Map) -> str:
+    """An uncertainty as text, with a real minus sign and no negative zero."""
+    return f"{round(float(value), drawn.decimals) + 0.0:.10g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _class_names(numbers: Sequence[int] | None, classes: Sequence[str] | None) -> list[str] | None:
+    if numbers is None:
+        return None
+    return [classes[one] if classes is not None and 0 <= one < len(classes) else str(one) for one in numbers]
+
+
+def _add_size_key(figure: Any, panel: Any, drawn: Map, *, shaded: bool) -> None:
+    steps = size_key(drawn)
     share = np.array([step for step, _ in steps])
-    dots = "".join(
-        f'<li><i style="--f:{step:.2f};--d:{2 * r:.1f}px;opacity:{o:.3f}"></i>{escape(text)}</li>'
-        for (step, text), r, o in zip(steps, smallest(found) * radius(share), opacity(share), strict=True)
-    )
-    alike = " (all alike)" if len(steps) == 1 else ""
-    return f"""<div class="sizes" id="sizes"><span>{escape(found.score.replace("_", " "))}{alike}</span>
-<span>surest</span><ul>{dots}</ul><span>most uncertain</span></div>"""
+    shades = _shades(share) if shaded else np.full((len(steps), 3), 0.35)
+    rgba = np.concatenate([shades, opacity(share)[:, None]], axis=1)
+    dots = [panel.scatter([], [], s=s, color=c, lw=0) for s, c in zip(_area(drawn, share), rgba, strict=True)]
+    texts = [text for _, text in steps]
+    figure.legend(dots, texts, title=drawn.score.replace("_", " "), loc="outside right lower", **_KEY)
 
 
-def _most_uncertain(found: Map, pictures: Mapping[int, str]) -> str:
-    """The top of the list: the largest circles are the most transparent, and easily missed."""
-    order = np.argsort(-found.u, kind="stable")[:_LISTED].tolist()
-    shown = names_of(found)
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("", "image", "u", *shown))
-    body = "".join(
-        f'<tr data-place="{place}"><td>{_img(pictures.get(place))}</td><th scope="row">{escape(found.ids[place])}</th>'
-        f'<td class="number">{spoken(found.u[place], found)}</td>'
-        f"{''.join(f'<td>{escape(texts[place])}</td>' for texts in shown.values())}</tr>"
-        for place in order
-    )
-    return f"""<section class="listed"><h2>The most uncertain images</h2>
-<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"""
+def _add_class_key(figure: Any, panel: Any, paint: dict[str, str], *, other: bool, title: str) -> None:
+    shown = [*paint.items(), *([("other", OTHER)] if other else [])]
+    dots = [panel.scatter([], [], s=25, color=shade, lw=0) for _, shade in shown]
+    short = [name if len(name) <= _LONG else f"{name[: _LONG - 1]}…" for name, _ in shown]
+    # Names of files may hold bytes that are not UTF-8, which matplotlib cannot draw.
+    texts = [name.encode(errors="replace").decode() for name in short]
+    figure.legend(dots, texts, title=title, loc="outside right upper", **_KEY)
 
 
-def _img(address: str | None) -> str:
-    return f'<img src="{address}" alt="">' if address else ""
+def _shades(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n 3"]:
+    certain, uncertain = np.array(_rgb(_CERTAIN)), np.array(_rgb(_UNCERTAIN))
+    shades: np.ndarray = certain + share[:, None] * (uncertain - certain)
+    return shades
+
+
+def _area(drawn: Map, share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """In matplotlib's unit: squared points of a diameter."""
+    area: np.ndarray = np.square(1.1 * drawn.smallest * radius(share))
+    return area
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    """Of "#rrggbb", from 0 to 1."""
+    return tuple(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))

@@ -24,7 +24,7 @@
       shown += element.hidden ? 0 : 1;
     }
     list.append(...cards.map(({ element }) => element));
-    count.textContent = `${shown} picture${shown === 1 ? "" : "s"}`;
+    count.textContent = `${shown} image${shown === 1 ? "" : "s"}`;
   };
 
   form.addEventListener("change", update);

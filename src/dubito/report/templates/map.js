@@ -21,7 +21,7 @@
   const view = { scale: 1, x: 0, y: 0 };
   const seen = new Uint8Array(points);
   const hidden = new Set();
-  const pictures = new Map(Object.entries(data.pictures).map(([i, address]) => [Number(i), address]));
+  const thumbnails = new Map(Object.entries(data.thumbnails).map(([i, address]) => [Number(i), address]));
   let colouring = null;
   let colours = new Map();
   let shades = [];
@@ -83,7 +83,7 @@
     return element;
   };
 
-  // The ring and what is told about an image lie above the canvas: pointing at another redraws nothing.
+  // The ring and the tooltip lie above the canvas: pointing at another redraws nothing.
   const mark = () => {
     ring.hidden = marked < 0;
     if (marked < 0) return;
@@ -99,9 +99,9 @@
     tip.hidden = i < 0;
     if (i >= 0 && i !== marked) {
       tip.replaceChildren();
-      if (pictures.has(i)) {
+      if (thumbnails.has(i)) {
         const image = document.createElement("img");
-        Object.assign(image, { src: pictures.get(i), alt: "", onload: mark });
+        Object.assign(image, { src: thumbnails.get(i), alt: "", onload: mark });
         tip.append(image);
       }
       tip.append(line("b", data.id[i]), line("span", `${data.score.replaceAll("_", " ")} ${spoken(data.u[i])}`));
@@ -142,7 +142,7 @@
     draw();
   };
 
-  /** Bring an image into sight, nearer if asked for. */
+  /** Bring an image into sight, zoomed in if a scale is given. */
   const visit = (i, scale = view.scale) => {
     if (scale !== view.scale) zoom(scale / view.scale);
     const [x, y] = [placeX(i), placeY(i)];
@@ -246,7 +246,7 @@
     update();
   };
 
-  /** The house's scale from sure to uncertain, as the style sheet has it in light and in dark. */
+  /** The scale from certain to uncertain, as the style sheet defines it for light and dark. */
   const readShades = () => {
     const sample = document.createElement("i");
     sample.className = "shade";

@@ -1,0 +1,252 @@
+"""`draw_map`, and the page of a map: thumbnails on hover, zoom, pan, search and filters in one self-contained file.
+
+Thumbnails are small JPEGs inside the page, up to a limit: of a larger map, the most uncertain images and a random
+sample of the others have one. Names reach the page as data and are only ever shown as text. Without scripts, the page
+still lists the most uncertain images.
+"""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dubito.choices import Colouring, Layout
+from dubito.data import open_images
+from dubito.errors import ArtefactError, BrokenImageError, TableError, ValueRangeError
+from dubito.explain.pictures import new_figure
+from dubito.metrics import Array
+from dubito.report.map import (
+    COLOURS,
+    METHODS,
+    OTHER,
+    Map,
+    check_colour,
+    colour_by,
+    format_u,
+    map_figure,
+    opacity,
+    radius,
+    ranked,
+    size_key,
+)
+from dubito.report.page import read_pixels, render, script_data, thumbnail
+from dubito.storage import export
+from dubito.table import Table
+from dubito.types import Images, Json, Score
+
+SIDE = 96
+_QUALITY = 60
+_LISTED = 20
+_COLUMNS = {"label": "label", "prediction": "logit"}
+
+
+def draw_map(
+    table: Table,
+    u: Array | Score,
+    *,
+    method: Layout = "tsne",
+    to: str | Path | None = None,
+    png: str | Path | None = None,
+    images: Any = None,
+    thumbnails: int = 2000,
+    colour: Colouring | None = None,
+    **layout: Any,
+) -> Map:
+    """Lay out a table, and write it as a page, as a figure, or both.
+
+    Args:
+        table: A table with features.
+        u: A fitted score, or (n) uncertainties, higher = more uncertain.
+        method: "tsne" or "umap".
+        to: Path of the HTML page.
+        png: Path of the figure; any file type that matplotlib writes.
+        images: Anything that dubito.open_images accepts, for thumbnails on the page.
+        thumbnails: Largest number of thumbnails, about 3 KB each.
+        colour: "label", "prediction" or "uncertainty"; by default labels or predictions where ten colours suffice for
+            half of the images, else uncertainty. The page can change it.
+        layout: perplexity, neighbours, components, most and seed of `Map.of`.
+    """
+    # A layout can take minutes: whatever can be rejected is rejected before it.
+    check_colour(colour, [name for name, column in _COLUMNS.items() if column in table])
+    _check_paths(to, png)
+    if images is not None and to is None:
+        raise ValueRangeError("draw_map: images are for the thumbnails of the page, but no page is written. Give to=.")
+    opened = None if images is None else open_images(images)
+    if opened is not None:
+        _match(table.id.tolist() if "id" in table else [str(row) for row in range(len(table))], opened)
+    _check_thumbnails(thumbnails, SIDE)
+    drawn = Map.of(table, u, method=method, **layout)
+    if to is not None:
+        write_map_page(drawn, to, images=opened, thumbnails=thumbnails, colour=colour)
+    if png is not None:
+        data = io.BytesIO()
+        map_figure(drawn, colour=colour).savefig(data, dpi=150, format=_file_type(png))
+        export(png, data.getvalue())
+    return drawn
+
+
+def write_map_page(
+    drawn: Map,
+    to: str | Path,
+    *,
+    images: Any = None,
+    thumbnails: int = 2000,
+    side: int = SIDE,
+    seed: int = 0,
+    colour: Colouring | None = None,
+) -> Path:
+    """Write the page of a map and return its path.
+
+    Args:
+        drawn: The result of `Map.of` or `draw_map`.
+        to: Path of the HTML file.
+        images: Anything that dubito.open_images accepts; without it there are no thumbnails.
+        thumbnails: Largest number of thumbnails; half of them for the most uncertain images, the rest drawn at random.
+        side: Largest side of a thumbnail, in pixels.
+        seed: Seed of that draw.
+        colour: What the circles are coloured by at first, as in `draw_map`.
+    """
+    _check_thumbnails(thumbnails, side)
+    first = colour_by(drawn, colour)
+    shown = {} if images is None else _thumbnails(drawn, open_images(images), thumbnails, side=side, seed=seed)
+    return render(
+        "map.html.j2",
+        to,
+        title=f"A map of {len(drawn):,} image{'s' if len(drawn) > 1 else ''}",
+        lead="Images with similar features lie together. The more uncertain an image is, the larger and more "
+        "transparent its circle. Distances between clusters that are far apart mean little in such a map.",
+        facts=_facts(drawn, None if images is None else len(shown)),
+        score=drawn.score,
+        sizes=_sizes(drawn),
+        data=script_data(_data(drawn, shown, first)),
+        names=list(drawn.class_names),
+        most_uncertain=[
+            {
+                "place": place,
+                "thumbnail": shown.get(place),
+                "id": drawn.ids[place],
+                "u": format_u(drawn.u[place], drawn),
+                "classes": [texts[place] for texts in drawn.class_names.values()],
+            }
+            for place in np.argsort(-drawn.u, kind="stable")[:_LISTED].tolist()
+        ],
+    )
+
+
+def _data(drawn: Map, thumbnails: Mapping[int, str], first: str) -> Json:
+    """Everything the script needs: coordinates from 0 to 1, and what is shown of each image."""
+    middle, extent = (drawn.points.max(0) + drawn.points.min(0)) / 2, np.ptp(drawn.points, axis=0)
+    span = float(extent.max()) or 1.0
+    places = 0.5 + (drawn.points - middle) / span
+    colourings: Json = {}
+    for name, texts in drawn.class_names.items():
+        number = {one: i for i, one in enumerate(ranked(texts))}
+        colourings[name] = {"classes": list(number), "of": [number[text] for text in texts]}
+    ends = np.array([0.0, 1.0])
+    return {
+        "x": np.round(places[:, 0], 5).tolist(),
+        "y": np.round(1 - places[:, 1], 5).tolist(),
+        "extent": np.maximum(extent / span, 0.01).round(5).tolist(),
+        "u": np.round(drawn.u, drawn.decimals + 1).tolist(),
+        "share": np.round(drawn.share, 3).tolist(),
+        "id": list(drawn.ids),
+        "score": drawn.score,
+        "radius": np.round(drawn.smallest * radius(ends), 2).tolist(),
+        "opacity": opacity(ends).round(3).tolist(),
+        "colourings": colourings,
+        "first": first,
+        "colours": COLOURS,
+        "other": OTHER,
+        "thumbnails": {str(place): address for place, address in thumbnails.items()},
+    }
+
+
+def _facts(drawn: Map, thumbnails: int | None) -> list[str]:
+    facts = [drawn.name.rstrip("/").rpartition("/")[2], METHODS[drawn.method]]
+    if drawn.score != "uncertainty":
+        facts.append(f"uncertainty: {drawn.score.replace('_', ' ')}")
+    if drawn.images > len(drawn):
+        facts.append(f"drawn at random from {drawn.images:,} images")
+    if thumbnails is not None:
+        every = thumbnails == len(drawn)
+        facts.append(f"{'every image has' if every else f'{thumbnails:,} of {len(drawn):,} images have'} a thumbnail")
+    return facts
+
+
+def _sizes(drawn: Map) -> list[dict[str, str]]:
+    """The key of sizes and opacities, with the uncertainty that each stands for."""
+    steps = size_key(drawn)
+    share = np.array([step for step, _ in steps])
+    looks = zip(steps, drawn.smallest * radius(share), opacity(share), strict=True)
+    return [
+        {"share": f"{step:.2f}", "diameter": f"{2 * r:.1f}", "opacity": f"{o:.3f}", "text": text}
+        for (step, text), r, o in looks
+    ]
+
+
+def _thumbnails(drawn: Map, images: Images, most: int, *, side: int, seed: int) -> dict[int, str]:
+    """By place in the map: half of at most `most` for the most uncertain images, the others drawn at random.
+
+    Images that are missing, or cannot be read, have none.
+    """
+    row_of = _match(drawn.ids, images)
+    places = np.array(list(row_of), dtype=np.int64)
+    if len(places) > most:
+        order = places[np.argsort(-drawn.u[places], kind="stable")]
+        rest = np.random.default_rng(seed).permutation(order[most - most // 2 :])
+        places = np.concatenate([order[: most - most // 2], rest[: most // 2]])
+    shown = {}
+    for place in places.tolist():
+        try:
+            image = read_pixels(images, row_of[place], by="write_map_page")
+        except BrokenImageError:
+            continue
+        shown[place] = thumbnail(image, side=side, quality=_QUALITY)
+    return shown
+
+
+def _match(ids: Sequence[str], images: Images) -> dict[int, int]:
+    """By place in the map, which image of the set it is; TableError if none of them is one."""
+    row_of = {name: row for row, name in enumerate(images.ids)}
+    matched = {place: row_of[name] for place, name in enumerate(ids) if name in row_of}
+    if len(ids) and not matched:
+        raise TableError(
+            f"write_map_page: ids of the map must be images of {images.name}, such as '{images.ids[0]}'; got "
+            f"'{ids[0]}' and others, none of which is. Open the same images."
+        )
+    return matched
+
+
+def _check_thumbnails(thumbnails: int, side: int) -> None:
+    if thumbnails < 0 or side < 8:
+        raise ValueRangeError(
+            f"write_map_page: thumbnails must not be negative and side must be at least 8; got "
+            f"thumbnails={thumbnails}, side={side}. 2000 and 96 are usual."
+        )
+
+
+def _check_paths(to: str | Path | None, png: str | Path | None) -> None:
+    """Raise before a long layout for what could not be written after it."""
+    paths = {name: Path(path).absolute() for name, path in (("to", to), ("png", png)) if path is not None}
+    for name, path in paths.items():
+        if path.is_dir():
+            raise ValueRangeError(f"draw_map: {name} must be a file; '{path}' is a folder. Give '{path}/map.html'.")
+        parent = next(one for one in path.parents if os.path.exists(one))  # noqa: PTH110 (a Path would raise)
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            why = "is not a folder" if not parent.is_dir() else "is not writable"
+            raise ArtefactError(f"draw_map: '{path}' cannot be written ('{parent}' {why}). Choose another place.")
+    if len({*paths.values()}) < len(paths):
+        raise ValueRangeError(f"draw_map: to and png must be two files; got '{to}' for both. Give them two names.")
+    if png is not None:
+        known = new_figure(1, 1)[0].canvas.get_supported_filetypes()
+        if _file_type(png) not in known:
+            raise ValueRangeError(
+                f"draw_map: png must end in one of {', '.join(sorted(known))}; got '{png}'. Name it map.png."
+            )
+
+
+def _file_type(path: str | Path) -> str:
+    return Path(path).suffix[1:].lower()
