@@ -4,30 +4,42 @@ DATA ?=
 PROCESSES ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
+BROWSER := .venv/.browser
+# Warnings of pip's own code, or of running as root, would only alarm: it changes .venv alone.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action ignore
 export PYTHONWARNINGS ?= default
 # Material for MkDocs announces its successor at every build; this is its own switch for that.
 export NO_MKDOCS_2_WARNING ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check examples format docs bench clean
+.PHONY: help setup demo test browser check examples format docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-setup: $(READY)  ## make .venv and install dubito into it, editable, with everything its developers use
+setup: $(READY) $(BROWSER)  ## make .venv and install dubito into it, editable, with everything its developers use
 
 # uv installs by hard links from its cache, so a second checkout costs seconds; where it cannot reach the registry, pip does.
 $(READY): pyproject.toml
+	@echo "Installing dubito and what its developers use into .venv; the first time this takes some minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev]" || $(BIN)/python -m pip install --quiet -e ".[dev]"
+	@$(PIP) uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev]" || $(PIP) -e ".[dev]"
 	@touch $@
 
-demo: $(READY)  ## score real photographs and their spoiled copies, and write a page about them
+# A Chromium for the tests that drive pages: one on the PATH, or one in .venv/browser. Without any, those are skipped.
+browser: $(READY)  ## find or install the browser that tests/browser drives
+	@$(BIN)/python tests/browser/install.py
+
+# Tried once; `make browser` tries again.
+$(BROWSER): $(READY)
+	@$(BIN)/python tests/browser/install.py > $@ || true
+
+demo: $(READY)  ## score real photographs and their corrupted copies, and write a page about them
 	@$(BIN)/dubito demo --to demo
 
 # Two processes of one thread each: half the time of one process with two threads. loadscope: a module's set-up runs once.
-test: $(READY)  ## run all tests and doctests; PROCESSES=N for more than two at once
+test: $(READY) $(BROWSER)  ## run all tests and doctests; PROCESSES=N for more than two at once
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadscope
 
 check: $(READY)  ## format, lint, types, import rule, docs

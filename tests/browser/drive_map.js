@@ -1,11 +1,11 @@
-// Points, searches, zooms and types on a map's page, and writes down what it shows (see test_map_script.py).
-// Four images are in the corners of a square and one in its middle. So the map's unit is the side of the square: 0.92 of
-// the shorter side of the box, and the corners are 0.46 of it away from the middle.
-"use strict";
-(async () => {
+async () => {
+  // Points, searches, zooms and types on a map's page, and returns what it shows (see test_map.py). Four images are in
+  // the corners of a square and one in its middle. So the map's unit is the side of the square: 0.92 of the shorter side
+  // of the box, and the corners are 0.46 of it away from the middle.
+  "use strict";
   const at = (id) => document.getElementById(id);
   const [box, canvas, tip, ring, count] = ["map", "canvas", "tip", "ring", "count"].map(at);
-  const frame = () => new Guarantee((done) => setTimeout(done, 20));
+  const frame = () => new Promise((done) => setTimeout(done, 20));
   const [middleX, middleY] = [box.clientWidth / 2, box.clientHeight / 2];
   const side = 0.46 * Math.min(box.clientWidth, box.clientHeight);
   const places = {
@@ -19,7 +19,7 @@
     canvas.dispatchEvent(kind === "wheel" ? new WheelEvent(kind, init) : new PointerEvent(kind, init));
   };
   const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
-  const told = () => (tip.hidden ? null : [...tip.querySelectorAll("b, span")].map((one) => one.textContent));
+  const tooltip = () => (tip.hidden ? null : [...tip.querySelectorAll("b, span")].map((one) => one.textContent));
   const ringed = () => [ring.offsetLeft + ring.offsetWidth / 2, ring.offsetTop + ring.offsetHeight / 2];
   const pixel = (name) => {
     const dense = window.devicePixelRatio || 1;
@@ -31,43 +31,43 @@
   };
   const keys = () => [...at("key").querySelectorAll("button")];
   const choose = (name) => document.querySelector(`input[name=colour][value=${name}]`).click();
-  const found = {};
+  const shown = {};
 
   await frame();
-  found.start = { count: count.textContent, controls: !at("controls").hidden, keys: keys().map((one) => one.textContent) };
-  found.colours = { first: document.querySelector("input[name=colour]:checked").value };
-  for (const name of Object.keys(places)) found.colours[name] = pixel(name);
+  shown.start = { count: count.textContent, controls: !at("controls").hidden, keys: keys().map((one) => one.textContent) };
+  shown.colours = { first: document.querySelector("input[name=colour]:checked").value };
+  for (const name of Object.keys(places)) shown.colours[name] = pixel(name);
 
   send("pointermove", "top right");
-  found.pointed = { told: told(), ring: ringed(), place: spot("top right"), picture: tip.querySelector("img")?.src };
+  shown.pointed = { text: tooltip(), ring: ringed(), place: spot("top right"), picture: tip.querySelector("img")?.src };
   send("pointermove", "middle");
-  found.evil = { told: told(), images: tip.querySelectorAll("img").length, rows: document.querySelectorAll("img[onerror]").length };
+  shown.evil = { text: tooltip(), images: tip.querySelectorAll("img").length, rows: document.querySelectorAll("img[onerror]").length };
   send("pointermove", "nowhere");
-  found.nowhere = told();
+  shown.nowhere = tooltip();
 
-  found.searched = {};
+  shown.searched = {};
   for (const text of ["dog", "TOP", "nothing"]) {
     enter("find", text);
-    found.searched[text] = [count.textContent, keys().map((one) => one.textContent)];
+    shown.searched[text] = [count.textContent, keys().map((one) => one.textContent)];
   }
   at("all").click();
   enter("from", 50);
-  found.ranked = [count.textContent, at("span").textContent];
+  shown.ranked = [count.textContent, at("span").textContent];
   enter("to", 25);
-  found.crossed = [at("from").value, count.textContent];
+  shown.crossed = [at("from").value, count.textContent];
   at("all").click();
-  found.all = [count.textContent, at("all").hidden];
+  shown.all = [count.textContent, at("all").hidden];
 
   keys()[1].focus();
   keys()[1].click();
   await frame();
   const pressed = keys().map((one) => one.getAttribute("aria-pressed"));
-  found.hidden = { count: count.textContent, pressed, focus: keys().indexOf(document.activeElement), pixel: pixel("top right") };
+  shown.hidden = { count: count.textContent, pressed, focus: keys().indexOf(document.activeElement), pixel: pixel("top right") };
   at("all").click();
 
   choose("uncertainty");
   await frame();
-  found.shaded = { keys: keys().length, sizes: at("sizes").classList.contains("shaded"), pixel: pixel("bottom left") };
+  shown.shaded = { keys: keys().length, sizes: at("sizes").classList.contains("shaded"), pixel: pixel("bottom left") };
   choose("label");
 
   const wide = () => ring.offsetWidth;
@@ -76,31 +76,24 @@
   send("wheel", "top right", { deltaY: -400 });
   await frame();
   send("pointermove", "top right");
-  found.zoomed = { told: told()[0], ring: ringed(), place: spot("top right"), wider: wide() > before };
+  shown.zoomed = { text: tooltip()[0], ring: ringed(), place: spot("top right"), wider: wide() > before };
   send("pointerdown", "top right", { pointerType: "mouse" });
   send("pointermove", "middle", { pointerType: "mouse" });
   send("pointerup", "middle", { pointerType: "mouse" });
   await frame();
   send("pointermove", "middle");
-  found.dragged = told()[0];
+  shown.dragged = tooltip()[0];
 
   for (const key of ["0", "Escape"]) press(key);
-  found.walk = [];
+  shown.walk = [];
   for (const key of ["ArrowUp", "ArrowRight", "ArrowUp", "ArrowLeft", "ArrowLeft", "Escape"]) {
     press(key);
     await frame();
-    found.walk.push(told()?.[0] ?? null);
+    shown.walk.push(tooltip()?.[0] ?? null);
   }
   enter("find", "dog");
   document.querySelector("[data-place] button").click();
   await frame();
-  found.listed = { told: told()[0], count: count.textContent, ring: ringed(), middle: spot("middle") };
-  return found;
-})()
-  .catch((error) => ({ error: `${error.stack}` }))
-  .then((found) => {
-    const pre = document.createElement("pre");
-    pre.id = "found";
-    pre.textContent = JSON.stringify({ ...found, alerts: window.alerts });
-    document.body.append(pre);
-  });
+  shown.listed = { text: tooltip()[0], count: count.textContent, ring: ringed(), middle: spot("middle") };
+  return { ...shown, alerts: window.alerts };
+}

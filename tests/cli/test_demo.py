@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from dubito.apps import demo
 
 import dubito
 from dubito.data.photos import photos
+from dubito.report import demo
 
 from .conftest import Run
 

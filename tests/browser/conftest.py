@@ -1,0 +1,41 @@
+"""One Chromium for all tests in this folder; without one they are skipped, and say how to get it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from .install import OPTIONS, find
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = find()
+    if path is None:
+        pytest.skip("no Chromium found; `make browser` installs one")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a file as a page; anything that it loads or any error in its script fails the test."""
+    context = browser.new_context(locale="en-US", viewport={"width": 1000, "height": 900})
+    problems: list[str] = []
+
+    def open_file(path: Path, *, before: str = "") -> Page:
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda sent: None if sent.url.startswith(("file:", "data:")) else problems.append(sent.url))
+        if before:
+            page.add_init_script(before)
+        page.goto(path.as_uri())
+        return page
+
+    yield open_file
+    context.close()
+    assert problems == []

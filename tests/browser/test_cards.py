@@ -1,0 +1,43 @@
+"""Cards in a browser: ordered by any score, filtered by group, and all of them shown without a script."""
+
+import pytest
+from PIL import Image
+
+from dubito.report import Card, write_cards
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, open_page):
+    scores = {"a": ("blur", 3.0, 1.0), "b": ("noise", 2.0, 3.0), "c": ("blur", 1.0, 2.0)}
+    cards = [
+        Card(Image.new("RGB", (20, 20)), name, "", name, group, {"entropy": u, "max_logit": v})
+        for name, (group, u, v) in scores.items()
+    ]
+    return open_page(write_cards(tmp_path_factory.mktemp("cards") / "cards.html", "Three", cards, lead="Some."))
+
+
+def visible(page) -> str:
+    return "".join(card.locator("h2 span").inner_text() for card in page.locator("article:visible").all())
+
+
+def test_cards_are_ordered_and_filtered(page):
+    assert (visible(page), page.locator("#count").inner_text()) == ("abc", "3 images")
+    page.get_by_text("max logit").first.click()
+    assert visible(page) == "bca"
+    page.get_by_label("most certain first").check()
+    assert visible(page) == "acb"
+    page.locator(".choice").get_by_text("noise").click()
+    assert (visible(page), page.locator("#count").inner_text()) == ("b", "1 image")
+    page.locator(".choice").get_by_text("all").click()
+    assert visible(page) == "acb"
+    chosen = page.locator("article dl .chosen dt").all_inner_texts()
+    assert chosen == ["max logit"] * 3
+
+
+def test_without_scripts_every_card_is_there(browser, page):
+    context = browser.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(page.url)
+    assert plain.locator("article:visible").count() == 3
+    assert not plain.locator("#controls").is_visible()
+    context.close()
