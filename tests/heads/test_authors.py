@@ -86,9 +86,7 @@ def test_a_prefix_on_some_keys_only(tmp_path):
 def test_the_width_names_the_backbone(tmp_path, features):
     path = released(tmp_path / "a.pth.tar", head_keys(network(features)))
     expected = BACKBONES.get(features, "the model that it was trained on")
-    with pytest.warns(
-        DubitoWarning, match=rf"so no table can be refused\. Make sure that features come from {expected}"
-    ):
+    with pytest.warns(DubitoWarning, match=rf"cannot be refused\. Make sure that features come from {expected}"):
         found = import_authors_head(path)
     assert found.config.model == BACKBONES.get(features)
     assert found.config.provenance is None  # the file holds no backbone, so nothing is proven
@@ -173,7 +171,7 @@ def test_a_hostile_file_runs_nothing(tmp_path, place, zipped):
 )
 def test_another_class_in_args_is_refused_by_name(tmp_path, other, name):
     path = released(tmp_path / "a.pth.tar", head_keys(network()), args=other)
-    with pytest.raises(CheckpointError, match=f"holds a Python object '{name}.*only argparse.Namespace is allowed"):
+    with pytest.raises(CheckpointError, match=f"holds a Python object '{name}.*only .* is argparse.Namespace"):
         import_authors_head(path)
 
 
@@ -190,28 +188,31 @@ def test_files_that_are_no_head(tmp_path):
     path.write_bytes(b"PK\x03\x04 and then nothing")
     with pytest.raises(CheckpointError, match="is not a readable PyTorch file"):
         import_authors_head(path)
-    with pytest.raises(CheckpointError, match=r"as unc_module.*none of these keys came\. Give a vit_\*_checkpoint"):
+    with pytest.raises(CheckpointError, match=r"as unc_module.*got none of these keys\. Give a vit_\*_checkpoint"):
         import_authors_head(released(path, {"model.head.weight": torch.ones(1)}))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"4.bias": None}, "must hold an uncertainty head as"),
-        ({"4.bias": None, "4.weight": None}, r"must hold linear layers of sizes 192 - 512 - 1; "),
+        (
+            {"4.bias": None, "4.weight": None},
+            r"linear layers .*; got 0\.weight .*, 2\.bias \(512,\)\. Give",
+        ),
         (
             {"6.weight": torch.ones(1, 1), "6.bias": torch.ones(1)},
-            r"must hold linear layers of sizes 192 - 512 - 512 - 512 - 1",
+            r"a chain of linear layers .*6\.weight \(1, 1\)",
         ),
-        ({"2.weight": torch.ones(512, 256)}, r"2\.weight \(512, 256\).* came"),
-        ({"2.bias": torch.ones(1, 512)}, r"must hold linear layers"),
+        ({"2.weight": torch.ones(512, 256)}, r"got .*2\.weight \(512, 256\)"),
+        ({"2.bias": torch.ones(1, 512)}, "a chain of linear layers"),
         ({"0.weight": torch.ones(5)}, "must hold an uncertainty head as"),
-        ({"4.weight": torch.ones(2, 512), "4.bias": torch.ones(2)}, "must hold linear layers"),
+        ({"4.weight": torch.ones(2, 512), "4.bias": torch.ones(2)}, "a chain of linear layers"),
         ({"4.bias": torch.tensor([float("nan")])}, "holds NaN or infinite weights"),
     ],
 )
-def test_missing_keys_and_odd_shapes(tmp_path, change, told):
+def test_missing_keys_and_odd_shapes(tmp_path, change, message):
     head = {**network().state_dict(), **change}
     keys = {f"unc_module.unc_module.{key}": value for key, value in head.items() if value is not None}
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         import_authors_head(released(tmp_path / "a.pth.tar", keys))

@@ -1,14 +1,18 @@
+"""A head on disk: its files, its config, its card, and damage that is noticed."""
+
 import json
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from dubito.errors import ArtefactError, ValueRangeError
-from dubito.heads.checkpoint import HeadConfig, PretrainedHead, make_card, read_config, read_head, write_head
+from dubito.heads.checkpoint import FORMAT, HeadConfig, PretrainedHead, make_card, read_config, read_head, write_head
 from dubito.heads.module import HeadModule
+from dubito.table import Provenance
 
 
 def head(*, depth: int = 2, dtype: str = "float32", card: str = "", seed: int = 3) -> PretrainedHead:
@@ -62,7 +66,7 @@ def test_writing_again_replaces(tmp_path):
 
 def test_what_cannot_be_written(tmp_path):
     (tmp_path / "taken").write_text("")
-    with pytest.raises(ArtefactError, match=r"taken' cannot be written \(.*\)\. Give another place"):
+    with pytest.raises(ArtefactError, match=r"the head cannot be saved in '.*taken' \(.*\)\. Choose another place"):
         write_head(tmp_path / "taken", head())
     wrong = head()._replace(config=HeadConfig(features=6, width=4))
     with pytest.raises(ArtefactError, match="the config says 6 features, width 4, depth 2; the module has 5, 4, 2"):
@@ -165,7 +169,7 @@ def test_tensors_that_are_not_a_head_s(folder):
     path = folder / "model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {"layers.0.bias": torch.full((4,), float("nan"))}, path)
-    with pytest.raises(ArtefactError, match=r"layers\.0\.bias must be finite .* with NaN or infinity came"):
+    with pytest.raises(ArtefactError, match=r"layers\.0\.bias must be finite .* with NaN or infinity"):
         read_head(folder)
     save_file(tensors | {"layers.0.bias": torch.zeros(4, dtype=torch.int64)}, path)
     with pytest.raises(
@@ -183,3 +187,133 @@ def test_tensors_that_are_not_a_head_s(folder):
 def test_a_card_in_any_bytes_can_be_read(folder):
     (folder / "README.md").write_bytes(b"# \xff mine")
     assert read_head(folder).card == "# � mine"
+
+
+BACKBONE = Provenance(
+    model="timm:a",
+    weights="a" * 32,
+    tensors="b" * 32,
+    head={"layer": None, "output": "logits"},
+    transform={"kind": "preprocess", "size": [224, 224], "resize": 256},
+)
+FULL = HeadConfig(
+    features=8,
+    width=4,
+    depth=1,
+    model="timm:a",
+    provenance=BACKBONE,
+    dtype="float16",
+    trained={"rows": 5},
+    licence="MIT",
+)
+
+
+def test_json_and_back():
+    text = json.dumps(FULL.to_json())
+    assert HeadConfig.from_json(json.loads(text), "x") == FULL
+    assert json.loads(text)["format"] == FORMAT
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, r"x is not a head's config.json of format 1; got format 2. Update dubito"),
+        ({"features": "8"}, r"x has features='8'\. Copy it again"),
+        ({"features": True}, r"x has features=True"),
+        ({"depth": 1.0}, r"x has depth=1\.0"),
+        ({"provenance": "me"}, r"x has provenance='me'"),
+        ({"provenance": {"maker": 1}}, r"x: provenance has no part maker"),
+        ({"trained": None}, r"x has trained=None"),
+        ({"surprise": 1}, r"x has an entry 'surprise' that no head has"),
+        ({"width": 0}, r"x cannot be used \(head: features and width must be at least 1 .*; got 8, 0, 1"),
+        ({"dtype": "float8"}, r"x has dtype='float8'"),
+    ],
+)
+def test_odd_entries_are_named(change, message):
+    with pytest.raises(ArtefactError, match=message):
+        HeadConfig.from_json(FULL.to_json() | change, "x")
+
+
+@pytest.mark.parametrize("key", [key for key in FULL.to_json() if key != "format"])
+def test_every_entry_must_be_there(key):
+    found = FULL.to_json()
+    del found[key]
+    with pytest.raises(ArtefactError, match=f"x has no entry '{key}'"):
+        HeadConfig.from_json(found, "x")
+
+
+@pytest.mark.parametrize("found", [None, [], "config", 3])
+def test_json_that_is_no_config(found):
+    with pytest.raises(ArtefactError, match=r"is not a head's config.json of format 1; got format \w+"):
+        HeadConfig.from_json(found, "x")
+
+
+def test_what_is_not_json_is_refused():
+    for measured in ({"auroc": float("nan")}, {"auroc": {1, 2}}):
+        with pytest.raises(ArtefactError, match="provenance, trained and measured must be JSON without NaN"):
+            HeadConfig(features=8, measured=measured).to_json()
+    with pytest.raises(ValueRangeError, match="got 0, 512, 2"):
+        HeadConfig(features=0)
+
+
+def front(card: str) -> dict[str, object]:
+    found: dict[str, object] = yaml.safe_load(card.split("---\n")[1])
+    return found
+
+
+def test_the_front_matter_is_what_the_hub_reads():
+    found = front(make_card(HeadConfig(features=192, model="timm:vit_tiny_patch16_224.x", licence="Apache-2.0")))
+    assert found["library_name"] == "dubito"
+    assert found["license"] == "apache-2.0"
+    assert found["base_model"] == "timm/vit_tiny_patch16_224.x"
+    assert "uncertainty" in found["tags"]
+
+
+@pytest.mark.parametrize(
+    ("model", "base"), [("hf:google/vit", "google/vit"), ("pypi:efficientnet_lite0", None), (None, None)]
+)
+def test_only_backbones_of_the_hub_are_linked(model, base):
+    found = front(make_card(HeadConfig(features=8, model=model)))
+    assert found.get("base_model") == base
+    assert "license" not in found
+
+
+def test_a_licence_cannot_write_yaml_of_its_own():
+    licence = 'x"\ntags: [evil]\n# '
+    assert front(make_card(HeadConfig(features=8, licence=licence)))["license"] == licence
+
+
+def test_it_tells_what_was_recorded_and_how_to_use_it():
+    provenance = Provenance(weights="w" * 32, tensors="t" * 32, head={"layer": None}, transform={"size": [224, 224]})
+    config = HeadConfig(
+        features=1280,
+        width=64,
+        depth=1,
+        model="pypi:efficientnet_lite0",
+        provenance=provenance,
+        trained={"corpus": "4,000 photographs", "rows": 40000},
+        measured={"ambiguous_auroc": 0.70123, "interval": [0.65, 0.75]},
+    )
+    card = make_card(config, name="org/mine")
+    for text in (
+        "1280 features",
+        "1 hidden layers of width 64",
+        "4,000 photographs",
+        "rows: 40000",
+        "ambiguous auroc: 0.7012",
+        "interval: 0.65, 0.75",
+        "w" * 32,
+        'dubito.load("pypi:efficientnet_lite0")',
+        'UncertaintyHead.from_pretrained("org/mine")',
+        "licence:\nnot stated",
+    ):
+        assert text in card, text
+
+
+def test_it_does_not_pretend():
+    card = make_card(HeadConfig(features=8, depth=0))
+    assert "Nothing was measured." in card
+    assert "Nothing was recorded about its training." in card
+    assert "Its exact weights were not recorded" in card
+    assert "one linear layer" in card
+    assert json.dumps("SOURCE:NAME") in card

@@ -179,11 +179,11 @@ def test_a_head_of_an_unknown_model_warns(world, tmp_path):
     module = HeadModule(6, width=8, depth=1)
     folder = write_head(tmp_path / "stray", PretrainedHead(module, HeadConfig(features=6, width=8, depth=1)))
     stray = UncertaintyHead.from_pretrained(folder)
-    with pytest.warns(DubitoWarning) as told:
+    with pytest.warns(DubitoWarning) as warned:
         stray.score(table)
-    assert [str(one.message) for one in told] == [
-        f"head.score: it is not known of which model the head is, so nobody can tell whether it fits {table.name}, "
-        f"which tiny made."
+    assert [str(one.message) for one in warned] == [
+        f"head.score: the head does not record its model, so whether it fits {table.name}, made by tiny, cannot be "
+        f"checked."
     ]
     stray.score(Table(feature=table.feature))  # of arrays nothing is known: no warning
     head.score(Table(feature=table.feature))
@@ -194,8 +194,8 @@ def test_for_model(world, tuned, own):
     with pytest.raises(ModelError) as error:
         UncertaintyHead.for_model(model)
     assert str(error.value) == (
-        "head: there is none for tiny among `dubito list heads`. Extract photographs and train one: "
-        "dubito.UncertaintyHead().fit(table), or `dubito train CACHE --to NAME`."
+        "head: there is none for tiny among `dubito list heads`. Extract images and train one: "
+        "dubito.train(table), or `dubito train`."
     )
     head.save_pretrained(own / "mine")
     assert torch.equal(UncertaintyHead.for_model(model).score(table), head.score(table))
@@ -209,8 +209,8 @@ def test_for_model_among_those_that_ship(world, own):
     with pytest.raises(ModelError) as error:
         UncertaintyHead.for_model(model, shipped_only=True)
     assert str(error.value) == (
-        "head: there is none for tiny among those that ship. Extract photographs and train one: "
-        "dubito.UncertaintyHead().fit(table), or `dubito train CACHE --to NAME`."
+        "head: there is none for tiny among those that ship. Extract images and train one: "
+        "dubito.train(table), or `dubito train`."
     )
     shipped = UncertaintyHead(seed=2, **SMALL).fit(table)
     shipped.save_pretrained(shelf.SHIPPED / "theirs")
@@ -240,7 +240,7 @@ def test_a_hostile_config_is_refused(world, tmp_path, trained):
     (folder / "config.json").write_text(json.dumps(config | {"trained": trained}))
     with pytest.raises(ArtefactError) as error:
         UncertaintyHead.from_pretrained(folder)
-    assert str(error.value).startswith("head: what its config.json says of its training cannot be read (")
+    assert str(error.value).startswith("head: the entry 'trained' of its config.json cannot be used (")
     assert str(error.value).endswith("). Save the head again.")
 
 

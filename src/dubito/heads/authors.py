@@ -3,8 +3,9 @@
     {epoch, arch, state_dict, optimizer, version, args, ...}      a pickle; args is an argparse.Namespace
     state_dict: model.<timm's key>, unc_module.unc_module.{0,2,4}.{weight,bias}; sometimes with a leading "module."
 
-The file is read by torch's weights-only reader with that one class allowed besides tensors and plain values: nothing
-in it is executed. Kirchhof et al. 2024, arXiv 2402.16569; the networks are those of `HeadModule`, 1e-6 included.
+The file is read by torch's weights-only reader, with that one class allowed in addition to tensors and plain values:
+nothing in it is executed. The networks are those of `HeadModule`, 1e-6 included (Kirchhof et al. 2024, arXiv
+2402.16569).
 """
 
 import argparse
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from dubito.errors import CheckpointError, DubitoWarning
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, make_card
-from dubito.heads.module import HeadModule
+from dubito.heads.module import HeadModule, layer_shapes
 from dubito.models.checkpoint import read_weights
 from dubito.models.fingerprint import operations, tensors_digest
 from dubito.models.from_timm import transform_of
@@ -32,7 +33,7 @@ BACKBONES = {
     768: "timm:vit_base_patch16_224.augreg_in21k",
     1024: "timm:vit_large_patch16_224.augreg_in21k",
 }
-"""Which backbone it was, by the width of its features."""
+"""The backbone of each head, by the width of its features."""
 
 _HEAD, _BACKBONE = "unc_module.unc_module.", "model."
 _LAYOUT = f"{_HEAD}{{0,2,4}}.{{weight,bias}}"
@@ -46,8 +47,8 @@ _TRAINED = {
 def import_authors_head(path: str | Path) -> PretrainedHead:
     """The head of a released checkpoint.
 
-    Where the file also holds a whole backbone that timm knows, its identity is recorded, and tables of any other are
-    refused. Otherwise `config.provenance` is None: nothing can be checked, and a warning says so.
+    If the file also holds a whole backbone that timm knows, its provenance is recorded, and tables of any other model
+    are refused. Otherwise `config.provenance` is None: nothing can be checked, and a warning says so.
     """
     weights = _read(path)
     head = {key.removeprefix(_HEAD): value for key, value in weights.items() if key.startswith(_HEAD)}
@@ -56,35 +57,28 @@ def import_authors_head(path: str | Path) -> PretrainedHead:
     provenance = _provenance(model, _backbone(weights)) if model else None
     if provenance is None:
         warnings.warn(
-            f"head: '{path}' does not hold a whole backbone that timm knows, so no table can be refused. Make sure "
-            f"that features come from {model or 'the model that it was trained on'}.",
+            f"head: '{path}' does not hold a whole backbone that timm knows, so tables of a wrong model cannot be "
+            f"refused. Make sure that features come from {model or 'the model that it was trained on'}.",
             DubitoWarning,
             stacklevel=2,
         )
-    config = HeadConfig(
-        features=module.features,
-        width=module.width,
-        depth=module.depth,
-        model=model,
-        provenance=provenance,
-        trained=dict(_TRAINED),
-    )
+    config = HeadConfig.of(module, model=model, provenance=provenance, trained=dict(_TRAINED))
     return PretrainedHead(module, config, make_card(config, name=str(Path(path).name)))
 
 
 def authors_backbone(path: str | Path) -> dict[str, Tensor]:
-    """The backbone's tensors under timm's own keys, for a file that `dubito.load(name, weights=FILE)` takes."""
-    found = _backbone(_read(path))
-    if not found:
+    """The backbone's tensors under timm's own keys, to save as a file for `dubito.load(name, weights=FILE)`."""
+    backbone = _backbone(_read(path))
+    if not backbone:
         raise CheckpointError(
             f"head: '{path}' holds no backbone: none of its keys begins with '{_BACKBONE}'. "
-            f"Take the weights from timm: dubito.load('{BACKBONES[192]}') or its larger sisters."
+            f"Take the weights from timm: dubito.load('{BACKBONES[192]}') or a larger one."
         )
-    return found
+    return backbone
 
 
 def _read(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of the file without "module."; a Python object other than the one Namespace is named and refused."""
+    """The tensors of the file without "module."; any Python object but the one Namespace is named and refused."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             weights = read_weights(path)
@@ -93,8 +87,8 @@ def _read(path: str | Path) -> dict[str, Tensor]:
         if culprit is None:
             raise
         raise CheckpointError(
-            f"head: '{path}' holds a Python object '{culprit[1]}', which could run code; nothing was executed. Of such "
-            f"objects only argparse.Namespace is allowed. Save its state_dict alone, where you trust the file."
+            f"head: '{path}' holds a Python object '{culprit[1]}', which could run code; nothing was executed. The "
+            f"only object allowed is argparse.Namespace. If you trust the file, save its state_dict alone."
         ) from error
     return {key.removeprefix("module."): value for key, value in weights.items()}
 
@@ -105,32 +99,24 @@ def _backbone(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _module(head: dict[str, Tensor], path: str | Path) -> HeadModule:
     """The network, if the tensors are a chain of linear layers that ends in one number."""
-    depth = len(head) // 2 - 1
-    keys = [f"{2 * place}.{part}" for place in range(depth + 1) for part in ("weight", "bias")]
-    shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in head.items())
-    if depth < 0 or sorted(head) != sorted(keys) or head["0.weight"].dim() != 2:
+    tensors = {f"layers.{key}": value.float() for key, value in head.items()}
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    depth, first = len(head) // 2 - 1, shapes.get("layers.0.weight", ())
+    if depth < 0 or len(first) != 2 or shapes != layer_shapes(first[1], first[0] if depth else 1, depth):
+        got = ", ".join(f"{key} {tuple(value.shape)}" for key, value in head.items()) or "none of these keys"
         raise CheckpointError(
-            f"head: '{path}' must hold an uncertainty head as {_LAYOUT}; got {shapes or 'none of these keys'}. "
-            f"Give a vit_*_checkpoint.pth.tar as it was released."
+            f"head: '{path}' must hold an uncertainty head as {_LAYOUT}, a chain of linear layers of one width that "
+            f"ends in one number; got {got}. Give a vit_*_checkpoint.pth.tar as it was released."
         )
-    width, features = head["0.weight"].shape if depth else (1, head["0.weight"].shape[1])
-    sizes = [features, *[width] * depth, 1]
-    for place in range(depth + 1):
-        wanted = (sizes[place + 1], sizes[place])
-        if head[f"{2 * place}.weight"].shape != wanted or head[f"{2 * place}.bias"].shape != wanted[:1]:
-            raise CheckpointError(
-                f"head: '{path}' must hold linear layers of sizes {' - '.join(map(str, sizes))}; got {shapes}. "
-                f"Give a vit_*_checkpoint.pth.tar as it was released."
-            )
-    if not all(value.isfinite().all() for value in head.values()):
+    if not all(value.isfinite().all() for value in tensors.values()):
         raise CheckpointError(f"head: '{path}' holds NaN or infinite weights. Copy the file again.")
-    module = HeadModule(features, width=width, depth=depth)
-    module.load_state_dict({f"layers.{key}": value.float() for key, value in head.items()})
+    module = HeadModule(first[1], width=first[0] if depth else 1, depth=depth)
+    module.load_state_dict(tensors)
     return module.eval()
 
 
 def _provenance(model: str, backbone: dict[str, Tensor]) -> Provenance | None:
-    """The identity that timm's model with these tensors has, or None if they are not all that it consists of.
+    """The provenance of timm's model with these tensors, or None if they are not the whole model.
 
     The model is built without memory for its weights: its names and shapes are enough.
     """

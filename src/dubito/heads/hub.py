@@ -1,7 +1,7 @@
 """Heads on the Hugging Face hub, through huggingface_hub's own mixin: push_to_hub and from_pretrained.
 
-Only the three files of `dubito.heads.checkpoint` are ever fetched, all from one commit. Whether the hub answers is
-asked once: the client's own retries would keep a user without network waiting for half a minute.
+Only the three files of `dubito.heads.checkpoint` are ever fetched, all from one commit. The hub is tried once
+first: the client's own retries would keep a user without network waiting for half a minute.
 """
 
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ from dubito.errors import ArtefactError, DubitoError
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, make_card, read_head, write_head
 
 _PATIENCE = 10.0
-"""Seconds that the hub has for its first answer."""
+"""Seconds to wait for the hub's first answer."""
 
 
 @final
 class HubHead(ModelHubMixin, library_name="dubito", tags=["uncertainty"]):
-    """A head as the mixin wants it: an object that can save itself into a folder and be read from a repository."""
+    """A head as the mixin requires it: an object that saves itself into a folder and is read from a repository."""
 
     def __init__(self, head: PretrainedHead) -> None:
         self.head = head
@@ -42,12 +42,12 @@ class HubHead(ModelHubMixin, library_name="dubito", tags=["uncertainty"]):
     def _from_pretrained(  # the arguments are the mixin's
         cls, *, model_id: str, revision: str | None, **options: Any
     ) -> "HubHead":
-        config = hf_hub_download(model_id, CONFIG, revision=revision, **_known(options))
+        config = hf_hub_download(model_id, CONFIG, revision=revision, **_download_options(options))
         folder = Path(config).parent
-        # The folder of a snapshot is named by its commit: the other files are taken from the same one.
-        hf_hub_download(model_id, WEIGHTS, revision=folder.name, **_known(options))
+        # A snapshot's folder is named by its commit: the other files come from the same one.
+        hf_hub_download(model_id, WEIGHTS, revision=folder.name, **_download_options(options))
         with suppress(EntryNotFoundError):
-            hf_hub_download(model_id, CARD, revision=folder.name, **_known(options))
+            hf_hub_download(model_id, CARD, revision=folder.name, **_download_options(options))
         return cls(read_head(folder))
 
 
@@ -65,18 +65,18 @@ def from_pretrained(
     Args:
         name_or_path: A folder that save_pretrained wrote, or "org/name".
         revision: Branch, tag or commit on the hub.
-        cache_dir: Where the hub's files are kept; by default the hub's own cache.
-        token: To read a private repository; by default that of `hf auth login`.
-        force_download: Fetch again what is kept already.
-        local_files_only: Do not ask the hub.
+        cache_dir: Folder of downloaded files; by default the hub's own cache.
+        token: Token for a private repository; by default that of `hf auth login`.
+        force_download: Whether to fetch again what is in the cache already.
+        local_files_only: Whether to use the cache alone, without the network.
     """
     folder, name = Path(name_or_path).expanduser(), str(name_or_path)
     if isinstance(name_or_path, Path) or folder.is_dir() or name.startswith((".", "/", "~")):
         return read_head(folder)
-    with _told(f"head: '{name}' cannot be had from the hub", name):
+    with _hub_errors(f"head: '{name}' cannot be loaded from the hub", name):
         reason = None if local_files_only else _unreachable(name, revision, token)
         try:
-            found = HubHead.from_pretrained(
+            hub_head = HubHead.from_pretrained(
                 name,
                 revision=revision,
                 cache_dir=cache_dir,
@@ -86,11 +86,11 @@ def from_pretrained(
             )
         except LocalEntryNotFoundError as error:
             raise ArtefactError(
-                f"head: '{name}' is not among the files that the hub's cache keeps here, and "
-                + (f"the hub cannot be reached ({reason})" if reason else "the hub was not to be asked")
+                f"head: '{name}' is not in the hub's cache on this machine, and "
+                + (f"the hub cannot be reached ({reason})" if reason else "local_files_only is set")
                 + ". Try again with a network, or give a folder that save_pretrained wrote."
             ) from error
-    return found.head
+    return hub_head.head
 
 
 def push_to_hub(
@@ -103,19 +103,19 @@ def push_to_hub(
     create_pr: bool | None = None,
     commit_message: str = "Uncertainty head by dubito",
 ) -> str:
-    """Upload a head with its config and card; the repository is made if need be. Returns the commit's address.
+    """Upload a head with its config and card, creating the repository if needed. Returns the commit's address.
 
     Args:
-        head: What to upload; without a card of its own, one is made from the config.
+        head: The head to upload; if it has no card, one is made from the config.
         repo_id: "org/name".
-        private: Whether a new repository can be read by its owners only.
-        token: With the right to write; by default that of `hf auth login`.
-        branch: By default main.
-        create_pr: Propose the change instead of making it.
-        commit_message: What the commit says.
+        private: Whether a new repository is private.
+        token: Token with write permission; by default that of `hf auth login`.
+        branch: Branch to commit to; by default main.
+        create_pr: Whether to open a pull request instead of committing.
+        commit_message: Message of the commit.
     """
     carded = head if head.card else head._replace(card=make_card(head.config, name=repo_id))
-    with _told(f"head: '{repo_id}' could not be pushed", repo_id):
+    with _hub_errors(f"head: '{repo_id}' could not be pushed", repo_id):
         commit = HubHead(carded).push_to_hub(
             repo_id,
             private=private,
@@ -128,55 +128,53 @@ def push_to_hub(
 
 
 def _unreachable(name: str, revision: str | None, token: str | bool | None) -> str | None:
-    """Why the hub does not answer, or None if it does; a name that it does not have is an answer, and an error."""
+    """Why the hub does not answer, or None if it does; an unknown name is an answer, and raises."""
     try:
         get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), token=token, timeout=_PATIENCE)
     except HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise
-        return _said(error)
+        return _first_line(error)
     except HFValidationError:
         raise
     except Exception as error:  # whatever the network, a proxy, a certificate or offline mode raise
-        return _said(error)
+        return _first_line(error)
     return None
 
 
 @contextmanager
-def _told(what: str, name: str) -> Iterator[None]:
-    """Around the hub's client: what it raises comes out as one sentence that says what to do."""
+def _hub_errors(what: str, name: str) -> Iterator[None]:
+    """Turn the errors of the hub's client into an ArtefactError that says what to do."""
     try:
         yield
     except DubitoError:
         raise
     except GatedRepoError as error:
-        raise ArtefactError(
-            f"{what}: its owners let in only those who have asked. Ask on its page, then `hf auth login`."
-        ) from error
+        raise ArtefactError(f"{what}: it is gated. Request access on its page, then `hf auth login`.") from error
     except RevisionNotFoundError as error:
-        raise ArtefactError(f"{what}: it has no such revision. Leave out `revision`, or name one it has.") from error
+        raise ArtefactError(f"{what}: it has no such revision. Leave out `revision`, or name another.") from error
     except RepositoryNotFoundError as error:
         raise ArtefactError(
-            f"{what}: there is no '{name}', or it is private. Check the name (`dubito list heads` shows those that are "
-            f"here already), or log in with `hf auth login`."
+            f"{what}: there is no '{name}', or it is private. Check the name (`dubito list heads` shows those on this "
+            f"machine), or log in with `hf auth login`."
         ) from error
     except EntryNotFoundError as error:
-        raise ArtefactError(f"{what}: it is no head, it has no {CONFIG} and {WEIGHTS}. Choose another.") from error
+        raise ArtefactError(f"{what}: it is not a head: {CONFIG} or {WEIGHTS} is missing. Choose another.") from error
     except HFValidationError as error:
         raise ArtefactError(f"{what}: a name on the hub is 'org/name'; got '{name}'. Check the spelling.") from error
     except (HfHubHTTPError, LocalTokenNotFoundError) as error:
-        hint = "Log in with `hf auth login`, and check that you have the right to do this"
-        raise ArtefactError(f"{what} ({_said(error)}). {hint}, or try again later.") from error
+        hint = "Log in with `hf auth login`, and check your permissions"
+        raise ArtefactError(f"{what} ({_first_line(error)}). {hint}, or try again later.") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArtefactError(f"{what}: its {CONFIG} is not a head's ({_said(error)}). Choose another.") from error
+        raise ArtefactError(f"{what}: its {CONFIG} is not a head's ({_first_line(error)}). Choose another.") from error
     except Exception as error:  # the client's own errors have no common root
-        raise ArtefactError(f"{what} ({_said(error)}). Check the network and try again.") from error
+        raise ArtefactError(f"{what} ({_first_line(error)}). Check the network and try again.") from error
 
 
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Without what the mixin read from a config that may hold anything."""
+def _download_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a download, without what the mixin read from a config that may hold anything."""
     return {key: options[key] for key in ("cache_dir", "force_download", "local_files_only", "token")}
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200].rstrip(". ")

@@ -145,15 +145,11 @@ class WithUncertainty(nn.Module):
         """
         module = copy.deepcopy(self.head_module).cpu().float().requires_grad_(False).eval()
         self._check_reads(classifier, self._example(example))
-        config = HeadConfig(
-            features=module.features,
-            width=module.width,
-            depth=module.depth,
-            model=classifier.name,
-            provenance=model_identity(classifier),
-            trained={"jointly": True, "stop_gradient": self.stop_gradient},
+        trained = {"jointly": True, "stop_gradient": self.stop_gradient}
+        provenance = model_identity(classifier)
+        return PretrainedHead(
+            module, HeadConfig.of(module, model=classifier.name, provenance=provenance, trained=trained)
         )
-        return PretrainedHead(module, config)
 
     def _example(self, example: Tensor | None) -> Tensor:
         if example is not None:

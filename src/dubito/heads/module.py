@@ -93,6 +93,16 @@ def check_shape(features: int, width: int, depth: int) -> None:
         )
 
 
+def layer_shapes(features: int, width: int, depth: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a head's tensors by name: linear layers at even positions, activations between them."""
+    sizes = [features, *[width] * depth, 1]
+    return {
+        f"layers.{2 * position}.{part}": shape
+        for position, (before, after) in enumerate(pairwise(sizes))
+        for part, shape in (("weight", (after, before)), ("bias", (after,)))
+    }
+
+
 @torch.no_grad()
 def start_at_classes(module: HeadModule, table: Table) -> None:
     """Set a new head's weights from a table's features and logits; of a long table, 16,384 evenly spaced rows.

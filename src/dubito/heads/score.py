@@ -3,7 +3,7 @@
     u(x) = softplus(MLP(z)) + 1e-6,   trained so that images with higher task losses get higher u
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024). The network is in `heads.module`, its losses in `heads.losses`,
-the training in `heads.train`. Trained once, it needs no labels, no classes and no classifier, and transfers to other
+the training in `heads.loop`. Once trained, it needs no labels, no classes and no classifier, and transfers to other
 data sets. Its values are an order, not probabilities: compare those of one head only.
 """
 
@@ -19,8 +19,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito.cache.fingerprint import model_identity
 from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
-from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
-from dubito.heads.config import DiskType
+from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, write_head
 from dubito.heads.joint import WithUncertainty
 from dubito.heads.loop import Trained, train_head
 from dubito.heads.module import HeadModule
@@ -37,13 +36,13 @@ class UncertaintyHead(Score):
     """A small network on the model's feature that has learned which images are hard.
 
     Attributes:
-        width: Of the hidden layers.
-        depth: How many.
-        seed: Of the first weights and of the order of rows.
-        recipe: How it is trained; by default as in the paper.
-        features_: Width of the features that it reads, once fitted.
-        weights_: (p) all its weights, once fitted.
-        trained_: How it was trained, as JSON, once fitted.
+        width: Width of the hidden layers.
+        depth: Number of hidden layers.
+        seed: Seed of the initial weights and of the order of rows.
+        recipe: Settings of the training; by default the paper's.
+        features_: Width of the features that it reads.
+        weights_: (p), all its weights.
+        trained_: How it was trained, as JSON.
     """
 
     width: int = 512
@@ -63,16 +62,16 @@ class UncertaintyHead(Score):
         self._module: HeadModule | None = None
 
     def learn(self, table: Table) -> None:
-        """Train on features and losses; `dubito.train` does the same with a bar, several seeds and a folder."""
+        """Train on features and losses; `dubito.train` adds a progress bar, several seeds and a folder."""
         self.take(train_head(table, recipe=self.recipe, width=self.width, depth=self.depth, seed=self.seed), table)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
-        """What the network says of the features."""
+        """The network's output for the features."""
         return self(batch.feature)
 
     @torch.no_grad()
     def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
-        """The uncertainty of features as the model gives them: `head(model.features(x))`."""
+        """The uncertainty of features that the model computes: `head(model.features(x))`."""
         self.check_fitted()
         u: Tensor = self.module(features.float())
         return u
@@ -87,7 +86,7 @@ class UncertaintyHead(Score):
             if self.weights_.shape != (count,):
                 raise ArtefactError(
                     f"head: {self.features_} features, width {self.width} and depth {self.depth} make {count} weights; "
-                    f"{self.weights_.numel()} came. Save the head again."
+                    f"got {self.weights_.numel()}. Save the head again."
                 )
             vector_to_parameters(self.weights_.float(), module.parameters())
             self._module = module.requires_grad_(False).eval()
@@ -110,8 +109,8 @@ class UncertaintyHead(Score):
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
         if self.provenance_ is None and table.provenance is not None:
             warnings.warn(
-                f"head.score: it is not known of which model the head is, so nobody can tell whether it fits "
-                f"{table.name}, which {table.provenance.model or 'a model without a name'} made.",
+                f"head.score: the head does not record its model, so whether it fits {table.name}, made by "
+                f"{table.provenance.model or 'a model without a name'}, cannot be checked.",
                 DubitoWarning,
                 stacklevel=3,
             )
@@ -137,13 +136,13 @@ class UncertaintyHead(Score):
 
         Args:
             to: The folder.
-            dtype: On disk; float16 halves the size and keeps three digits.
+            dtype: Type of the weights on disk; float16 halves the size and keeps three digits.
             about: Further entries of the config: measured={...}, licence="...", trained={"corpus": "..."}.
         """
         return write_head(to, self.pretrained(dtype=dtype, **about))
 
     def push_to_hub(self, repo_id: str, *, dtype: DiskType = "float32", about: Json | None = None, **hub: Any) -> str:
-        """Upload the same files to the Hugging Face hub; `hub` are the options of its own push_to_hub."""
+        """Upload the same files to the Hugging Face hub; `hub` holds the options of its own push_to_hub."""
         from dubito.heads.hub import push_to_hub  # noqa: PLC0415 (the hub's client is slow to import)
 
         return push_to_hub(self.pretrained(dtype=dtype, **(about or {})), repo_id, **hub)
@@ -155,24 +154,23 @@ class UncertaintyHead(Score):
 
     @classmethod
     def for_model(cls, model: Classifier, *, shipped_only: bool = False) -> "UncertaintyHead":
-        """The head for this very model: one that you keep on your shelf, or one that ships.
+        """The head for exactly this model, one of your own or one that ships with dubito.
 
-        Its backbone must be the same to the last weight. Of several, your own go before those that ship; of your own,
-        the training that ended last (its median seed), as far as that was recorded; then the first by name.
+        Its backbone must have the same weights to the last bit. Of several heads your own come first, of those the
+        training that ended last (its median seed) where that was recorded, then the first by name.
 
         Args:
-            model: From dubito.load or dubito.wrap.
-            shipped_only: Leave your own aside, so that every machine gives the same answer.
+            model: A model from dubito.load or dubito.wrap.
+            shipped_only: Whether to ignore your own heads, so that the result is the same on every machine.
         """
-        found = head_for(model_identity(model), shipped_only=shipped_only)
-        if found is None:
+        head = head_for(model_identity(model), shipped_only=shipped_only)
+        if head is None:
             raise ModelError(
                 f"head: there is none for {model.name} among "
                 + ("those that ship. " if shipped_only else "`dubito list heads`. ")
-                + "Extract photographs and train one: dubito.UncertaintyHead().fit(table), or `dubito train CACHE --to "
-                "NAME`."
+                + "Extract images and train one: dubito.train(table), or `dubito train`."
             )
-        return cls.of(found)
+        return cls.of(head)
 
     @classmethod
     def from_joint(
@@ -181,21 +179,21 @@ class UncertaintyHead(Score):
         """The head of a model that was trained together with it, once the training is over (`with_uncertainty`).
 
         Args:
-            model: What `with_uncertainty` gave.
-            classifier: `dubito.wrap` of the trained module, as it will be used: the head belongs to it alone.
+            model: The module that `with_uncertainty` returned.
+            classifier: `dubito.wrap` of the trained module, as it will be used: the head fits it alone.
             example: A batch of inputs, to check that both read the same features; by default noise.
         """
         return cls.of(model.pretrained(classifier, example))
 
     @classmethod
     def of(cls, head: PretrainedHead) -> "UncertaintyHead":
-        """The score around a head that was read from somewhere."""
+        """The score around a pretrained head."""
         config = head.config
         try:
             recipe, seed = as_recipe(config.trained.get("recipe", Recipe())), int(config.trained.get("seed", 1))
         except (OverflowError, TypeError, ValueError, ValueRangeError) as error:
             raise ArtefactError(
-                f"head: what its config.json says of its training cannot be read ({error}). Save the head again."
+                f"head: the entry 'trained' of its config.json cannot be used ({error}). Save the head again."
             ) from error
         score = cls(width=config.width, depth=config.depth, seed=seed, recipe=recipe)
         score._put(head.module)
@@ -203,19 +201,16 @@ class UncertaintyHead(Score):
         return score
 
     def pretrained(self, *, dtype: DiskType = "float32", **about: Any) -> PretrainedHead:
-        """The network with its config, as it goes to a folder or to the hub."""
-        module = self.module
-        config = HeadConfig(
-            features=module.features,
-            width=module.width,
-            depth=module.depth,
+        """The network with its config, as it is saved and uploaded."""
+        config = HeadConfig.of(
+            self.module,
             model=self.provenance_.model if self.provenance_ else None,
             provenance=self.provenance_,
             dtype=dtype,
             trained=self.trained_ | about.pop("trained", {}),
             **about,
         )
-        return PretrainedHead(module, config)
+        return PretrainedHead(self.module, config)
 
     def _put(self, module: HeadModule) -> None:
         self._module = None

@@ -1,11 +1,11 @@
-"""The shelf: heads that ship with dubito, and the user's own in one folder; each by its name.
+"""The shelf: heads by name, those that ship with dubito and the user's own in one folder.
 
     dubito/heads/pretrained/NAME/      shipped
-    DUBITO_HEADS/NAME/                 the user's own; by default in the system's folder for data of programs
-    DUBITO_HEADS/NAME/seed-1/          one of several, by the name NAME/seed-1
+    DUBITO_HEADS/NAME/                 the user's own; by default in the system's folder for application data
+    DUBITO_HEADS/NAME/seed-1/          one of several seeds, by the name NAME/seed-1
 
-Of two with the same name, the user's own is taken. Of several heads for one model (`entry_for`), the user's own go
-before those that ship; among them the training that ended last goes first, by its median seed; then the names decide.
+Of two heads with the same name, the user's own is taken. Of several for one model, `entry_for` takes the user's own
+before those that ship; among them that of the training that ended last, its median seed; then the first by name.
 """
 
 import json
@@ -15,13 +15,13 @@ import sys
 import warnings
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, final
 
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head
 from dubito.table import Provenance
+from dubito.validate import nearest
 
 SHIPPED = Path(__file__).parent / "pretrained"
 VARIABLE = "DUBITO_HEADS"
@@ -37,13 +37,13 @@ class HeadEntry:
     """One head on the shelf, as it is listed.
 
     Attributes:
-        name: What `find_head` takes.
+        name: The name that `find_head` takes.
         path: Its folder.
         model: Its backbone.
-        features: The width of what it reads.
-        size: Bytes of its own files: weights, config and card, not the state of its training.
+        features: Width of the features that it reads.
+        size: Bytes of its weights, config and card, without the state of its training.
         where: "shipped" or "local".
-        about: On what it was trained, in one line.
+        about: What it was trained on, in one line.
     """
 
     name: str
@@ -56,7 +56,7 @@ class HeadEntry:
 
 
 def local_folder() -> Path:
-    """Where the user's own heads are: `DUBITO_HEADS`, or the system's folder for data of programs."""
+    """The folder of the user's own heads: `DUBITO_HEADS`, or one in the system's folder for application data."""
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE]).expanduser()
     if sys.platform == "win32":
@@ -70,18 +70,18 @@ def local_folder() -> Path:
 
 def list_heads() -> list[HeadEntry]:
     """All heads on the shelf, by name; one that cannot be read is left out with a warning."""
-    found = _entries("shipped", SHIPPED) | _entries("local", local_folder())
-    return [found[name] for name in sorted(found)]
+    entries = _entries("shipped", SHIPPED) | _entries("local", local_folder())
+    return [entries[name] for name in sorted(entries)]
 
 
 def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
-    """A head by whatever names it.
+    """A head by name, path or id.
 
     Args:
         name_or_path: A folder that save_pretrained wrote, or that `train` wrote (then its median seed), a name on the
             shelf, a `vit_*_checkpoint.pth.tar` of the paper's authors, or an id on the Hugging Face hub, "org/name" or
             "hub:org/name".
-        options: For the hub: revision, token, cache_dir, force_download, local_files_only.
+        options: Options of the hub: revision, token, cache_dir, force_download, local_files_only.
     """
     name, path = str(name_or_path), Path(name_or_path).expanduser()
     if name.startswith(_HUB):
@@ -101,13 +101,13 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
 
 
 def _trainings(path: Path, name: str) -> dict[str, Path]:
-    """The name, if it is that of a training: a folder, or on the shelf."""
-    found = [folder for folder in (path, local_folder() / name) if (folder / TRAINING).is_file()]
-    return {name: _median(found[0])} if found and not (found[0] / CONFIG).is_file() else {}
+    """The median head by name, if the name is that of a training: a folder, or one on the shelf."""
+    folders = [folder for folder in (path, local_folder() / name) if (folder / TRAINING).is_file()]
+    return {name: _median(folders[0])} if folders and not (folders[0] / CONFIG).is_file() else {}
 
 
 def _median(training: Path) -> Path:
-    """Of a folder that `dubito.train` wrote, the head of the median seed."""
+    """The folder of the median seed in a folder that `dubito.train` wrote."""
     try:
         seed = int(json.loads((training / TRAINING).read_text())["median_seed"])
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -119,20 +119,20 @@ def _median(training: Path) -> Path:
 
 
 def head_for(provenance: Provenance | None, *, shipped_only: bool = False) -> PretrainedHead | None:
-    """The shelf's head whose backbone is a table's provenance, or None; of several, see `entry_for`."""
+    """The head for the model of a provenance, or None; see `entry_for`."""
     entry = entry_for(provenance, shipped_only=shipped_only)
     return None if entry is None else read_head(entry.path)
 
 
 def entry_for(provenance: Provenance | None, *, shipped_only: bool = False) -> HeadEntry | None:
-    """Where `head_for` finds it. A head counts only if its backbone is the very same (`Provenance.difference`).
+    """The entry of the head for a model, or None. Its backbone must be the same in every part.
 
-    Of several, in this order: the user's own before those that ship; the training that ended last, as its training.json
-    says, and behind it by name those without one; of one training the median seed.
+    Of several, the user's own come before those that ship; then the training that ended last according to its
+    training.json, before heads without one, by name; of one training, the median seed.
 
     Args:
         provenance: `Table.provenance`, or `model_identity` of a model.
-        shipped_only: Leave the user's own aside: the same answer on every machine.
+        shipped_only: Whether to ignore the user's own heads: the result is the same on every machine.
     """
     if provenance is None:
         return None
@@ -141,32 +141,32 @@ def entry_for(provenance: Provenance | None, *, shipped_only: bool = False) -> H
 
 
 def _fits(entry: HeadEntry, provenance: Provenance) -> bool:
-    known = read_config(entry.path).provenance
-    return known is not None and known.difference(provenance) is None
+    backbone = read_config(entry.path).provenance
+    return backbone is not None and backbone.difference(provenance) is None
 
 
 def _preference(entry: HeadEntry) -> tuple[bool, float, str, bool, str]:
-    """The lowest is taken."""
+    """The sort key of `entry_for`."""
     ended, median = 0.0, None
     try:
-        told = json.loads((entry.path.parent / TRAINING).read_text())
-        median = f"seed-{told['median_seed']}"
-        ended = datetime.fromisoformat(told["finished"]).timestamp()
-    except (OSError, KeyError, TypeError, ValueError):  # kept by hand, or before times were recorded
+        report = json.loads((entry.path.parent / TRAINING).read_text())
+        median = f"seed-{report['median_seed']}"
+        ended = datetime.fromisoformat(report["finished"]).timestamp()
+    except (OSError, KeyError, TypeError, ValueError):  # no report: copied by hand
         pass
     return entry.where != "local", -ended, entry.name.partition("/")[0], entry.path.name != median, entry.name
 
 
 def _entries(where: Where, folder: Path) -> dict[str, HeadEntry]:
-    """The heads of one place by name."""
-    found = {}
+    """The heads of one folder by name."""
+    entries = {}
     for path in sorted([*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")]):
         name = path.parent.relative_to(folder).as_posix()
         try:
-            found[name] = _entry(name, path.parent, where)
+            entries[name] = _entry(name, path.parent, where)
         except DubitoError as error:
             warnings.warn(f"left out: {error}", DubitoWarning, stacklevel=3)
-    return found
+    return entries
 
 
 def _entry(name: str, path: Path, where: Where) -> HeadEntry:
@@ -200,7 +200,7 @@ def _from_file(path: Path) -> PretrainedHead:
 
 
 def _unknown(name: str, known: list[str]) -> ArtefactError:
-    near = get_close_matches(name, known, n=3, cutoff=0.4)
+    near = nearest(name, known, or_first=False)
     hint = f"Nearest: {', '.join(near)}." if near else f"On the shelf: {', '.join(known) or 'nothing'}."
     return ArtefactError(
         f"head: there is no '{name}'. {hint} Give a name of `dubito list heads`, a folder that save_pretrained wrote, "

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from dubito.errors import DubitoError
-from dubito.heads.config import DiskType
+from dubito.heads.checkpoint import DiskType
 from dubito.heads.held_out import split
 from dubito.heads.loop import FIGURES, plot_histories, train_head
 from dubito.heads.recipe import Recipe
