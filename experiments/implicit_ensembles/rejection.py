@@ -93,7 +93,7 @@ def main() -> None:
             found["models"][name] = {
                 "checks": checks(studies["own"]),
                 "readings": readings(reported),
-                **{kind: told(study) for kind, study in studies.items()},
+                **{kind: summary(study) for kind, study in studies.items()},
             }
             if asked.figure and name == LITES[0]:
                 rejection_figure(studies["own"], "mutual_information").savefig(asked.figure, dpi=110)
@@ -142,8 +142,8 @@ def squeezenet(weights: Path) -> Classifier:
     return dubito.wrap(model.module, transform=pixels, classes=model.classes, name="squeezenet1_0")
 
 
-def told(study: RejectionStudy) -> dict:
-    """A study in short: one line an order. AUROC, AURC and their distances from the entropy's have intervals."""
+def summary(study: RejectionStudy) -> dict:
+    """A study in short: one line per order. AUROC, AURC and their differences to the entropy have intervals."""
     rows = []
     for found in study.results:
         order = found.order
@@ -164,14 +164,14 @@ def interval(value: Interval | None) -> list[float] | None:
 
 def readings(table: dubito.Table) -> dict:
     """Three ways to read "covariance" at T = 1, by MI: the paper's sizes may tell which one it means."""
-    level, doubt = (
+    level, by_uncertainty = (
         rejection_study(table, TILES, uncertainties=["mutual_information"], against=against, resamples=1)
         for against in ("level", "uncertainty")
     )
     ways = {
         "level, acceptance": (level, "acceptance"),
         "level, bucket": (level, "bucket"),
-        "uncertainty, acceptance": (doubt, "acceptance"),
+        "uncertainty, acceptance": (by_uncertainty, "acceptance"),
     }
     return {
         way: {

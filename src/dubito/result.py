@@ -34,10 +34,12 @@ class Result:
     Attributes:
         titles: By key of `records`, the heading people see; keys without one are their own heading.
         text_rows: How many rows of a long table are shown as text; all of them if None.
+        columns: Keys of `records` that are shown as text; all of them if empty.
     """
 
     titles: ClassVar[Mapping[str, str]] = {}
     text_rows: ClassVar[int | None] = None
+    columns: ClassVar[Sequence[str]] = ()
 
     def title(self) -> str:
         """What the result is about, in one line."""
@@ -92,7 +94,7 @@ class Result:
     def lines(self) -> list[list[str]]:
         """The table as text: a header and one line per row, at most `text_rows`; empty without records."""
         records = self.records()[: self.text_rows]
-        keys = list(dict.fromkeys(key for record in records for key in record))
+        keys = self.columns or list(dict.fromkeys(key for record in records for key in record))
         header = [self.heading(key) for key in keys]
         return [header, *([self.cell(key, one.get(key)) for key in keys] for one in records)] if records else []
 
@@ -113,7 +115,7 @@ class Result:
         if lines := self.lines():
             # A value above its interval: eight metrics side by side fit a terminal.
             body = [[text.replace(" [", "\n[") for text in line] for line in lines[1:]]
-            parts.append(grid(lines[0], body, numbers=_numeric(self.records(), len(lines[0]))))
+            parts.append(grid(lines[0], body, numbers=_numeric(self.records(), self.columns)))
         return Group(*parts, *(Text(sentence) for sentence in self._sentences()))
 
     def _repr_html_(self) -> str:
@@ -259,13 +261,13 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _numeric(records: Sequence[Mapping[str, Any]], width: int) -> int:
+def _numeric(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> int:
     """How many of the last columns hold numbers."""
-    keys = list(dict.fromkeys(key for record in records for key in record))
+    keys = columns or list(dict.fromkeys(key for record in records for key in record))
     count = 0
     for key in reversed(keys):
         values = [record.get(key) for record in records if record.get(key) is not None]
         if any(isinstance(value, str | bool | list | tuple) and not _is_interval(value) for value in values):
             break
         count += 1
-    return min(count, width)
+    return count

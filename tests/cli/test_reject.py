@@ -42,7 +42,7 @@ def test_json_is_that_of_the_library(run: Run, tiled: Path, other: Path) -> None
     answer = run("reject", tiled, "--calibration", other, *QUICK, "--seed", 3, "--json")
     assert answer.code == 0, answer.err
     study = rejection_study(dubito.open(tiled), calibration=dubito.open(other), resamples=10, buckets=4, seed=3)
-    assert answer.json == {**study.to_json(), "written": [], "notes": []}
+    assert answer.json == {**study.to_dict(), "written": [], "notes": []}
     assert [found.order.ensemble for found in study.results[:4]] == ["original", *["tiles_2"] * 3]
 
 
@@ -74,7 +74,7 @@ def test_what_is_missing_is_told(run: Run, tiled: Path, cache: Path) -> None:
     assert "needs an ensemble 'tiles_9'" in answer.err
     answer = run("reject", tiled, "--calibration", tiled, *QUICK)
     assert answer.code == 1
-    assert f"must be of other images; {COUNT} of {COUNT} images" in answer.err
+    assert f"at least {COUNT} of the {COUNT} images of" in answer.err
 
 
 def test_calibration_must_be_of_the_same_model(run: Run, images: Path, tiled: Path, tmp_path: Path) -> None:

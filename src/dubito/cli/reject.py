@@ -1,4 +1,4 @@
-"""`dubito reject`: which images to refuse, by the model's entropy or by what an ensemble disagrees about."""
+"""`dubito reject`: which images to refuse, by the model's entropy or by an ensemble's uncertainties."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
 from rich.text import Text
 
 import dubito
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, grid
+from dubito.cli._console import Screen
 
 if TYPE_CHECKING:
     from dubito.evaluate.rejection_result import RejectionStudy
@@ -49,7 +48,7 @@ def reject(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Study what happens when the most uncertain images of a CACHE are refused.
 
-    Accuracy, NLL and calibration error of what is accepted, by the model's own entropy and by each ensemble's doubts.
+    Accuracy, NLL and calibration error of what is accepted, by the model's entropy and by uncertainties of ensembles.
     """
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the cache"):
@@ -72,26 +71,17 @@ def reject(  # noqa: PLR0913 (a command's options)
             seed=seed,
         )
     written = _written(study, csv, html)
-    screen.result({**study.to_json(), "written": list(map(str, written))}, *_shown(study, written))
+    screen.result(
+        {**study.to_dict(), "written": list(map(str, written))}, study, *(Text(f"written: {path}") for path in written)
+    )
 
 
 def _written(study: "RejectionStudy", csv: Path | None, html: Path | None) -> list[Path]:
-    paths: list[Path] = [] if csv is None else list(study.to_csv(csv))
+    paths: list[Path] = []
+    if csv is not None:
+        paths += [study.to_csv(csv / "table.csv"), study.curves_to_csv(csv / "curves.csv")]
     if html is not None:
         from dubito.report.rejection import write_rejection_page
 
         paths.append(write_rejection_page(study, html))
     return paths
-
-
-def _shown(study: "RejectionStudy", written: list[Path]) -> list[RenderableType]:
-    header, *lines = study.lines()
-    # A value above its interval, and a title in two lines: the table fits a wide terminal.
-    rows = [[cell.replace(" [", "\n[") for cell in line] for line in lines]
-    titles = [title.replace(" - ", "\n- ").replace("cov ", "cov\n") for title in header]
-    words = [Text(sentence) for sentence in study.findings()]
-    return [
-        grid(study.title(), titles, rows, numbers=len(header) - 2),
-        *words,
-        *(Text(f"written: {path}") for path in written),
-    ]

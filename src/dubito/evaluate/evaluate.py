@@ -24,12 +24,12 @@ from dubito import metrics as measures
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import has_both, uncertainty
 from dubito.metrics import Array, Interval
-from dubito.result import Result, axes, plain
+from dubito.result import Result, axes
 from dubito.scores.available import why_not_comparable
 from dubito.scores.registry import by_name
 from dubito.table import Table
-from dubito.types import Json, Score
-from dubito.validate import check_choice, check_rows
+from dubito.types import Score
+from dubito.validate import check_choice, check_rows, has_model_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,9 +156,10 @@ class Evaluation(Result):
     model: dict[str, Interval]
     scores: dict[str, dict[str, Interval]] = field(default_factory=dict)
     microseconds: dict[str, float | None] = field(default_factory=dict)
-    reliability: Reliability | None = None
-    risk_coverage: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
-    ood: dict[str, OodHistogram] = field(default_factory=dict)
+    # Not in repr, text and JSON: curves to draw, hundreds of numbers.
+    reliability: Reliability | None = field(default=None, repr=False)
+    risk_coverage: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False)
+    ood: dict[str, OodHistogram] = field(default_factory=dict, repr=False)
 
     titles: ClassVar[Mapping[str, str]] = TITLES | {"microseconds": "µs / image"}
 
@@ -188,10 +189,6 @@ class Evaluation(Result):
     def cell(self, key: str, value: Any) -> str:
         """Microseconds have one decimal."""
         return f"{value:.1f}" if key == "microseconds" and value is not None else super().cell(key, value)
-
-    def to_dict(self) -> Json:
-        """The metrics as plain values; the curves behind `plot` are attributes."""
-        return {key: plain(getattr(self, key)) for key in ("name", "rows", "model", "scores", "microseconds")}
 
     def plot(self, kind: Plot | None = None, *, score: str | None = None, ax: "Axes | None" = None) -> "Axes":
         """Draw one of three pictures.
@@ -258,12 +255,10 @@ class _Truth:
     @classmethod
     def of(cls, table: Table, chosen: frozenset[str]) -> "_Truth":
         truth = cls()
-        if "label" not in table:
-            return truth
-        if "logit" in table and table.label_space == "model" and chosen & _OF_LOGITS:
+        if has_model_labels(table) and chosen & _OF_LOGITS:
             parts = [_row_values(batch) for batch in table.batches("logit", "label")]
             truth.wrong, truth.confidence, truth.nll, truth.brier = map(torch.cat, zip(*parts, strict=True))
-        if "feature" in table and len(table) > 1 and chosen & _OF_NEIGHBOURS:
+        if "feature" in table and "label" in table and len(table) > 1 and chosen & _OF_NEIGHBOURS:
             truth.mismatched = ~measures.neighbour_matches(table.column("feature"), table.label)
         return truth
 

@@ -1,52 +1,63 @@
-"""Which images should a model refuse? Classification with rejection, for a model's entropy and its ensembles' doubts.
+"""Selective prediction: which images should a model reject, by its own entropy or by an ensemble's uncertainties?
 
-Rows are sorted by an uncertainty. At each level q (0.1, 0.2, ..., 1) stand accuracy, NLL and calibration error
+Rows are sorted by an uncertainty. At each level q (0.1, 0.2, ..., 1) there are accuracy, NLL and calibration error
 
-    in the bucket between the level before and q          ("bucket average")
-    over all rows up to q, those that are accepted        ("acceptance threshold")
+    in the bucket between the previous level and q         ("bucket average")
+    over all rows up to q, those that are accepted         ("acceptance threshold")
 
-of the original model, sorted by its own entropy, and of every ensemble, sorted by its mutual information, plain or
-weighted; as they are and at the optimal temperature. Kirsch, (Implicit) Ensembles of Ensembles (2024), Figure 5, Tables
+for the original model, sorted by its own entropy, and for every ensemble, sorted by its mutual information, plain or
+weighted; at T = 1 and at the optimal temperature. Kirsch, (Implicit) Ensembles of Ensembles (2024), Figure 5, Tables
 3 to 6, B.2 and B.3. The calibration error is the paper's |mean confidence - mean accuracy| of the rows in question, not
 the binned ECE.
 
-How the paper computes the covariances of its tables is not told. Ours: minus the covariance of the level with the curve
-at that level (`against="level"`), or of the mean uncertainty in the bucket that ends there (`against="uncertainty"`);
-both over the levels, for all three curves, by bucket and by acceptance. The optimal temperature is one number, fitted
-on the original model's logits for other images; members' logits are divided by it, too. Beside them stand what the
-paper has not: AUROC of errors and AURC, and how far they are from those of the original's entropy, with paired
-bootstrap intervals over images.
+The paper does not say how it computes the covariances of its tables. Ours: minus the covariance of the level with the
+curve at that level (`against="level"`), or of the mean uncertainty in the bucket that ends there
+(`against="uncertainty"`); both over the levels, a grid and not a sample, so they divide by their number. The optimal
+temperature is one number, fitted on the original model's logits for other images; members' logits are divided by it,
+too. AUROC of errors and AURC, and their differences to those of the original's entropy, with paired bootstrap intervals
+over images, are not in the paper.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, Shaped
 
-from dubito.errors import TableError
-from dubito.evaluate._member_predictions import (
+from dubito.errors import TableError, ValueRangeError
+from dubito.evaluate.member_predictions import (
     POOLED,
-    Said,
-    Weights,
+    SUMMARY_FIELDS,
+    MemberPredictions,
+    ensemble_predictions,
     ensembles_of,
+    model_predictions,
     pooled_weights,
     require_ensemble,
-    said_by_ensemble,
-    said_by_model,
 )
-from dubito.evaluate._rejection_given import Against, Predictions, check, temperatures_of
-from dubito.evaluate._resampled_curves import FIGURES, Ranked, figures_of
-from dubito.evaluate.rejection_result import ORIGINAL, Order, Rejected, RejectionStudy
+from dubito.evaluate.rejection_result import FIGURES, ORIGINAL, RejectionCurves, RejectionOrder, RejectionStudy
 from dubito.metrics import Interval, acceptance_curve, bucket_curve
-from dubito.metrics.bootstrap import draw_counts, percentiles
+from dubito.metrics.bootstrap import area_under_ranks, aurc_weights, chance_after, draw_counts, percentiles
+from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
-from dubito.validate import check_bootstrap
+from dubito.validate import (
+    check_bootstrap,
+    check_choice,
+    check_disjoint,
+    check_model_labels,
+    check_rows,
+    check_same_model,
+)
 
+Against = Literal["level", "uncertainty"]
+"""What covariances are with: the level of a quantile, or the uncertainty in its bucket."""
+Predictions = Literal["own", "original"]
+"""Whose predictions an ensemble is measured by."""
 DEFAULT = ("mutual_information", "weighted_logsumexp", "weighted_sum")
 """The uncertainties of ensembles: weights by input, in both readings of "logit sum"."""
+
+_BY = "rejection_study"
 
 
 def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its default)
@@ -67,145 +78,255 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
 
     Args:
         table: Labelled images of the model's classes, with the columns of the ensembles.
-        ensembles: Their names, such as "tiles_2" or "members"; by default all that the table has.
-        calibration: Other labelled images of the same model, which the optimal temperature (and pooled weights) are
-            fitted on.
-        temperatures: Numbers, or "optimal"; by default 1, and with a calibration table the optimal one, too. Any other
+        ensembles: Names such as "tiles_2" or "members". Default: all ensembles of the table.
+        calibration: Other labelled images of the same model, on which the optimal temperature (and pooled weights) are
+            fitted.
+        temperatures: Numbers, or "optimal". Default: 1, and with a calibration table also the optimal one. Any other
             than 1 needs the members' logits.
-        uncertainties: Of ensembles: mutual_information, weighted_logsumexp, weighted_sum, pooled_logsumexp, pooled_sum,
-            predictive_entropy, expected_entropy, variation_ratio.
-        predictions: "own": an ensemble is judged by what its members' mean predicts, as in the paper. "original": all
-            by what the original model predicts, so that only the order of rows differs.
+        uncertainties: Uncertainties of ensembles: mutual_information, weighted_logsumexp, weighted_sum,
+            pooled_logsumexp, pooled_sum, predictive_entropy, expected_entropy, variation_ratio.
+        predictions: "own" measures an ensemble by what its members' mean predicts, as in the paper; "original" measures
+            all by what the original model predicts, so that only the order of rows differs.
         against: What the covariances are with.
-        buckets: How many levels.
-        confidence: Of the bootstrap intervals.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        buckets: Number of levels.
+        confidence: Confidence of the bootstrap intervals.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the bootstrap.
     """
-    check(table, ensembles, uncertainties, buckets, {"predictions": predictions, "against": against})
-    check_bootstrap(by="rejection_study", confidence=confidence, resamples=resamples, seed=seed)
-    names = ensembles_of(table) if ensembles is None else list(dict.fromkeys(ensembles))
-    wanted = _Wanted(names, list(dict.fromkeys(uncertainties)), predictions, calibration)
-    chosen = temperatures_of(table, temperatures, calibration)
-    wanted.require(table, chosen)
+    check_rows(table, by=_BY)
+    check_model_labels(table, by=_BY)
+    check_bootstrap(by=_BY, confidence=confidence, resamples=resamples, seed=seed)
+    check_choice(predictions, get_args(Predictions), by=_BY, what="predictions")
+    check_choice(against, get_args(Against), by=_BY, what="against")
+    if not 2 <= buckets <= len(table):
+        raise ValueRangeError(
+            f"rejection_study: buckets must be 2 to the number of rows, {len(table)} in {table.name}; got {buckets}. "
+            f"Ten, with a hundred rows or more in each, are usual."
+        )
+    plan = _Plan(
+        table,
+        ensembles_of(table) if ensembles is None else _names(ensembles),
+        _names(uncertainties),
+        calibration,
+        predictions,
+    )
+    chosen = _temperatures(table, temperatures, calibration)
+    plan.check(chosen)
+    orders = [one for temperature in chosen for one in plan.orders(temperature)]
     levels = np.arange(1, buckets + 1) / buckets
-    orders = [order for temperature in chosen for order in wanted.orders(table, temperature)]
-    ranked = [_ranked(said, doubt) for _, said, doubt in orders]
-    everyone = np.ones((1, len(table)), dtype=np.int64)
-    figures = _figures(ranked, levels, against, chain([everyone], draw_counts(len(table), resamples, seed)))
-    first = {order.temperature: place for place, (order, _, _) in reversed(list(enumerate(orders)))}
-    results = [
-        _measured(order, said, doubt, levels, _intervals(figures[place], figures[first[order.temperature]], confidence))
-        for place, (order, said, doubt) in enumerate(orders)
-    ]
     return RejectionStudy(
         name=table.name,
-        model=(table.provenance.model if table.provenance else None) or table.name,
+        model=str((table.provenance and table.provenance.model) or table.name),
         images=len(table),
         calibrated_on=None if calibration is None else calibration.name,
         predictions=predictions,
         against=against,
         levels=tuple(levels.tolist()),
-        results=results,
+        results=_results(orders, levels, against, draw_counts(len(table), resamples, seed), confidence),
     )
 
 
-@dataclass
-class _Wanted:
-    """Which orders of the rows are asked for."""
+class RankedRows(NamedTuple):
+    """Uncertainty, correctness, loss and confidence minus correctness of every row."""
 
+    uncertainty: Float64[np.ndarray, "n"]
+    correct: Float64[np.ndarray, "n"]
+    nll: Float64[np.ndarray, "n"]
+    gap: Float64[np.ndarray, "n"]
+
+
+def figures_of(
+    rows: RankedRows,
+    counts: Shaped[np.ndarray, "b n"],
+    levels: Float64[np.ndarray, "q"],
+    *,
+    against_uncertainty: bool = False,
+) -> Float64[np.ndarray, "b f"]:
+    """FIGURES of every resample; NaN where undefined.
+
+    Rows are sorted once. Running sums of counts, and of counts times values, say how many rows, and which sum of
+    values, lie at or below each distinct uncertainty; between two of them, quantiles are interpolated linearly.
+
+    Args:
+        rows: The values of every row.
+        counts: How often each row was drawn, one line per resample with n draws.
+        levels: Rising in (0, 1], the last 1.
+        against_uncertainty: Whether covariances are with the mean uncertainty in the bucket that ends at a level,
+            instead of the level itself.
+    """
+    order = np.argsort(rows.uncertainty, kind="stable")
+    u, n = rows.uncertainty[order], len(order)
+    ends = np.append(np.flatnonzero(u[1:] != u[:-1]), n - 1)
+    drawn = counts[:, order].astype(np.float64)
+    number = np.cumsum(drawn, axis=1)[:, ends]
+    columns = (rows.correct, rows.nll, rows.gap, rows.uncertainty)
+    sums = [np.cumsum(drawn * column[order], axis=1)[:, ends] for column in columns]
+    below = [_interpolated(number, total, levels * n) for total in sums]
+    bucket = [np.diff(total, axis=1, prepend=0.0) / (np.diff(levels, prepend=0.0) * n) for total in below]
+    accepted = [total / (levels * n) for total in below[:3]]
+    x = bucket[3] if against_uncertainty else np.broadcast_to(levels, bucket[3].shape)
+    each, right = (np.diff(total, axis=1, prepend=0.0) for total in (number, sums[0]))
+    ranking = [chance_after(right, each - right), area_under_ranks(each, each - right, aurc_weights(n))]
+    # The calibration error is the size of the gap.
+    curves = [*bucket[:2], np.abs(bucket[2]), *accepted[:2], np.abs(accepted[2])]
+    return np.stack([*ranking, *(-_covariance(x, curve) for curve in curves)], axis=1)
+
+
+class _Plan(NamedTuple):
+    """Which orders of a table's rows are studied."""
+
+    table: Table
     ensembles: list[str]
     uncertainties: list[str]
-    predictions: Predictions
     calibration: Table | None
+    predictions: Predictions
 
-    def require(self, table: Table, temperatures: Sequence[float]) -> None:
-        pooled = [name for name in self.uncertainties if name in POOLED]
-        if pooled and self.calibration is None:
+    @property
+    def pooled(self) -> list[str]:
+        return [name for name in self.uncertainties if name in POOLED]
+
+    def check(self, temperatures: Sequence[float]) -> None:
+        """Raise for unknown uncertainties and for columns that are missing."""
+        for name in self.uncertainties:
+            check_choice(name, (*SUMMARY_FIELDS, *POOLED), by=_BY, what="uncertainties")
+        if self.pooled and self.calibration is None:
             raise TableError(
-                f"rejection_study: {pooled[0]} learns its weights on other images, which it needs as calibration=...; "
-                f"none came. Give a table of other images of the same model, or choose weighted_logsumexp."
+                f"rejection_study: {self.pooled[0]} learns its weights on other images and needs calibration=...; "
+                f"got none. Give a table of other images of the same model, or choose weighted_logsumexp."
             )
-        other = [temperature for temperature in temperatures if temperature != 1]
-        reason = f"T = {other[0]:.3g}" if other else pooled[0] if pooled else None
+        other = [f"T = {temperature:.3g}" for temperature in temperatures if temperature != 1]
+        needs_logits = next(iter([*other, *self.pooled]), None)
         for name in self.ensembles:
-            require_ensemble(table, name, logits_for=reason, own=self.predictions == "own")
-            if pooled and self.calibration is not None:
-                require_ensemble(self.calibration, name, logits_for=pooled[0], own=False)
+            require_ensemble(self.table, name, logits_for=needs_logits, own=self.predictions == "own")
+            if self.pooled and self.calibration is not None:
+                require_ensemble(self.calibration, name, logits_for=self.pooled[0], own=False)
 
-    def orders(self, table: Table, temperature: float) -> list[tuple[Order, Said, str]]:
+    def orders(self, temperature: float) -> Iterator[tuple[RejectionOrder, MemberPredictions]]:
         """The original first, then every ensemble by every uncertainty."""
-        original = said_by_model(table, temperature)
-        found = [(Order(ORIGINAL, 1, "entropy", temperature), original, "entropy")]
+        original = model_predictions(self.table, temperature)
+        yield RejectionOrder(ORIGINAL, 1, "entropy", temperature), original
         for name in self.ensembles:
-            weights = self._weights(name, temperature)
-            said = said_by_ensemble(table, name, temperature, self.uncertainties, weights)
+            pooled = self.calibration if self.pooled else None
+            weights = {} if pooled is None else pooled_weights(pooled, name, temperature)
+            own = ensemble_predictions(self.table, name, temperature, self.uncertainties, weights)
             if self.predictions == "original":
-                said = original._replace(members=said.members, doubts=said.doubts)
-            found += [(Order(name, said.members, doubt, temperature), said, doubt) for doubt in self.uncertainties]
-        return found
-
-    def _weights(self, name: str, temperature: float) -> Weights:
-        if self.calibration is None or not set(self.uncertainties) & set(POOLED):
-            return {}
-        return pooled_weights(self.calibration, name, temperature)
+                own = original._replace(members=own.members, uncertainties=own.uncertainties)
+            for uncertainty in self.uncertainties:
+                yield RejectionOrder(name, own.members, uncertainty, temperature), own
 
 
-def _ranked(said: Said, doubt: str) -> Ranked:
-    right = said.correct.double()
-    return Ranked(said.doubts[doubt].numpy(), right.numpy(), said.nll.numpy(), (said.confidence - right).numpy())
-
-
-def _figures(
-    orders: Sequence[Ranked],
+def _results(
+    orders: Sequence[tuple[RejectionOrder, MemberPredictions]],
     levels: Float64[np.ndarray, "q"],
     against: Against,
-    drawn: Iterable[Int64[np.ndarray, "b n"]],
-) -> Float64[np.ndarray, "o r f"]:
-    """AUROC, AURC and covariances of every order, on all rows first and then on resamples, the same for all orders."""
-    by_doubt = against == "uncertainty"
-    blocks = [np.stack([figures_of(o, rows, levels, against_uncertainty=by_doubt) for o in orders]) for rows in drawn]
-    return np.concatenate(blocks, axis=1)
+    draws: Iterable[Int64[np.ndarray, "b n"]],
+    confidence: float,
+) -> list[RejectionCurves]:
+    """Curves and figures of every order, on all rows first and then on resamples, the same for all orders."""
+    ranked = [_ranked(predictions, order.uncertainty) for order, predictions in orders]
+    everyone = np.ones((1, len(ranked[0].uncertainty)), dtype=np.int64)
+    by_uncertainty = against == "uncertainty"
+    blocks = [
+        np.stack([figures_of(rows, counts, levels, against_uncertainty=by_uncertainty) for rows in ranked])
+        for counts in chain([everyone], draws)
+    ]
+    figures = np.concatenate(blocks, axis=1)
+    results: list[RejectionCurves] = []
+    reference = figures[0]
+    for (order, predictions), rows, values in zip(orders, ranked, figures, strict=True):
+        original = order.ensemble == ORIGINAL
+        right = predictions.correct.double()
+        reference = values if original else reference
+        results.append(
+            RejectionCurves(
+                order=order,
+                accuracy=float(right.mean()),
+                nll=float(predictions.nll.mean()),
+                calibration_error=abs(float((predictions.confidence - right).mean())),
+                curves=_curves(rows, levels.tolist()),
+                figures=_intervals(values, confidence),
+                differences=None if original else _intervals(values - reference, confidence),
+                constant=bool(rows.uncertainty.min() == rows.uncertainty.max()),
+            )
+        )
+    return results
 
 
-def _intervals(
-    figures: Float64[np.ndarray, "r f"], reference: Float64[np.ndarray, "r f"], confidence: float
-) -> tuple[dict[str, Interval | None], dict[str, Interval | None]]:
-    """Of every figure, and of its difference to the reference's on the same resamples."""
-
-    def told(values: Float64[np.ndarray, "r"]) -> Interval | None:
-        value, resampled = float(values[0]), values[1:][np.isfinite(values[1:])]
-        if not np.isfinite(value) or not len(resampled):
-            return None
-        low, high = percentiles(resampled, confidence)
-        return Interval(value, float(low), float(high), confidence)
-
-    own = {name: told(figures[:, place]) for place, name in enumerate(FIGURES)}
-    return own, {name: told(figures[:, place] - reference[:, place]) for place, name in enumerate(FIGURES)}
+def _ranked(predictions: MemberPredictions, uncertainty: str) -> RankedRows:
+    right = predictions.correct.double()
+    values = (predictions.uncertainties[uncertainty], right, predictions.nll, predictions.confidence - right)
+    return RankedRows(*(column.numpy() for column in values))
 
 
-def _measured(
-    order: Order,
-    said: Said,
-    doubt: str,
-    levels: Float64[np.ndarray, "q"],
-    figures: tuple[dict[str, Interval | None], dict[str, Interval | None]],
-) -> Rejected:
-    u, right = said.doubts[doubt], said.correct.double()
-    columns = {"accuracy": right, "nll": said.nll, "calibration_error": said.confidence - right}
-    curves = {
-        kind: {name: tuple(curve(u, values, levels.tolist()).tolist()) for name, values in columns.items()}
+def _curves(rows: RankedRows, levels: list[float]) -> dict[str, dict[str, tuple[float, ...]]]:
+    columns = {"accuracy": rows.correct, "nll": rows.nll, "calibration_error": rows.gap}
+    return {
+        kind: {
+            metric: tuple((y.abs() if metric == "calibration_error" else y).tolist())
+            for metric, y in ((name, curve(rows.uncertainty, values, levels)) for name, values in columns.items())
+        }
         for kind, curve in (("bucket", bucket_curve), ("acceptance", acceptance_curve))
     }
-    for by_name in curves.values():
-        by_name["calibration_error"] = tuple(abs(gap) for gap in by_name["calibration_error"])
-    return Rejected(
-        order=order,
-        accuracy=float(right.mean()),
-        nll=float(said.nll.mean()),
-        calibration_error=abs(float(columns["calibration_error"].mean())),
-        curves=curves,
-        figures=figures[0],
-        differences=None if order.ensemble == ORIGINAL else figures[1],
-        constant=bool(u.min() == u.max()),
-    )
+
+
+def _intervals(figures: Float64[np.ndarray, "r f"], confidence: float) -> dict[str, Interval | None]:
+    """The first line holds the values, the others those of resamples; None for what is undefined."""
+    intervals: dict[str, Interval | None] = {}
+    for name, (value, *resampled) in zip(FIGURES, figures.T.tolist(), strict=True):
+        defined = np.array([one for one in resampled if np.isfinite(one)])
+        known = np.isfinite(value) and len(defined)
+        intervals[name] = Interval(value, *percentiles(defined, confidence).tolist(), confidence) if known else None
+    return intervals
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    """Each name once; one name needs no list."""
+    return list(dict.fromkeys([names] if isinstance(names, str) else names))
+
+
+def _temperatures(
+    table: Table, temperatures: Sequence[float | int | Literal["optimal"]] | None, calibration: Table | None
+) -> list[float]:
+    """Temperatures as numbers, each once."""
+    if calibration is not None:
+        _check_calibration(table, calibration)
+    default: tuple[float | str, ...] = (1.0,) if calibration is None else (1.0, "optimal")
+    chosen: list[float] = []
+    for one in default if temperatures is None else temperatures:
+        if isinstance(one, int | float) and 0 < one < float("inf"):
+            chosen.append(float(one))
+        elif one != "optimal":
+            raise ValueRangeError(
+                f"rejection_study: temperatures must be positive numbers or 'optimal'; got {one!r}. "
+                f"Use (1.0, 'optimal')."
+            )
+        elif calibration is None:
+            raise TableError(
+                "rejection_study: the optimal temperature is fitted on other images and needs calibration=...; got "
+                "none. Give a table of other labelled images of the same model, or half of this one (and study the "
+                "other half)."
+            )
+        else:
+            chosen.append(fit_temperature(calibration))
+    if not chosen:
+        raise ValueRangeError("rejection_study needs at least one temperature; got none. Use (1.0,).")
+    return list(dict.fromkeys(chosen))
+
+
+def _check_calibration(table: Table, calibration: Table) -> None:
+    check_model_labels(calibration, by="rejection_study: calibration")
+    check_same_model(table, {"calibration": calibration}, by=_BY)
+    harm = "What is fitted on the studied images flatters them: keep the two sets apart."
+    check_disjoint(table, calibration, by=_BY, what="calibration", harm=harm)
+
+
+def _interpolated(
+    number: Float64[np.ndarray, "b g"], sums: Float64[np.ndarray, "b g"], at: Float64[np.ndarray, "q"]
+) -> Float64[np.ndarray, "b q"]:
+    lines = zip(number, sums, strict=True)
+    return np.stack([np.interp(at, np.append(0.0, count), np.append(0.0, total)) for count, total in lines])
+
+
+def _covariance(x: Float64[np.ndarray, "b q"], y: Float64[np.ndarray, "b q"]) -> Float64[np.ndarray, "b"]:
+    covariance: np.ndarray = ((x - x.mean(axis=1, keepdims=True)) * y).mean(axis=1)
+    return covariance

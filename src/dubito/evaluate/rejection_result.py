@@ -1,36 +1,56 @@
-"""What a rejection study found: one result for every order of the images, as table, curves, words and files.
+"""The result of a rejection study: one set of curves for every order of the images, as table, plot, findings and files.
 
 The table has the layout of Tables 3 to 6 of Kirsch (2024): uncertainty, size of the ensemble, and the negative
 covariances of bucket calibration error, acceptance accuracy and acceptance NLL; then AUROC of errors and AURC, each
-with its distance from that of the original model's entropy at the same temperature.
+with its difference to that of the original model's entropy at the same temperature.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from dubito.evaluate._member_predictions import grid_of
-from dubito.evaluate._rejection_words import RANKING, UNCERTAINTIES, finding
-from dubito.evaluate._resampled_curves import CURVES, FIGURES
+from dubito.evaluate.member_predictions import grid_of
 from dubito.metrics import Interval
-from dubito.result import aligned
-from dubito.types import Json
+from dubito.result import Result, axes
+from dubito.storage import write_csv
+from dubito.validate import check_choice
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ORIGINAL = "original"
+METRICS = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "calibration error"}
+"""What the curves show, and its heading."""
+KINDS = ("bucket", "acceptance")
+FIGURES = ("auroc", "aurc", *(f"neg_{kind}_covariance_{metric}" for kind in KINDS for metric in METRICS))
+"""What is resampled."""
+RANKING = {"auroc": "error AUROC", "aurc": "AURC"}
+"""Figures that say how well errors are ordered."""
 PAPER = {
     "neg_bucket_covariance_calibration_error": "-cov bucket calibration",
     "neg_acceptance_covariance_accuracy": "-cov acceptance accuracy",
     "neg_acceptance_covariance_nll": "-cov acceptance NLL",
 }
 """The three figures of the paper's tables."""
+UNCERTAINTIES = {
+    "entropy": "entropy",
+    "mutual_information": "mutual information",
+    "weighted_logsumexp": "weighted MI, log-sum-exp",
+    "weighted_sum": "weighted MI, sum",
+    "pooled_logsumexp": "pooled MI, log-sum-exp",
+    "pooled_sum": "pooled MI, sum",
+    "predictive_entropy": "predictive entropy",
+    "expected_entropy": "expected entropy",
+    "variation_ratio": "variation ratio",
+}
+"""Headings of uncertainties. Weighted: members are weighted anew for every image; pooled: alike for all images."""
 _BETTER = {"auroc": 1, "aurc": -1}
 
 
 @final
-class Order(NamedTuple):
-    """By what the images are sorted: the uncertainty of an ensemble (or of the original model) at a temperature."""
+class RejectionOrder(NamedTuple):
+    """What the images are sorted by: an uncertainty of an ensemble (or of the original model) at a temperature."""
 
     ensemble: str
     members: int
@@ -39,31 +59,34 @@ class Order(NamedTuple):
 
     @property
     def size(self) -> str:
-        """Of the ensemble, as it is shown."""
-        grid = grid_of(self.ensemble)
+        """The size of the ensemble, for people."""
         if self.ensemble == ORIGINAL:
             return ORIGINAL
+        grid = grid_of(self.ensemble)
         return f"{grid}x{grid}" if grid else f"{self.ensemble} ({self.members})"
+
+    def __str__(self) -> str:
+        return f"{UNCERTAINTIES[self.uncertainty]} of {self.size}"
 
 
 @final
 @dataclass(frozen=True)
-class Rejected:
-    """One order of the images.
+class RejectionCurves:
+    """Rejection by one order of the images.
 
     Attributes:
-        order: By what they are sorted.
-        accuracy: Of all images.
-        nll: Of all images.
-        calibration_error: |mean confidence - mean accuracy| of all images; not the binned ECE.
-        curves: By "bucket" or "acceptance", and "accuracy", "nll" or "calibration_error": the value at every level.
-        figures: AUROC of errors, AURC and the negative covariances, with intervals; None for what is undefined, as
-            AUROC without errors.
+        order: What the images are sorted by.
+        accuracy: Accuracy on all images.
+        nll: NLL on all images.
+        calibration_error: |mean confidence - mean accuracy| on all images; not the binned ECE.
+        curves: By "bucket" or "acceptance", then "accuracy", "nll" or "calibration_error": the value at every level.
+        figures: AUROC of errors, AURC and the negative covariances, with intervals; None for what is undefined, such
+            as AUROC without errors.
         differences: Each figure minus that of the original's entropy at the same temperature, resampled together.
-        constant: Whether the uncertainty is the same for every image, as where members are one and the same model.
+        constant: Whether the uncertainty is equal for all images, as where all members are the same model.
     """
 
-    order: Order
+    order: RejectionOrder
     accuracy: float
     nll: float
     calibration_error: float
@@ -82,18 +105,18 @@ class Rejected:
 
 @final
 @dataclass(frozen=True)
-class RejectionStudy:
-    """Every order of the images: print it, take it as rows or JSON, write it as CSV.
+class RejectionStudy(Result):
+    """Rejection by every order of the images: print it, plot it, or take it as a dict, JSON, CSV or pandas.
 
     Attributes:
-        name: The studied table.
-        model: The original model.
-        images: How many.
-        calibrated_on: The table that temperature and pooled weights were fitted on.
-        predictions: Whether ensembles are judged by their own predictions or by the original's.
-        against: What the covariances are with.
-        levels: Of the curves.
-        results: The original first, for every temperature.
+        name: Name of the studied table.
+        model: Name of the original model.
+        images: Number of images.
+        calibrated_on: Name of the table that temperature and pooled weights were fitted on.
+        predictions: Whether ensembles are measured by their "own" predictions or by the "original" model's.
+        against: What covariances are with, "level" or "uncertainty".
+        levels: Levels of the curves.
+        results: One per order; for every temperature, the original first.
     """
 
     name: str
@@ -103,144 +126,148 @@ class RejectionStudy:
     predictions: str
     against: str
     levels: tuple[float, ...]
-    results: Sequence[Rejected]
+    results: Sequence[RejectionCurves]
 
-    def of(self, ensemble: str, uncertainty: str = "entropy", temperature: float | None = None) -> Rejected:
+    columns: ClassVar[Sequence[str]] = (
+        *("uncertainty", "size", "temperature", "accuracy", "nll", *PAPER),
+        *(key for figure in RANKING for key in (figure, f"{figure}_difference")),
+    )
+    titles: ClassVar[Mapping[str, str]] = {
+        "size": "ensemble",
+        "temperature": "T",
+        "nll": "NLL",
+        **PAPER,
+        **RANKING,
+        **{f"{figure}_difference": f"{title} - entropy's" for figure, title in RANKING.items()},
+    }
+
+    def of(self, ensemble: str, uncertainty: str = "entropy", temperature: float | None = None) -> RejectionCurves:
         """One result, by default at the first temperature: `study.of("tiles_7", "mutual_information")`."""
         at = self.temperatures[0] if temperature is None else temperature
-        for found in self.results:
-            if found.order._replace(members=1) == Order(ensemble, 1, uncertainty, at):
-                return found
-        known = ", ".join(f"{found.order.ensemble}/{found.order.uncertainty}" for found in self.results)
+        for result in self.results:
+            if result.order._replace(members=1) == RejectionOrder(ensemble, 1, uncertainty, at):
+                return result
+        known = ", ".join(f"{result.order.ensemble}/{result.order.uncertainty}" for result in self.results)
         raise KeyError(f"no result {ensemble}/{uncertainty} at T = {at:g}; there are {known}")
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """All of them, in the order asked for."""
-        return tuple(dict.fromkeys(found.order.temperature for found in self.results))
+        """All temperatures, in the order of the study."""
+        return tuple(dict.fromkeys(result.order.temperature for result in self.results))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat dictionary a result, for a data frame."""
-        return [
-            {
-                "model": self.model,
-                **found.order._asdict(),
-                "accuracy": found.accuracy,
-                "nll": found.nll,
-                "calibration_error": found.calibration_error,
-                **_flat("", found.figures),
-                **_flat("_difference", found.differences or {}),
-            }
-            for found in self.results
-        ]
-
-    def curve_rows(self) -> list[dict[str, Any]]:
-        """Every point of every curve, in long form."""
-        return [
-            {"model": self.model, **found.order._asdict(), "kind": kind, "metric": metric, "level": level, "value": y}
-            for found in self.results
-            for kind, curves in found.curves.items()
-            for metric in CURVES
-            for level, y in zip(self.levels, curves[metric], strict=True)
-        ]
-
-    def to_csv(self, folder: str | Path) -> tuple[Path, Path]:
-        """Write table.csv and curves.csv into a folder, and return their paths."""
-        place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        return _written(place / "table.csv", self.rows()), _written(place / "curves.csv", self.curve_rows())
-
-    def to_json(self) -> Json:
-        """Plain numbers."""
-        return {
-            "table": self.name,
-            "model": self.model,
-            "images": self.images,
-            "calibrated_on": self.calibrated_on,
-            "predictions": self.predictions,
-            "against": self.against,
-            "levels": list(self.levels),
-            "results": [
-                {
-                    **found.order._asdict(),
-                    "accuracy": found.accuracy,
-                    "nll": found.nll,
-                    "calibration_error": found.calibration_error,
-                    "constant": found.constant,
-                    "curves": {
-                        kind: {name: list(y) for name, y in curves.items()} for kind, curves in found.curves.items()
-                    },
-                    "figures": _plain(found.figures),
-                    "differences": _plain(found.differences or {}),
-                }
-                for found in self.results
-            ],
-            "findings": self.findings(),
-        }
-
-    def lines(self) -> list[list[str]]:
-        """A header and one line a result, as text cells."""
-        header = ["uncertainty", "ensemble", "T", "accuracy", "NLL", *PAPER.values()]
-        header += [title for name in RANKING.values() for title in (name, f"{name} - entropy's")]
-        return [header, *(_line(found) for found in self.results)]
-
-    def findings(self) -> list[str]:
-        """In plain words, for each temperature: does anything order errors better than the model's own entropy?"""
-        return [
-            finding([found for found in self.results if found.order.temperature == at], at, self.predictions)
-            for at in self.temperatures
-        ]
+    @property
+    def uncertainties(self) -> list[str]:
+        """The uncertainties of ensembles."""
+        return list(dict.fromkeys(one.order.uncertainty for one in self.results if one.order.ensemble != ORIGINAL))
 
     def title(self) -> str:
         """What was studied."""
-        judged = "ensembles by their own predictions" if self.predictions == "own" else "all by the original's"
+        whose = "ensembles by their own predictions" if self.predictions == "own" else "all by the original's"
         fitted = f"; T fitted on {self.calibrated_on}" if self.calibrated_on else ""
-        return f"{self.name}: {self.images} images, {judged}{fitted}"
+        return f"{self.name}: {self.images} images, {whose}{fitted}"
 
-    def __str__(self) -> str:
-        return "\n".join([self.title(), *aligned(self.lines()), *self.findings()])
+    def records(self) -> list[dict[str, Any]]:
+        """One row per order, with all figures and differences."""
+        return [
+            {"model": self.model, **result.order._asdict(), "size": result.order.size}
+            | {metric: getattr(result, metric) for metric in METRICS}
+            | {figure: result.figures[figure] for figure in FIGURES}
+            | {f"{figure}_difference": (result.differences or {}).get(figure) for figure in FIGURES}
+            for result in self.results
+        ]
+
+    def curve_records(self) -> list[dict[str, Any]]:
+        """One row per point of every curve."""
+        return [
+            {"model": self.model, **result.order._asdict()}
+            | {"kind": kind, "metric": metric, "level": level, "value": value}
+            for result in self.results
+            for kind, curves in result.curves.items()
+            for metric in METRICS
+            for level, value in zip(self.levels, curves[metric], strict=True)
+        ]
+
+    def curves_to_csv(self, path: str | Path) -> Path:
+        """Write `curve_records` as CSV."""
+        records = self.curve_records()
+        return write_csv(path, [list(records[0]), *(list(record.values()) for record in records)])
+
+    def cell(self, key: str, value: Any) -> str:
+        """The paper's figures have no intervals in the table."""
+        if key in PAPER and value is not None:
+            return f"{value.value + 0.0:.3f}"  # -0.0 would have a sign
+        if key == "uncertainty":
+            return UNCERTAINTIES[value]
+        return f"{value:.3g}" if key == "temperature" else super().cell(key, value)
+
+    def findings(self) -> list[str]:
+        """For each temperature: does anything order errors better than the model's own entropy?"""
+        return [self._finding(temperature) for temperature in self.temperatures]
+
+    def plot(
+        self,
+        ax: "Axes | None" = None,
+        *,
+        uncertainty: str | None = None,
+        metric: str = "accuracy",
+        kind: str = "acceptance",
+        temperature: float | None = None,
+    ) -> "Axes":
+        """One curve per ensemble, and the original model's as a dashed line.
+
+        Args:
+            ax: Axes to draw on. Default: those of a new figure.
+            uncertainty: The uncertainty of the ensembles. Default: the first.
+            metric: "accuracy", "nll" or "calibration_error".
+            kind: "acceptance", of all images up to a level of uncertainty, or "bucket", between two levels.
+            temperature: One of `temperatures`. Default: the first.
+        """
+        shown = uncertainty or next(iter(self.uncertainties), "entropy")
+        check_choice(shown, ("entropy", *self.uncertainties), by="RejectionStudy.plot", what="uncertainty")
+        check_choice(metric, METRICS, by="RejectionStudy.plot", what="metric")
+        check_choice(kind, KINDS, by="RejectionStudy.plot", what="kind")
+        at = self.temperatures[0] if temperature is None else temperature
+        picture = axes(ax)
+        for result in self.results:
+            original = result.order.ensemble == ORIGINAL
+            if result.order.temperature == at and (original or result.order.uncertainty == shown):
+                style = {"color": "black", "linestyle": "--"} if original else {}
+                picture.plot(self.levels, result.curves[kind][metric], label=result.order.size, **style)
+        picture.set(xlabel="quantile of uncertainty", ylabel=f"{METRICS[metric]} ({kind})")
+        picture.set(title=f"{UNCERTAINTIES[shown]}, T = {at:.3g}")
+        picture.legend(frameon=False)
+        return picture
+
+    def _finding(self, temperature: float) -> str:
+        original, *others = [one for one in self.results if one.order.temperature == temperature]
+        at = f"T = {temperature:.3g}"
+        if not others:
+            return f"{at}: there is no ensemble to compare with the model's own entropy."
+        if original.figures["auroc"] is None:
+            return f"{at}: the model's predictions are all right or all wrong, so there is nothing to reject."
+        counts = "; ".join(_count(others, figure) for figure in RANKING)
+        own = (
+            " Each is measured by its own predictions, which differ in accuracy, too: AURC counts that, AUROC does not."
+            if self.predictions == "own"
+            else ""
+        )
+        orders = f"{len(others)} other order{'' if len(others) == 1 else 's'}"
+        constant = ", ".join(str(one.order) for one in others if one.constant)
+        none = (
+            f" The same for every image, and no order at all: {constant}. Members agree everywhere, as where they are "
+            f"one and the same model, or one of them has all the weight."
+            if constant
+            else ""
+        )
+        return f"{at}: the model's own entropy against {orders}, by intervals. {counts}.{own}{none}"
 
 
-def _line(found: Rejected) -> list[str]:
-    differences = found.differences or {}
-    ranking = [cell for name in RANKING for cell in (_cell(found.figures[name]), _cell(differences.get(name)))]
-    return [
-        UNCERTAINTIES[found.order.uncertainty],
-        found.order.size,
-        f"{found.order.temperature:.3g}",
-        f"{found.accuracy:.3f}",
-        f"{found.nll:.3f}",
-        *(_cell(found.figures[name], bounds=False) for name in PAPER),
-        *ranking,
-    ]
-
-
-def _cell(value: Interval | None, *, bounds: bool = True) -> str:
-    if value is None:
-        return "-"
-    text = f"{value.value + 0.0:.3f}"
-    return f"{text} [{value.low + 0.0:.3f}, {value.high + 0.0:.3f}]" if bounds else text
-
-
-def _flat(suffix: str, figures: Mapping[str, Interval | None]) -> dict[str, float | None]:
-    flat: dict[str, float | None] = {}
-    for name in FIGURES:
-        value = figures.get(name)
-        flat |= {
-            f"{name}{suffix}": None if value is None else value.value,
-            f"{name}{suffix}_low": None if value is None else value.low,
-            f"{name}{suffix}_high": None if value is None else value.high,
-        }
-    return flat
-
-
-def _plain(figures: Mapping[str, Interval | None]) -> Json:
-    return {name: None if value is None else value._asdict() for name, value in figures.items()}
-
-
-def _written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+def _count(others: Sequence[RejectionCurves], figure: str) -> str:
+    """How many orders are better or worse than the original's entropy."""
+    differences = {one.order: (one.differences or {}).get(figure) for one in others}
+    better = [one.order for one in others if one.better(figure) > 0]
+    worse = sum(one.better(figure) < 0 for one in others)
+    best = max(better, key=lambda order: abs(one.value) if (one := differences[order]) else 0.0, default=None)
+    named = "" if best is None else f" (best: {best})"
+    equal = len(others) - len(better) - worse
+    return f"{RANKING[figure]}: {len(better)} of them better{named}, {worse} worse, {equal} equal"

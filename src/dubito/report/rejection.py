@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import ValueRangeError
-from dubito.evaluate._rejection_words import UNCERTAINTIES
-from dubito.evaluate.rejection_result import ORIGINAL, Rejected, RejectionStudy
+from dubito.evaluate.rejection_result import ORIGINAL, UNCERTAINTIES, RejectionCurves, RejectionStudy
 from dubito.explain.pictures import new_figure
 from dubito.report.page import render
 from dubito.report.svg import Axis, Line, lines, palette
@@ -80,7 +79,7 @@ def rejection_figure(study: RejectionStudy, uncertainty: str, *, kind: str = "ac
     return figure
 
 
-def _by_size(study: RejectionStudy, uncertainty: str, temperature: float) -> dict[str, Rejected]:
+def _by_size(study: RejectionStudy, uncertainty: str, temperature: float) -> dict[str, RejectionCurves]:
     """By the ensemble's size: the original's result and those of one uncertainty."""
     results = {
         result.order.size: result
@@ -109,7 +108,7 @@ def _facts(study: RejectionStudy) -> list[str]:
     ]
 
 
-def _row(result: Rejected, line: list[str]) -> dict[str, Any]:
+def _row(result: RejectionCurves, line: list[str]) -> dict[str, Any]:
     name, ensemble, *cells = line
     marks = {len(cells) - 3: result.better("auroc"), len(cells) - 1: result.better("aurc")}
     shown = []
@@ -131,7 +130,7 @@ def _section(study: RejectionStudy, uncertainty: str, temperature: float) -> dic
 
 
 def _panels(
-    study: RejectionStudy, results: dict[str, Rejected], colours: dict[str, str], kind: str
+    study: RejectionStudy, results: dict[str, RejectionCurves], colours: dict[str, str], kind: str
 ) -> Iterator[tuple[str, str]]:
     for metric, title in _METRICS.items():
         curves = {name: result.curves[kind][metric] for name, result in results.items()}

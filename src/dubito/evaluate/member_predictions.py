@@ -1,9 +1,9 @@
-"""What a model, or an ensemble, says of every row at a temperature: the prediction, how sure it is, and its doubts.
+"""What a model, or an ensemble, predicts for every row at a temperature: correct or not, how confident, how uncertain.
 
     p = softmax(logit / T)     p̄ = mean_m softmax(member logit / T)     uncertainties of p̄ and its members: `SUMMARY`
 
-At T = 1 an ensemble's summary and loss columns suffice. At any other, and for pooled weights, the members' logits are
-read in batches of rows of bounded size. Pooled weights w_m are learned on other images and are the same for all rows.
+At T = 1 an ensemble's summary and loss columns suffice. At any other temperature, and for pooled weights, the members'
+logits are read in batches of bounded size. Pooled weights w_m are learned on other images and are equal for all rows.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ from dubito.scores.information import WeightedMutualInformation, pooled
 from dubito.table import Table, ensembles_in, writer_of
 from dubito.types import finite
 
-FIELDS = {
+SUMMARY_FIELDS = {
     "mutual_information": "epistemic",
     "weighted_logsumexp": "weighted_logsumexp",
     "weighted_sum": "weighted_sum",
@@ -29,109 +29,106 @@ FIELDS = {
     "expected_entropy": "aleatoric",
     "variation_ratio": "variation",
 }
-"""Uncertainties of an ensemble that its summary has, by name: the field."""
+"""Uncertainties of an ensemble that its summary holds: the field, by name."""
 POOLED: dict[str, WeighedBy] = {f"pooled_{by}": by for by in get_args(WeighedBy)}
-"""Those whose weights are learned on other images."""
+"""Uncertainties whose weights are learned on other images."""
 _BYTES = 2**24
-"""Of members' logits in float32 at once: a few copies of them are made, in float64."""
-_NOTHING = 1e-5
-"""Nats: what rounding in float32 may leave between images where members always agree."""
-_SOME, _CLOSE = 16, 2e-2
-"""Rows whose summary is compared with their logits, and how far apart: kept logits may be in half precision."""
+"""Most bytes of members' logits in float32 at once: a few copies of them are made, in float64."""
+_ROUNDING = 1e-5
+"""Nats: what rounding in float32 may leave between images on which members always agree."""
+_COMPARED, _CLOSE = 16, 2e-2
+"""Rows whose summary is compared with their logits, and the tolerance: stored logits may be in half precision."""
 
 Weights = Mapping[str, Float64[Tensor, "m"]]
 
 
-class Said(NamedTuple):
-    """Of every row: whether the prediction is right, its probability, the label's loss; and uncertainties by name."""
+class MemberPredictions(NamedTuple):
+    """Of every row: whether the prediction is correct, its probability, the label's loss; and uncertainties by name."""
 
     members: int
     correct: Bool[Tensor, "n"]
     confidence: Float64[Tensor, "n"]
     nll: Float64[Tensor, "n"]
-    doubts: dict[str, Float64[Tensor, "n"]]
+    uncertainties: dict[str, Float64[Tensor, "n"]]
 
 
-def said_by_model(table: Table, temperature: float) -> Said:
-    """The model's own prediction, with its entropy."""
+def model_predictions(table: Table, temperature: float) -> MemberPredictions:
+    """The model's own predictions, with their entropy."""
     parts = []
     for batch in table.batches("logit", "label"):
         logit = batch.logit.double() / temperature
-        parts.append(
-            (
-                correct(logit, batch.label),
-                confidence(logit),
-                nll_per_row(logit, batch.label),
-                entropy_of(logit.softmax(-1)),
-            )
-        )
+        entropy = entropy_of(logit.softmax(-1))
+        parts.append((correct(logit, batch.label), confidence(logit), nll_per_row(logit, batch.label), entropy))
     right, sure, nll, entropy = map(torch.cat, zip(*parts, strict=True))
-    return Said(1, right, sure, nll, {"entropy": entropy})
+    return MemberPredictions(1, right, sure, nll, {"entropy": entropy})
 
 
-def said_by_ensemble(table: Table, name: str, temperature: float, doubts: Collection[str], weights: Weights) -> Said:
-    """What the members' mean predicts, with the uncertainties asked for.
+def ensemble_predictions(
+    table: Table, name: str, temperature: float, uncertainties: Collection[str], weights: Weights
+) -> MemberPredictions:
+    """What the members' mean predicts, with uncertainties by name.
 
     Args:
-        table: With the summary and loss columns, or the members' logits.
-        name: Of the ensemble.
-        temperature: Of the members' logits.
-        doubts: Names in FIELDS and POOLED.
-        weights: For those of POOLED, from `pooled_weights`.
+        table: A table with the summary and loss columns, or with the members' logits.
+        name: Name of the ensemble.
+        temperature: Temperature of the members' logits.
+        uncertainties: Names in SUMMARY_FIELDS and POOLED.
+        weights: Weights of those in POOLED, from `pooled_weights`.
     """
     logits = f"{name}_logit" in table
-    kept = temperature == 1 == _summed_at(table, name) and name in table and (f"{name}_loss" in table or not logits)
-    if kept and logits:
+    stored = temperature == 1 == _summary_temperature(table, name) and name in table
+    stored = stored and (f"{name}_loss" in table or not logits)
+    if stored and logits:
         _check_summary(table, name)
-    summary, nll = _kept(table, name) if kept else _computed(table, name, temperature)
+    summary, nll = _stored(table, name) if stored else _computed(table, name, temperature)
     members = int(summary[0, SUMMARY.index("members")])
     if members < 2:
         raise TableError(
             f"rejection_study: the ensemble '{name}' of {table.name} has one member, which agrees with itself on every "
             f"image. Give at least two members."
         )
-    found = {doubt: summary[:, SUMMARY.index(FIELDS[doubt])] for doubt in doubts if doubt in FIELDS}
-    for doubt in doubts:
-        if doubt in POOLED:
-            found[doubt] = _pooled_doubt(table, name, temperature, POOLED[doubt], weights[doubt])
-    return Said(
+    values = {one: summary[:, SUMMARY.index(SUMMARY_FIELDS[one])] for one in uncertainties if one in SUMMARY_FIELDS}
+    for one in uncertainties:
+        if one in POOLED:
+            values[one] = _pooled_uncertainty(table, name, temperature, POOLED[one], weights[one])
+    return MemberPredictions(
         members,
         summary[:, SUMMARY.index("predicted")].long() == table.label,
         # float32 may hold a probability as one plus a rounding error.
         summary[:, SUMMARY.index("confidence")].clamp(0, 1),
         nll,
-        {doubt: _settled(finite(found[doubt], f"{doubt} of {name}")) for doubt in doubts},
+        {one: _without_rounding(finite(values[one], f"{one} of {name}")) for one in uncertainties},
     )
 
 
 def pooled_weights(table: Table, name: str, temperature: float) -> dict[str, Float64[Tensor, "m"]]:
-    """By uncertainty: one weight a member, from the size of its logits over all rows (Kirsch 2024, the formula of B.1).
+    """One weight per member, by uncertainty, from the size of its logits over all rows (Kirsch 2024, formula of B.1).
 
     w_m = sum_n exp l_mn / sum_kn exp l_kn, in logarithms: a sum of a thousand logits has no exponential.
     """
     sizes: dict[str, Tensor] = {}
     for batch in member_batches(table, name):
         z = _logits(batch, name).double() / temperature
-        for doubt, by in POOLED.items():
-            sizes[doubt] = pooled(sizes.get(doubt), log_size(z, by))
-    return {doubt: size.softmax(0) for doubt, size in sizes.items()}
+        for uncertainty, by in POOLED.items():
+            sizes[uncertainty] = pooled(sizes.get(uncertainty), log_size(z, by))
+    return {uncertainty: size.softmax(0) for uncertainty, size in sizes.items()}
 
 
 def member_batches(table: Table, name: str, *more: str) -> Iterator[Table]:
-    """Rows of the members' logits, as many at a time as a bounded memory holds."""
+    """Rows of the members' logits, as many at a time as fit into bounded memory."""
     column = f"{name}_logit"
     _, members, classes = table.shape(column)
     return table.batches(column, *more, size=max(1, _BYTES // (4 * members * classes)))
 
 
 def require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bool) -> None:
-    """Raise unless the table has what is needed of an ensemble, saying what writes it.
+    """Raise unless the table has the columns of an ensemble; the message says what writes them.
 
     Args:
-        table: To be read.
-        name: Of the ensemble.
+        table: The table.
+        name: Name of the ensemble.
         logits_for: What needs the members' logits, if anything does.
-        own: Whether the losses of the ensemble's own predictions are asked for.
+        own: Whether the losses of the ensemble's own predictions are needed.
     """
     logits, loss = f"{name}_logit", f"{name}_loss"
     if name not in table and logits not in table:
@@ -148,7 +145,7 @@ def require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bo
             )
     if logits in table:
         return
-    if (at := _summed_at(table, name)) != 1:
+    if (at := _summary_temperature(table, name)) != 1:
         raise TableError(
             f"rejection_study needs the summary '{name}' at T = 1, or column '{logits}'; that of {table.name} was made "
             f"with temperature={at:g}. Extract it with temperature=1, or with keep='logits'."
@@ -181,32 +178,32 @@ def grid_of(name: str) -> int | None:
     return int(size) if name.startswith("tiles_") and size.isdecimal() else None
 
 
-def _kept(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+def _stored(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
     summary = finite(table.whole(name).double(), f"column '{name}'")
-    if f"{name}_loss" not in table:  # `require_ensemble` has seen that nobody asks for it
+    if f"{name}_loss" not in table:  # `require_ensemble` has checked that nobody needs it
         return summary, torch.full((len(table),), torch.nan, dtype=torch.float64)
     return summary, finite(table.whole(f"{name}_loss").double(), f"column '{name}_loss'")
 
 
-def _summed_at(table: Table, name: str) -> float:
-    """The temperature of an ensemble's summary, where the table knows it; 1 is usual."""
+def _summary_temperature(table: Table, name: str) -> float:
+    """The temperature of an ensemble's summary, if the table records it; 1 is usual."""
     probes = table.provenance.probes if table.provenance else {}
     settings = probes.get(name.rstrip("_0123456789"), {}).get("settings", {})
     return float(settings.get("temperature", 1.0))
 
 
-def _settled(u: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-    """One value for all rows where they differ by rounding alone, which must not order them."""
-    return u if float(u.max() - u.min()) > _NOTHING else torch.zeros_like(u)
+def _without_rounding(u: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+    """One value for all rows if they differ by rounding alone, which must not order them."""
+    return u if float(u.max() - u.min()) > _ROUNDING else torch.zeros_like(u)
 
 
 def _check_summary(table: Table, name: str) -> None:
-    """Raise TableError for a summary that is not that of the logits beside it, as of another temperature."""
-    some = next(member_batches(table, name, name)).rows(slice(0, _SOME))
+    """Raise TableError for a summary that is not that of the stored logits, such as one at another temperature."""
+    first = next(member_batches(table, name, name)).rows(slice(0, _COMPARED))
     stream = MemberStream()
-    stream.add(some.whole(f"{name}_logit"))
+    stream.add(first.whole(f"{name}_logit"))
     place = SUMMARY.index("total")
-    ours, theirs = stream.summary()[:, place], some.whole(name)[:, place].double()
+    ours, theirs = stream.summary()[:, place], first.whole(name)[:, place].double()
     if not torch.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE):
         row = int((ours - theirs).abs().argmax())
         raise TableError(
@@ -237,7 +234,7 @@ def _logits(batch: Table, name: str) -> Float[Tensor, "n m c"]:
     return finite(batch.whole(f"{name}_logit"), f"rejection_study: column '{name}_logit' of {batch.name}")
 
 
-def _pooled_doubt(
+def _pooled_uncertainty(
     table: Table, name: str, temperature: float, by: WeighedBy, weights: Float64[Tensor, "m"]
 ) -> Float64[Tensor, "n"]:
     """The score's own values, with weights that were learned at this temperature."""
