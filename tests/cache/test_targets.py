@@ -25,8 +25,8 @@ def photos(tmp_path):
     return tmp_path / "flat"
 
 
-def extract(model, images, to, *, loss="cross_entropy", **options):
-    probes = [dubito.Forward(task_loss=loss)]
+def extract(model, images, to, *, loss="cross_entropy", loss_name=None, **options):
+    probes = [dubito.probes.Forward(task_loss=loss, loss_name=loss_name)]
     return dubito.extract(
         model, images, to, **{"batch_size": 4, "shard_size": 8, "workers": 0, "probes": probes, **options}
     )
@@ -59,9 +59,7 @@ def test_the_table_knows_its_task_loss(model, photos, tmp_path):
     table = extract(model, photos, tmp_path / "bce", loss="bce", targets=SEVERAL)
     assert table.provenance.task_loss == "bce"
     target = torch.arange(14.0).reshape(7, 2)
-    assert extract(model, photos, tmp_path / "own", loss=first, targets=target).provenance.task_loss.startswith(
-        "first "
-    )
+    assert extract(model, photos, tmp_path / "own", loss=first, targets=target).provenance.task_loss == "first"
     assert extract(model, photos, tmp_path / "none").provenance.task_loss is None
     with pytest.raises(TableError, match=r"^head.fit with target 'mixed' expects .* were made by 'bce'\. Train with"):
         dubito.UncertaintyHead(recipe=dubito.Recipe(target="mixed")).fit(table)
@@ -75,7 +73,7 @@ def test_a_callable_gets_logits_and_targets(model, photos, tmp_path):
 
 def test_a_callable_without_targets_gets_the_labels(model, folder, tmp_path):
     smooth = partial(F.cross_entropy, reduction="none", label_smoothing=0.2)
-    table = extract(model, folder, tmp_path / "cache", loss=smooth)
+    table = extract(model, folder, tmp_path / "cache", loss=smooth, loss_name="smooth")
     torch.testing.assert_close(table.loss, smooth(table.logit, table.label))
 
 
@@ -140,7 +138,7 @@ def test_all_targets_are_checked_before_the_first_shard(model, photos, tmp_path)
     wrong = SEVERAL.astype(float)
     wrong[6, 2] = 1.5  # in the last batch
     with pytest.raises(
-        ValueRangeError, match=r"'bce' needs .*\(n, 3\); torch\.float64 of shape \(7, 3\) from 0 to 1\.5"
+        ValueRangeError, match=r"'bce' needs .*\(n, 3\); got torch\.float64 of shape \(7, 3\) from 0 to 1\.5"
     ):
         extract(model, photos, tmp_path / "cache", loss="bce", targets=wrong, shard_size=4)
     assert not list((tmp_path / "cache").glob("forward-*"))
@@ -150,7 +148,7 @@ def test_all_targets_are_checked_before_the_first_shard(model, photos, tmp_path)
 def test_a_loss_that_has_nothing_to_compare_with(model, photos, folder, tmp_path):
     with pytest.raises(ImagesError, match=r"Forward\(task_loss='bce'\) needs something to compare .* Pass targets="):
         extract(model, photos, tmp_path / "cache", loss="bce")
-    with pytest.raises(ImagesError, match=r"Forward\(task_loss='first \w+'\) needs something to compare"):
+    with pytest.raises(ImagesError, match=r"Forward\(task_loss='first'\) needs something to compare"):
         extract(model, folder, tmp_path / "cache", loss=first, label_space="own")
     with pytest.raises(
         ValueRangeError, match=r"'bce' needs targets that are shares.*int64 of shape \(23,\) from 0 to 2"
@@ -181,14 +179,16 @@ def test_other_targets_and_losses_are_refused(model, photos, tmp_path):
     refused(model, photos, cache, r"the targets of the task loss \(\w{8} there, none here\)")
     refused(model, photos, cache, r"forward probe with other settings: task_loss='bce' there, 'the usual' here",
             targets=SEVERAL)  # fmt: skip
-    refused(model, photos, cache, r"task_loss='bce' there, 'first \w{16}' here", loss=first, targets=SEVERAL)
+    refused(model, photos, cache, r"task_loss='bce' there, 'first' here", loss=first, targets=SEVERAL)
 
 
-def test_a_changed_function_of_the_same_name_is_refused(model, photos, tmp_path):
-    extract(model, photos, tmp_path / "cache", loss=lambda logit, target: logit[:, 0], targets=SEVERAL)
-    extract(model, photos, tmp_path / "cache", loss=lambda logit, target: logit[:, 0], targets=SEVERAL)
-    refused(model, photos, tmp_path / "cache", r"task_loss='<lambda> \w{16}' there, '<lambda> \w{16}' here",
-            loss=lambda logit, target: logit[:, 1], targets=SEVERAL)  # fmt: skip
+def test_a_loss_of_another_name_is_refused(model, photos, tmp_path):
+    def second(logit, target):
+        return logit[:, 1]
+
+    extract(model, photos, tmp_path / "cache", loss=first, targets=SEVERAL)
+    extract(model, photos, tmp_path / "cache", loss=first, targets=SEVERAL)
+    refused(model, photos, tmp_path / "cache", "task_loss='first' there, 'second' here", loss=second, targets=SEVERAL)
 
 
 def test_other_probes_are_given_the_targets(model, photos, tmp_path):

@@ -8,11 +8,10 @@ from PIL import Image
 
 import dubito
 from dubito.cache.runner import predict_table
-from dubito.errors import BrokenImageError, GuardError, ImagesError, ModelError, SkippedImagesWarning
-from dubito.guard.inputs import as_images, probes_for
+from dubito.errors import BrokenImageError, ImagesError, ModelError, SkippedImagesWarning
+from dubito.guard.inputs import as_images
 from dubito.models.wrap import WrappedClassifier
-from dubito.probes import Gradient, Members, PreActivation, Tiles
-from dubito.table import Provenance
+from dubito.probes import PreActivation, Tiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,23 +107,6 @@ def test_features_are_as_precise_as_those_the_guard_was_fitted_on(model: Wrapped
         guard.save(tmp_path / f"guard-{dtype}")
         loaded = dubito.Guard.load(tmp_path / f"guard-{dtype}", model)
         assert torch.equal(loaded.asked(x[:16]).feature, table.feature[:16])
-
-
-def test_probes_are_made_anew_or_taken() -> None:
-    assert probes_for(("feature", "logit"), (), None) == []
-    assert probes_for(("tiles_2", "tiles_4_logit"), (), None) == [Tiles([2, 4], keep="logits")]
-    asked = Provenance(probes={"tiles": {"settings": {"temperature": 0.5}}})
-    assert probes_for(("tiles_3",), (), asked) == [Tiles([3], temperature=0.5)]
-    assert probes_for(("pre_activation",), (), None) == [PreActivation()]
-    steep = {"settings": Gradient("exact", uniform=True).settings(), "notes": {"depth": [0], "of": 1}}
-    (found,) = probes_for(("steep", "steep_uniform"), (), Provenance(probes={"steep": steep}))
-    assert found == Gradient("exact", uniform=True, name="steep")
-    dropout = Members.dropout(4, 0.1)
-    assert probes_for(("dropout",), (dropout,), None) == [dropout]
-    with pytest.raises(
-        GuardError, match=r"read column 'dropout', written by the probe of Monte-Carlo dropout .* probes="
-    ):
-        probes_for(("dropout",), (), None)
 
 
 def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Path) -> None:

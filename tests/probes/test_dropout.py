@@ -217,7 +217,7 @@ def test_a_model_without_dropout():
         members(model, rate=0.1)
     assert str(error.value) == (
         "dropout: net calls no dropout, so all passes would be equal, whatever the rate. Load it with some (timm: "
-        "dubito.load(..., drop_rate=0.2)), or use Members.views(), dubito.Tiles(), or several models."
+        "dubito.load(..., drop_rate=0.2)), or use Members.views(), probes.Tiles(), or several models."
     )
 
 

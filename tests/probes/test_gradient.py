@@ -13,8 +13,7 @@ import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
 from dubito.gradients.cotangents import Cotangents, signs
 from dubito.gradients.prepared import Prepared
-from dubito.probes._gradient_settings import check_classes
-from dubito.probes.gradient import Gradient
+from dubito.probes.gradient import Gradient, _check_classes
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.types import NotingProbe, Probe
 
@@ -269,7 +268,7 @@ def test_refused_models(x):
 
     refused(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), ModelError, "net has no parameters")
     refused(rows(nn.Linear(48, 1)), ModelError, "net has one class, which is always certain")
-    refused(rows(nn.Linear(48, C)), ValueRangeError, "a batch without images came", x[:0])
+    refused(rows(nn.Linear(48, C)), ValueRangeError, "got a batch without images", x[:0])
     mixing = rows(nn.Linear(48, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, C))
     refused(mixing, ModelError, "depends on the other images of the batch")
     refused(mixing, ModelError, "depends on the other images of the batch|gives NaN", x[:1])
@@ -292,15 +291,15 @@ def test_refused_models(x):
         ({"last": 0}, "give either last, at least 1, or beta; got last=0 and beta=None"),
         ({"last": 2, "beta": 1.0}, "give either last, at least 1, or beta; got last=2 and beta=1.0"),
         ({"beta": float("nan")}, "beta must be finite"),
-        ({"beta": -1.0}, "beta must be finite and not negative, .* beta=-1.0 and tolerance=0.001 came"),
+        ({"beta": -1.0}, "beta must be finite and not negative, .* got beta=-1.0 and tolerance=0.001"),
         ({"beta": 1.0, "tolerance": 0.0}, "tolerance above 0 and at most 1"),
         ({"copies": -1}, "copies must be 0 or more"),
         ({"copies": 1, "sigma": 0.0}, "sigma positive; got copies=1 and sigma=0.0"),
         ({"name": "My gradient"}, "a name has small letters and underscores; got 'My gradient'"),
         ({"name": "low2"}, "a name has small letters and underscores; got 'low2'"),
-        ({"name": "forward"}, "'forward' is what another probe or column is called. Choose another name"),
-        ({"name": "noise"}, "'noise' is what another probe or column is called"),
-        ({"name": "loss"}, "'loss' is what another probe or column is called"),
+        ({"name": "forward"}, "another probe or column is called 'forward'. Choose another name"),
+        ({"name": "noise"}, "another probe or column is called 'noise'"),
+        ({"name": "loss"}, "another probe or column is called 'loss'"),
     ],
 )
 def test_settings_without_meaning(settings, text):
@@ -313,12 +312,12 @@ def test_settings_without_meaning(settings, text):
     [
         ("all", (), "method must be one of exact, top, signs, combined; got 'all'"),
         ("exact", "root", r"weightings must be a list; got 'root'. Write \['root'\]"),
-        ("exact", ["mean"], "weightings are fisher, root, expected_l1; got 'mean'. Choose of those"),
+        ("exact", ["mean"], "weightings are fisher, root, expected_l1; got 'mean'. Choose among these"),
     ],
 )
 def test_names_that_are_none(method, weightings, text):
     with pytest.raises(ValueRangeError, match=text):
-        check_classes(method, 2, 2, weightings)
+        _check_classes(method, 2, 2, weightings)
 
 
 def test_settings_are_what_matters():
@@ -351,7 +350,7 @@ def test_settings_are_what_matters():
 
 def test_price():
     assert Gradient().price == "1 forward pass, 4 backward passes"
-    assert Gradient("exact", uniform=True).price == "1 forward pass, one backward pass a class and one more"
+    assert Gradient("exact", uniform=True).price == "1 forward pass, one backward pass per class and one more"
     assert Gradient(copies=3).price == "1 forward pass, 4 backward passes, for the image and 3 copies"
     assert Gradient("signs", draws=5).price == "1 forward pass, 5 backward passes"
 

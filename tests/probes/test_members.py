@@ -130,12 +130,12 @@ def test_modules_are_left_as_they_were(models):
 
 
 def test_one_member_or_none(models):
-    for given, came in (([], "none"), (models[:1], "1"), (models[0], "1")):
+    for members, got in (([], "none"), (models[:1], "1"), (models[0], "1")):
         with pytest.raises(ModelError) as error:
-            Members(given)
+            Members(members)
         assert str(error.value) == (
-            f"members: an ensemble has at least two members; {came} came. With one model, ask its tiles "
-            f"(dubito.Tiles()), dropout (Members.dropout()) or views of the image (Members.views())."
+            f"members: an ensemble has at least two members; got {got}. With one model, use its tiles "
+            f"(probes.Tiles()), dropout (Members.dropout()) or views of the image (Members.views())."
         )
 
 
@@ -241,7 +241,7 @@ def test_columns_of_a_cache(models, tmp_path):
 
 def test_its_words(models):
     assert repr(Members(models)) == "Members(members: 6 members, keep='summary', temperature=1)"
-    assert (Members.name, Members.price) == ("members", "1 forward pass a member")
+    assert (Members.name, Members.price) == ("members", "1 forward pass per member")
     assert isinstance(Members(models), Probe)
 
 

@@ -91,7 +91,7 @@ def test_it_is_a_column_of_a_cache(tmp_path):
 
 def test_a_model_that_ends_with_a_normalisation_has_nothing_before_it():
     model = network(nn.Flatten(), nn.Linear(3072, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
-    with pytest.raises(ModelError, match=r"none of the 1 activations that the model calls gives its features"):
+    with pytest.raises(ModelError, match=r"none of the 1 activations that the model calls outputs its features"):
         before(model)
 
 

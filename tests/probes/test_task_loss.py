@@ -8,7 +8,7 @@ from scipy.special import expit, log_softmax
 
 from dubito.errors import ValueRangeError
 from dubito.probes.forward import Forward
-from dubito.probes.task_loss import check_target, check_task_loss, task_loss
+from dubito.probes.task_loss import as_classes, check_target, check_task_loss, name_of_loss, task_loss
 
 LOGIT = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0], [0.0, 0.0, 0.0], [-2.0, 1.0, 1.0]])
 SEVERAL = torch.tensor([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 1]])
@@ -59,29 +59,31 @@ def test_any_callable():
 
 
 @pytest.mark.parametrize(
-    ("loss", "came"),
+    ("loss", "got"),
     [
-        (F.cross_entropy, r"torch\.float32 of shape \(\) from .* came for logits of shape \(4, 3\)"),
-        (lambda logit, target: logit, r"torch\.float32 of shape \(4, 3\) from -2 to 3 came"),
-        (lambda logit, target: 1.5, r"float 1\.5 came for logits of shape \(4, 3\) and targets of shape \(4,\)"),
-        (lambda logit, target: None, "NoneType None came"),
+        (F.cross_entropy, r"got torch\.float32 of shape \(\) from .* for logits of shape \(4, 3\)"),
+        (lambda logit, target: logit, r"got torch\.float32 of shape \(4, 3\) from -2 to 3 for"),
+        (lambda logit, target: 1.5, r"got float 1\.5 for logits of shape \(4, 3\) and targets of shape \(4,\)"),
+        (lambda logit, target: None, "got NoneType None for"),
     ],
 )
-def test_a_callable_must_give_one_number_an_image(loss, came):
-    with pytest.raises(ValueRangeError, match=r"task_loss must give one number an image, a tensor of shape \(4,\); "):
+def test_a_callable_must_return_one_number_per_image(loss, got):
+    with pytest.raises(
+        ValueRangeError, match=r"task_loss must return one number per image, a tensor of shape \(4,\); "
+    ):
         task_loss(loss, LOGIT, torch.tensor([0, 2, 1, 0]))
-    with pytest.raises(ValueRangeError, match=came):
+    with pytest.raises(ValueRangeError, match=got):
         task_loss(loss, LOGIT, torch.tensor([0, 2, 1, 0]))
 
 
-def test_a_mixed_row_pays_for_both_photos():
+def test_a_mixed_row_pays_for_both_images():
     first, second = torch.tensor([0, 0, 0, 0]), torch.tensor([1, 1, 1, 0])
     weight = torch.tensor([0.25, 1.0, 0.5, 0.3], dtype=torch.float64)
     found = task_loss("cross_entropy", LOGIT, first, (second, weight))
     a, b = task_loss("cross_entropy", LOGIT, first).tolist(), task_loss("cross_entropy", LOGIT, second).tolist()
     assert found.tolist() == pytest.approx([0.25 * a[0] + 0.75 * b[0], a[1], math.log(3), a[3]], rel=1e-6)
     assert found[1].item() == a[1], "a row that is not mixed keeps its loss to the last bit"
-    # Row 0 by hand: the logits are 2, 0, -1, so the second photo's class costs 2 more: a + 0.75 * 2.
+    # Row 0 by hand: the logits are 2, 0, -1, so the second image's class costs 2 more: a + 0.75 * 2.
     assert found[0].item() == pytest.approx(a[0] + 1.5, rel=1e-6)
 
 
@@ -91,13 +93,13 @@ def test_a_mixed_row_pays_for_both_photos():
         (
             "bce",
             torch.tensor([0, 1, 2, 0]),
-            r"targets that are shares in 0\.\.1 of shape \(n, 3\); torch.int64 of shape \(4,\)",
+            r"targets that are shares in 0\.\.1 of shape \(n, 3\); got torch.int64 of shape \(4,\)",
         ),
-        ("bce", 2 * SEVERAL, r"int64 of shape \(4, 3\) from 0 to 2 came. Pass them to extract as targets="),
+        ("bce", 2 * SEVERAL, r"int64 of shape \(4, 3\) from 0 to 2. Pass them to extract as targets="),
         ("bce", torch.full((4, 3), float("nan")), r"float32 of shape \(4, 3\) from nan to nan"),
         ("bce", torch.zeros(4, 2), r"of shape \(4, 2\) from 0 to 0"),
         ("cross_entropy", torch.tensor([0, 1, 3, 0]), r"classes 0\.\.2 of shape \(n,\), or shares .*; .* from 0 to 3"),
-        ("cross_entropy", torch.tensor([-1, 1, 2, 0]), "from -1 to 2 came"),
+        ("cross_entropy", torch.tensor([-1, 1, 2, 0]), "got .* from -1 to 2. Pass"),
         ("cross_entropy", torch.zeros(4), r"float32 of shape \(4,\)"),
         ("cross_entropy", SEVERAL, r"int64 of shape \(4, 3\)"),
     ],
@@ -119,10 +121,40 @@ def test_no_such_loss(loss):
         check_task_loss(loss)
 
 
-def test_settings_tell_the_loss_only_where_it_is_not_the_usual_one():
+def test_settings_name_the_loss_only_where_it_is_not_the_default():
     assert Forward().settings() == {"store_logit": True, "feature_dtype": "float16"}
     assert Forward(task_loss="bce").settings()["task_loss"] == "bce"
-    told = Forward(task_loss=lambda logit, target: logit[:, 0]).settings()["task_loss"]
-    assert told.startswith("<lambda> ")
-    assert told == Forward(task_loss=lambda logit, target: logit[:, 0]).settings()["task_loss"]
-    assert told != Forward(task_loss=lambda logit, target: logit[:, 1]).settings()["task_loss"]
+
+    def first(logit, target):
+        return logit[:, 0]
+
+    assert Forward(task_loss=first).settings()["task_loss"] == name_of_loss(first) == "first"
+    assert Forward(task_loss=first, loss_name="mine").settings()["task_loss"] == "mine"
+    assert name_of_loss(F.cross_entropy) == "cross_entropy"
+
+
+@pytest.mark.parametrize("loss", [lambda logit, target: logit[:, 0], partial(F.cross_entropy, reduction="none")])
+def test_a_loss_without_a_name_needs_one(loss):
+    with pytest.raises(
+        ValueRangeError, match=r"has none\. Define it as a function .* Forward\(task_loss=\.\.\., loss_name"
+    ):
+        Forward(task_loss=loss)
+    assert Forward(task_loss=loss, loss_name="smooth").settings()["task_loss"] == "smooth"
+
+
+def test_whole_numbers_in_range_are_classes():
+    assert as_classes(torch.tensor([0, 2], dtype=torch.int16), 3).tolist() == [0, 2]
+    assert as_classes(torch.empty(0, dtype=torch.long), 3).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "label", [None, torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.ones(2, 3, dtype=torch.long)]
+)
+def test_other_targets_are_none(label):
+    assert as_classes(label, 3) is None
+
+
+@pytest.mark.parametrize("label", [[-1, 0], [0, 3]])
+def test_whole_numbers_out_of_range_are_an_error(label):
+    with pytest.raises(ValueRangeError, match=r"classes of the members, 0 to 2; got .*\. Give targets"):
+        as_classes(torch.tensor(label), 3)

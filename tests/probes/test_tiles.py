@@ -241,7 +241,7 @@ def test_logits_beyond_half_precision():
     Tiles([2], keep="logits", dtype="float32").run(model, pixels(), None)
 
 
-def test_few_images_at_a_time_say_the_same(monkeypatch):
+def test_few_images_at_a_time_are_the_same(monkeypatch):
     model, x, label = grid_network(), pixels(7), torch.arange(7) % C
     probe = Tiles(keep="logits", dtype="float32")
     expected = probe.run(model, x, label)
@@ -253,12 +253,12 @@ def test_few_images_at_a_time_say_the_same(monkeypatch):
         return logits(self, z)
 
     monkeypatch.setattr(WrappedClassifier, "logits", counted)
-    monkeypatch.setattr(tiles_module, "_ASKED", 4 * 4 * 49 * C)
+    monkeypatch.setattr(tiles_module, "_COMPUTED", 4 * 4 * 49 * C)
     monkeypatch.setattr(tiles_module, "_WORKED", 3 * 4 * (139 + 49) * C)
     for name, column in probe.run(model, x, label).items():
         torch.testing.assert_close(column, expected[name], rtol=1e-5, atol=1e-6)
     assert asked == [0, 4, 3]  # none, to learn the number of classes; then every tile once
-    monkeypatch.setattr(tiles_module, "_ASKED", 1)
+    monkeypatch.setattr(tiles_module, "_COMPUTED", 1)
     monkeypatch.setattr(tiles_module, "_WORKED", 1)
     assert torch.equal(probe.run(model, x, label)["tiles_7_loss"].argsort(), expected["tiles_7_loss"].argsort())
 
@@ -316,7 +316,7 @@ def test_any_classifier_with_a_square_map_will_do():
     with pytest.raises(ModelError) as error:
         Tiles().run(Foreign(model), pixels(h=3, w=4), None)
     assert str(error.value) == (
-        "tiles: the feature map of foreign has 12 tiles, which are no square, and it does not tell their height and "
+        "tiles: the feature map of foreign has 12 tiles, which form no square, and it does not report their height and "
         "width. Give the classifier a method tiled(x), see `dubito.types.Tiling`."
     )
 
@@ -332,7 +332,7 @@ def test_one_tile_is_no_ensemble(h, w):
     with pytest.raises(ModelError) as error:
         Tiles().run(grid_network(), pixels(h=h, w=w), None)
     assert str(error.value) == (
-        f"tiles: the feature map of pixels is {h} x {w} for these inputs, so that there are no tiles to compare. "
+        f"tiles: the feature map of pixels is {h} x {w} for these inputs, so there are no tiles to compare. "
         "Use larger inputs, or a model that pools later."
     )
 

@@ -7,19 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dubito.errors import DubitoError, MissingColumnError, TableError
-from dubito.table import (
-    ENSEMBLES,
-    WRITERS,
-    Column,
-    Provenance,
-    Table,
-    asked_otherwise,
-    check_table,
-    ensembles_in,
-    gradients_in,
-    to_tensor,
-    writer_of,
-)
+from dubito.table import Column, Provenance, Table, check_table, to_tensor
 
 LOGIT = [[2.0, 0.0], [0.0, 1.0], [0.5, 0.25]]
 
@@ -185,7 +173,7 @@ def test_a_missing_column_says_who_writes_it():
         _ = table.label
     assert str(error.value) == (
         "table.label needs column 'label'; cache/test has logit. "
-        "It is written by an extraction of images with labels (class folders, a CSV, labels=...)."
+        "It is written by an extraction of images with labels (class folders, a CSV file, labels=...)."
     )
     with pytest.raises(MissingColumnError, match=r"energy\.score needs column 'mine'.* Run the probe that writes"):
         table.require("logit", "mine", by="energy.score")
@@ -197,7 +185,7 @@ def test_a_missing_column_says_who_writes_it():
 
 def test_a_missing_column_is_a_missing_attribute():
     table = Table(logit=LOGIT)
-    for column in WRITERS:
+    for column in ("logit", "feature", "label", "loss", "id"):
         assert hasattr(table, column) == (column == "logit")
     assert getattr(table, "label", None) is None
     assert issubclass(MissingColumnError, DubitoError)
@@ -303,13 +291,13 @@ def test_what_is_no_table_is_told():
         with pytest.raises(TableError) as error:
             check_table(path, by="density.fit")
         assert str(error.value) == (
-            'density.fit: table must be a table; the path "cache/train" came. Open it: dubito.open("cache/train").'
+            'density.fit: table must be a table; got the path "cache/train". Open it: dubito.open("cache/train").'
         )
     with pytest.raises(TableError) as error:
         check_table(np.zeros(3), by="evaluate", what="ood")
     assert str(error.value) == (
         "evaluate: ood must be a table, from dubito.extract or dubito.open; got ndarray. "
-        "Make one of arrays by dubito.Table(logit=..., feature=..., label=...)."
+        "Make one from arrays: dubito.Table(logit=..., feature=..., label=...)."
     )
 
 
@@ -319,83 +307,3 @@ def test_the_provenance_goes_with_the_rows():
     assert table.rows([1]).provenance == table.select("feature").provenance == known
     assert table.rows([1]).model_id == known.model_id
     assert Table(feature=torch.zeros(3, 2)).provenance is Table(feature=torch.zeros(3, 2)).model_id is None
-
-
-@pytest.mark.parametrize(
-    ("column", "writer"),
-    [
-        ("logit", WRITERS["logit"]),
-        ("members", ENSEMBLES["members"]),
-        ("members_between", ENSEMBLES["members"]),
-        ("checkpoints_loss", ENSEMBLES["checkpoints"] + ", where labels are the model's classes"),
-        ("tiles_7", ENSEMBLES["tiles"]),
-        ("masks_logit", ENSEMBLES["masks"]),
-        ("tiles_16_logit", ENSEMBLES["tiles"] + ', with keep="logits"'),
-        (
-            "members_logit",
-            ENSEMBLES["members"] + ', with keep="logits", or by dubito.ensemble(tables) of one table a model',
-        ),
-        ("noise_variance", ENSEMBLES["noise"]),
-        ("dropout_variance", ENSEMBLES["dropout"] + ', with keep="logits", of which it is computed'),
-        *((name, None) for name in ("tiles", "tiles_logit", "members_2", "mine", "mine_logit", "xmembers", "views_x")),
-    ],
-)
-def test_who_writes_the_columns_of_ensembles(column, writer):
-    assert writer_of(column) == writer
-
-
-@pytest.mark.parametrize(
-    ("column", "asked"),
-    [
-        ("gradient", ""),
-        ("gradient_root", ', with method="exact" and weightings=["root"]'),
-        ("gradient_l1", ', with method="exact" and weightings=["expected_l1"]'),
-        ("gradient_predicted", ', with any method but "signs"'),
-        ("gradient_uniform", ", with uniform=True"),
-        ("gradient_bound", ', with method="top"'),
-        ("very_noisy_uniform", " of the name 'very_noisy', with uniform=True"),
-    ],
-)
-def test_who_writes_the_columns_of_gradients(column, asked):
-    assert writer_of(column) == f"the gradient probe (extract(..., probes=[dubito.Gradient()])){asked}"
-    assert writer_of("_root") is writer_of("9_root") is writer_of("roots") is None
-
-
-def test_every_ensemble_has_its_columns():
-    for name, writer in ENSEMBLES.items():
-        of = f"{name}_2" if name == "tiles" else name
-        assert writer_of(of) == writer
-        assert ensembles_in([of]) == ensembles_in([f"{of}_logit", f"{of}_loss"]) == (of,)
-    assert ensembles_in(["members_loss", "views_between", "noise_variance", "logit", "mine_logit"]) == ()
-
-
-def probes(**settings: dict) -> Provenance:
-    return Provenance(probes={name: {"settings": each} for name, each in settings.items()})
-
-
-def test_how_ensembles_were_asked():
-    def table(**settings):
-        return Table(provenance=probes(tiles=settings, members={"members": ["ab" * 16] * 3}))
-
-    cold, warm = table(temperature=1.0), table(temperature=2.0, more=1)
-    assert asked_otherwise(cold, warm, "tiles_7") == "temperature=1.0 and temperature=2.0, more=None and more=1"
-    assert asked_otherwise(cold, cold, "tiles_7") is None
-    assert asked_otherwise(cold, warm, "members") is None
-    assert asked_otherwise(cold, warm, "views") is asked_otherwise(cold, Table(), "tiles_7") is None  # nobody knows
-    others = Table(provenance=probes(members={"members": ["cd" * 16] * 3}))
-    assert asked_otherwise(cold, others, "members") == "members"  # hashes are for nobody to read
-
-
-def test_how_gradients_were_asked():
-    def table(**settings):
-        probe = {"settings": settings, "notes": {"layers": ["fc"], "depth": [0], "of": 1}}
-        return Table(noisy=[[1.0]], provenance=Provenance(probes={"noisy": probe, "gone": probe}))
-
-    few, many = table(copies=2, sigma=0.1, seed=0, uniform=True), table(copies=8, sigma=0.1, seed=1, uniform=False)
-    assert asked_otherwise(few, many, "noisy") == "copies=2 and copies=8, seed=0 and seed=1"
-    assert asked_otherwise(few, table(copies=2, sigma=0.1, seed=0, weightings=["fisher"]), "noisy") is None
-    assert asked_otherwise(table(method="exact"), table(method="exact"), "noisy") is None
-    assert asked_otherwise(table(method="signs", seed=0), table(method="signs", seed=1), "noisy") == "seed=0 and seed=1"
-    assert asked_otherwise(few, Table(), "noisy") is None
-    assert gradients_in(few) == ("noisy",)  # of the other there is no column
-    assert gradients_in(Table()) == gradients_in(Table(provenance=Provenance())) == ()

@@ -284,8 +284,10 @@ def test_an_ensemble_knows_its_models():
 
 def test_what_is_no_ensemble():
     one = said_by(1)
-    for few, came in (([], "none"), ([one], "one"), (one, "one")):
-        refused(f"ensemble needs at least two tables, one a model; {came} came. Give them as a list.", few, by=ensemble)
+    for tables, got in (([], "none"), ([one], "one"), (one, "one")):
+        refused(
+            f"ensemble needs at least two tables, one per model; got {got}. Give them as a list.", tables, by=ensemble
+        )
     refused(
         "ensemble: cache/1 and cache/2 must have the same images; they have 8 and 7 rows, 0 and 1 skipped. "
         "Extract the same images with every model.",
@@ -318,7 +320,7 @@ def test_what_is_no_ensemble():
     )
     refused(
         "ensemble: cache/1 and cache/2 must have the same labels; those of one are the model's classes, those of the "
-        "other a set of their own. Extract both with the same labels and label_space.",
+        "other another set's. Extract both with the same labels and label_space.",
         [one, said_by(2, label_space="own")],
         by=ensemble,
     )
@@ -354,7 +356,7 @@ def test_an_ensemble_of_augmented_epochs_keeps_crops_of_a_photograph_together():
         ensemble([said_by(1, **places), said_by(2, **{**places, "photo": torch.arange(8) // 2})])
 
 
-def test_ensembles_that_were_asked_otherwise_are_not_joined():
+def test_ensembles_that_of_different_settings_are_not_joined():
     def table(passes: int, **columns: object) -> Table:
         provenance = Provenance(probes={"dropout": {"settings": {"passes": passes}}})
         return Table(
@@ -362,7 +364,7 @@ def test_ensembles_that_were_asked_otherwise_are_not_joined():
         )
 
     refused(
-        "concat: 'dropout' of cache/10 and cache/20 were asked with other settings (passes=10 and passes=20), so that "
+        "concat: 'dropout' of cache/10 and cache/20 were extracted with different settings (passes=10 and passes=20), so "
         "their numbers cannot be compared. Extract both alike, or select other columns.",
         table(10),
         table(20),
@@ -372,7 +374,7 @@ def test_ensembles_that_were_asked_otherwise_are_not_joined():
     assert concat(table(10).select("loss"), table(20)).columns == ("loss",)
 
 
-def test_gradients_that_were_asked_otherwise_are_not_joined():
+def test_gradients_that_of_different_settings_are_not_joined():
     def table(copies: int, **columns: object) -> Table:
         probe = {"settings": {"copies": copies}, "notes": {"layers": ["fc"], "depth": [0], "of": 1}}
         provenance = Provenance(probes={"gradient": probe})
@@ -381,7 +383,7 @@ def test_gradients_that_were_asked_otherwise_are_not_joined():
         )
 
     refused(
-        "concat: 'gradient' of cache/0 and cache/8 were asked with other settings (copies=0 and copies=8), so that "
+        "concat: 'gradient' of cache/0 and cache/8 were extracted with different settings (copies=0 and copies=8), so "
         "their numbers cannot be compared. Extract both alike, or select other columns.",
         table(0),
         table(8),

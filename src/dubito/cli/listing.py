@@ -77,13 +77,12 @@ def _heads(filter_: str) -> Entries:
 
 
 def _probes(filter_: str) -> Entries:
-    from dubito import probes
+    from dubito.probes import PROBES, make_probe
 
-    found = [getattr(probes, name) for name in probes.__all__]
     return [
-        {"name": probe.name, "price": probe.price, "about": _first_line(probe)}
-        for probe in found
-        if _fits(probe.name, filter_)
+        {"name": name, "price": make_probe(name).price, "about": _first_line(factory)}
+        for name, factory in PROBES.items()
+        if _fits(name, filter_)
     ]
 
 

@@ -18,7 +18,7 @@ from dubito.errors import MissingColumnError, TableError
 from dubito.metrics import SUMMARY, MemberStream, confidence, correct, nll_per_row
 from dubito.metrics.information import entropy_of, log_size
 from dubito.scores.information import WeightedMutualInformation, pooled
-from dubito.table import Table, ensembles_in, writer_of
+from dubito.table import Table, ensembles_in, recorded_settings, writer_of
 from dubito.types import finite
 
 SUMMARY_FIELDS = {
@@ -187,9 +187,7 @@ def _stored(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Te
 
 def _summary_temperature(table: Table, name: str) -> float:
     """The temperature of an ensemble's summary, if the table records it; 1 is usual."""
-    probes = table.provenance.probes if table.provenance else {}
-    settings = probes.get(name.rstrip("_0123456789"), {}).get("settings", {})
-    return float(settings.get("temperature", 1.0))
+    return float((recorded_settings(table, name) or {}).get("temperature", 1.0))
 
 
 def _without_rounding(u: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dubito.errors import MissingColumnError, TableError
 from dubito.explain.causes import short_name
 from dubito.metrics import SUMMARY, decompose, partitioned, sub_ensembles
-from dubito.table import Table, asked_otherwise
+from dubito.table import Table, settings_difference
 from dubito.types import finite
 from dubito.validate import check_rows
 
@@ -95,7 +95,7 @@ def check_same_ensemble(table: Table, ood: Table, of: str, inside: Partitioned, 
             f"{BY}: {outside.name} was made by other models than {inside.name}, or by the same in another order "
             f"({outside.model_id} and {inside.model_id}). Extract both with the same members, joined in one order."
         )
-    if differing := asked_otherwise(ood, table, of):
+    if differing := settings_difference(ood, table, of):
         raise TableError(
             f"{BY}: '{of}' of {ood.name} and of {table.name} must have the same members and settings; they differ in "
             f"{differing}. Extract both alike."

@@ -44,11 +44,12 @@ from dubito.guard.candidates import (
 )
 from dubito.guard.combine import Combination, rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
-from dubito.guard.inputs import as_images, probes_for
+from dubito.guard.inputs import as_images
 from dubito.guard.judge import Judge, novel_rows
 from dubito.guard.promise import Guarantee
 from dubito.guard.thresholds import Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
+from dubito.probes.registry import probes_for
 from dubito.table import Provenance, Table, check_table
 from dubito.types import Classifier, Json, Probe, Score
 
@@ -191,7 +192,7 @@ class Guard:
         """What the model says of images, with every column that the guard reads."""
         if self.model is None:
             raise GuardError("guard: images need the model. Load it with the guard: Guard.load(path, model).")
-        probes = probes_for(self.needs, self.probes, self.provenance)
+        probes = probes_for(self.needs, self.provenance, self.probes, by="guard")
         return predict_table(self.model, as_images(images)[0], probes, provenance=self.provenance)
 
     def decide(self, table: Table) -> Decisions:

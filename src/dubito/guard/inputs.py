@@ -1,7 +1,6 @@
-"""What a guard is called with, as images; and the probes that write the columns its scores read."""
+"""What a guard is called with, as images."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,8 @@ from torch import Tensor
 from dubito.data import open_images
 from dubito.data.files import FileImages
 from dubito.data.tree import is_image
-from dubito.errors import GuardError, ImagesError
-from dubito.probes import Gradient, PreActivation, Tiles
-from dubito.table import Provenance, writer_of
-from dubito.types import Images, Probe
-
-_FORWARD = {"feature", "logit", "id"}
-_TILES = re.compile(r"tiles_(\d+)(_logit)?")
+from dubito.errors import ImagesError
+from dubito.types import Images
 
 
 def as_images(source: Any) -> tuple[Images, bool]:
@@ -47,32 +41,3 @@ def _is_single(array: Shaped[np.ndarray, "..."] | Tensor) -> bool:
         )
     # One or four channels are no stack of narrow grey pictures; `open_images` says what to do with them.
     return array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
-
-
-def probes_for(columns: Iterable[str], given: Sequence[Probe], provenance: Provenance | None) -> list[Probe]:
-    """The probes that write these columns: those that were given, or made anew as the table tells they were asked."""
-    missing = set(columns) - _FORWARD
-    made: dict[str, Probe] = {}
-    for column in sorted(missing):
-        probe = next((one for one in given if column == one.name or column.startswith(f"{one.name}_")), None)
-        probe = probe or _made(column, provenance.probes if provenance else {}, missing)
-        made.setdefault(probe.name, probe)
-    return list(made.values())
-
-
-def _made(column: str, probes: Mapping[str, Mapping[str, Any]], wanted: set[str]) -> Probe:
-    tiles = _TILES.fullmatch(column)
-    if tiles:
-        grids = sorted({int(found[1]) for one in wanted if (found := _TILES.fullmatch(one))})
-        kept = any(one.endswith("_logit") for one in wanted if _TILES.fullmatch(one))
-        asked = probes.get("tiles", {}).get("settings", {})
-        return Tiles(grids, keep="logits" if kept else "summary", temperature=asked.get("temperature", 1.0))
-    if column == "pre_activation":
-        return PreActivation()
-    for name, probe in probes.items():
-        if "notes" in probe and (column == name or column.startswith(f"{name}_")):
-            return Gradient(name=name, **probe["settings"])
-    raise GuardError(
-        f"the guard's scores read column '{column}', written by {writer_of(column) or 'a probe of yours'}, which "
-        f"cannot be made anew from its name. Give the probe to Guard.fit or Guard.load: probes=[...]."
-    )

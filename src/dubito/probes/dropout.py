@@ -4,7 +4,7 @@
 
 The module is not put into training mode, which would also change BatchNorm. It stays as it is, and a TorchFunctionMode
 turns on the calls of dropout that it makes: dropout in all its forms, that of `nn.MultiheadAttention`, and with `rate`
-that of `scaled_dot_product_attention`, whose own rate a module in eval mode does not tell. Stochastic depth (DropPath
+that of `scaled_dot_product_attention`, whose own rate a module in eval mode does not show. Stochastic depth (DropPath
 of timm and transformers, torchvision's StochasticDepth) is drawn by hooks that are gone after the pass; it keeps its
 own rate. Dropout inside recurrent layers is not turned on.
 
@@ -15,6 +15,7 @@ before: an extraction that was interrupted gives the same bits.
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any, final
 
 import torch
@@ -34,45 +35,49 @@ _RATES: dict[Any, tuple[str, int]] = {
     F.multi_head_attention_forward: ("dropout_p", 10),
     F.scaled_dot_product_attention: ("dropout_p", 4),
 }
-"""Functions that drop: how their rate is called, and its place."""
+"""Functions that drop: the name of their rate, and its position."""
 _SWITCHES: dict[Any, tuple[str, int]] = {
     **{getattr(F, name): ("training", 2) for name in (*_PLAIN, "dropout1d", "dropout2d", "dropout3d")},
     **{getattr(torch, name): ("train", 2) for name in (*_PLAIN, "feature_dropout")},
     F.multi_head_attention_forward: ("training", 13),
 }
-"""The same of their switch, where they have one."""
+"""The same for the switch, where they have one."""
 
 
 @final
+@dataclass(frozen=True)
 class Dropout:
     """Several passes with dropout.
 
-    Args:
-        passes: How many members.
-        rate: Of every dropout; None: the model's own.
-        seed: Of what is dropped.
+    Attributes:
+        passes: Number of members.
+        rate: Rate of every dropout; None for the model's own.
+        seed: Seed of the dropped units.
     """
+
+    passes: int = 10
+    rate: float | None = None
+    seed: int = 0
 
     name = "dropout"
 
-    def __init__(self, passes: int = 10, rate: float | None = None, seed: int = 0) -> None:
-        if passes < 2:
+    def __post_init__(self) -> None:
+        if self.passes < 2:
             raise ValueRangeError(
-                f"dropout: passes must be at least 2; got {passes}. One pass has none to differ from."
+                f"dropout: passes must be at least 2; got {self.passes}. One pass has none to differ from."
             )
-        if rate is not None and not 0 < rate < 1:
+        if self.rate is not None and not 0 < self.rate < 1:
             raise ValueRangeError(
-                f"dropout: rate must be between 0 and 1; got {rate}. Leave it out to take the model's own."
+                f"dropout: rate must be between 0 and 1; got {self.rate}. Leave it out to take the model's own."
             )
-        self._passes, self._rate, self._seed = passes, rate, seed
 
     def __len__(self) -> int:
-        return self._passes
+        return self.passes
 
     def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
-        """One pass with dropout must meet some; the model understands itself before, undisturbed."""
+        """One pass must call dropout; the model analyses itself in a pass before, undisturbed."""
         model.features(x[:2])
-        drop = _Dropping(self._rate)
+        drop = _Dropping(self.rate)
         with _seeded(0, x.device), drop, _stochastic_depth(model.module, drop):
             model.features(x[:2])
         if drop.dropped:
@@ -84,21 +89,21 @@ class Dropout:
             )
         raise ModelError(
             f"dropout: {model.name} calls no dropout, so all passes would be equal, whatever the rate. Load it with "
-            f"some (timm: dubito.load(..., drop_rate=0.2)), or use Members.views(), dubito.Tiles(), or several models."
+            f"some (timm: dubito.load(..., drop_rate=0.2)), or use Members.views(), probes.Tiles(), or several models."
         )
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
         """Of each pass."""
         batch = tensors_digest({"x": x})
-        for member in range(self._passes):
-            drop = _Dropping(self._rate)
-            with _seeded(pass_seed(self._seed, member, batch), x.device), drop, _stochastic_depth(model.module, drop):
+        for member in range(self.passes):
+            drop = _Dropping(self.rate)
+            with _seeded(pass_seed(self.seed, member, batch), x.device), drop, _stochastic_depth(model.module, drop):
                 z = model.features(x)
             yield model.logits(z).to(x.device).float()
 
     def settings(self) -> Json:
-        """The arguments."""
-        return {"passes": self._passes, "rate": self._rate, "seed": self._seed}
+        """The fields."""
+        return asdict(self)
 
 
 def pass_seed(seed: int, member: int, batch: str) -> int:
@@ -123,17 +128,17 @@ class _Dropping(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the function; one that drops with its switch on, and never into its own input, which others read too."""
+        """Run the function; dropout with its switch on, and never in place, because others read its input too."""
         if func not in _RATES:
             return func(*args, **(kwargs or {}))
-        given = _Given(args, kwargs or {})
+        call = _Call(args, kwargs or {})
         if self._rate is not None:
-            given.put(*_RATES[func], self._rate)
+            call.put(*_RATES[func], self._rate)
         if func in _SWITCHES:
-            given.put(*_SWITCHES[func], True)
-            given.kwargs.pop("inplace", None)
-        self.count(given.get(*_RATES[func]))
-        return func(*given.args, **given.kwargs)
+            call.put(*_SWITCHES[func], True)
+            call.kwargs.pop("inplace", None)
+        self.count(call.get(*_RATES[func]))
+        return func(*call.args, **call.kwargs)
 
     def count(self, rate: float) -> None:
         """One more call of dropout."""
@@ -141,25 +146,25 @@ class _Dropping(TorchFunctionMode):
         self.dropped += rate > 0
 
 
-class _Given:
-    """Arguments of a call, by place or by name."""
+class _Call:
+    """Arguments of a call, by position or by name."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = list(args), dict(kwargs)
 
-    def get(self, name: str, place: int) -> float:
-        return float(self.args[place] if len(self.args) > place else self.kwargs.get(name, 0.0))
+    def get(self, name: str, position: int) -> float:
+        return float(self.args[position] if len(self.args) > position else self.kwargs.get(name, 0.0))
 
-    def put(self, name: str, place: int, value: Any) -> None:
-        if len(self.args) > place:
-            self.args[place] = value
+    def put(self, name: str, position: int, value: Any) -> None:
+        if len(self.args) > position:
+            self.args[position] = value
         else:
             self.kwargs[name] = value
 
 
 @contextmanager
 def _stochastic_depth(module: nn.Module, drop: _Dropping) -> Iterator[None]:
-    """Inside, residual branches are left out at random, row by row; in eval mode their layers hand on what they get."""
+    """Inside, residual branches are left out at random, row by row; in eval mode their layers pass inputs on."""
 
     def hook(part: nn.Module, _: Any, output: Tensor) -> Tensor:
         rate = float(getattr(part, "drop_prob", getattr(part, "p", 0.0)) or 0.0)
@@ -178,7 +183,7 @@ def _stochastic_depth(module: nn.Module, drop: _Dropping) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, random numbers of this device follow from the seed; outside, everybody else's go on as they were."""
+    """Inside, random numbers of this device follow from the seed; outside, all generators continue undisturbed."""
     others = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
         torch.default_generator.manual_seed(seed)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dubito.choices import KnownLoss
 from dubito.errors import ImagesError, ValueRangeError
-from dubito.probes.task_loss import Mixed, check_target, check_task_loss, describe_task_loss, task_loss
+from dubito.probes.task_loss import Mixed, check_target, check_task_loss, name_of_loss, task_loss
 from dubito.table import Provenance
 from dubito.types import Classifier, Json, TaskLoss
 
@@ -24,21 +24,24 @@ class Forward:
     """Features and logits.
 
     Attributes:
-        store_logit: False saves their space: they are rebuilt from the stored feature and the head when asked for,
-            to the precision of the stored feature.
-        feature_dtype: On disk. float16 keeps three digits and values up to 65,504.
-        task_loss: "cross_entropy", "bce" for several labels an image, or any callable of logits (n, c) and targets
-            (n, ...) that gives one number an image; see `task_loss`.
+        store_logit: False saves their space: they are rebuilt from the stored feature and the head when they are
+            needed, to the precision of the stored feature.
+        feature_dtype: Precision on disk. float16 keeps three digits and values up to 65,504.
+        task_loss: "cross_entropy", "bce" for several labels per image, or any callable of logits (n, c) and targets
+            (n, ...) that returns one number per image; see `task_loss`.
+        loss_name: Name under which the cache records a callable task loss; by default the function's own.
     """
 
     store_logit: bool = True
     feature_dtype: Literal["float16", "float32"] = "float16"
     task_loss: KnownLoss | TaskLoss = "cross_entropy"
+    loss_name: str | None = None
 
     def __post_init__(self) -> None:
         if self.feature_dtype not in ("float16", "float32"):
             raise ValueRangeError(f"feature_dtype must be float16 or float32; got '{self.feature_dtype}'.")
         check_task_loss(self.task_loss)
+        name_of_loss(self.task_loss, self.loss_name)
 
     name = "forward"
     price = "1 forward pass"
@@ -54,7 +57,7 @@ class Forward:
     ) -> Mapping[str, Tensor]:
         """feature, logit (if stored), and loss if there is something to compare the logits with.
 
-        Given the feature by a probe that has it from its own pass, no further pass is made.
+        With the feature from another probe's pass, no further pass is made.
         """
         z = model.features(x) if feature is None else feature
         logit = model.logits(z).float()
@@ -66,10 +69,10 @@ class Forward:
         return columns
 
     def settings(self) -> Json:
-        """The settings themselves; the task loss only where it is not the usual one."""
+        """The settings themselves; the task loss only where it is not the default."""
         settings: Json = {"store_logit": self.store_logit, "feature_dtype": self.feature_dtype}
-        if self.task_loss != "cross_entropy":  # so that caches from before there was a choice stay valid
-            settings["task_loss"] = describe_task_loss(self.task_loss)
+        if self.task_loss != "cross_entropy":
+            settings["task_loss"] = name_of_loss(self.task_loss, self.loss_name)
         return settings
 
     @property
@@ -81,7 +84,7 @@ class Forward:
         """Raise an error where the task loss cannot be computed: no targets for one that was chosen, or unfit ones."""
         if targets is None and self.task_loss != "cross_entropy":
             raise ImagesError(
-                f"Forward(task_loss={describe_task_loss(self.task_loss)!r}) needs something to compare the logits "
+                f"Forward(task_loss={name_of_loss(self.task_loss, self.loss_name)!r}) needs something to compare the logits "
                 f"with; the images have no labels of the model's classes and there are no targets. "
                 f"Pass targets=..., one row per image."
             )

@@ -1,4 +1,4 @@
-"""The probe of gradients: how much an image would move each layer, if the model were to learn from its own answer.
+"""The gradient probe: how much an image would move each layer if the model learned from its own prediction.
 
     NAME            (n, l)  sum_y p_y ||grad_l log p_y||_2^2 = tr(F J_l J_l^T), layer l's Fisher information   fisher
     NAME_root       (n, l)  sum_y sqrt(p_y) ||grad_l log p_y||_2                                               root
@@ -12,9 +12,11 @@ and averages gradients over perturbed copies of the input before it takes their 
 `fisher` is our default, because it has a theory and can be had from a few passes. A layer is a module with parameters,
 weights and bias together; layers are in order of depth. With copies, the image itself is one of what is averaged.
 Columns are float32: where a class leads by more than about 44 logits, the squared gradient of the predicted class is
-below its range and told as 0.
+below its range and becomes 0.
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import final, get_args
@@ -28,7 +30,7 @@ from dubito.errors import ValueRangeError
 from dubito.gradients.cotangents import Cotangents, bound_factor, check_logits, normals, signs
 from dubito.gradients.prepared import Prepared
 from dubito.gradients.sweep import Sweep
-from dubito.probes._gradient_settings import check_classes, check_copies, check_layers, check_name
+from dubito.table.columns import families
 from dubito.types import Classifier, Json, depth_weight
 
 Columns = dict[str, Float64[Tensor, "n l"]]
@@ -40,21 +42,21 @@ class Gradient:
     """Gradient norms of every layer.
 
     Attributes:
-        method: Which classes are differentiated: "exact", all; "top", the most likely; "signs", random mixtures of all;
-            "combined", the most likely, and random mixtures of all others.
-        classes: How many of the most likely; "exact" takes all and "signs" none by itself.
-        draws: How many mixtures, where the method has any. With "top", they only bound what is left out; none, no
+        method: Which classes are differentiated: "exact" takes all, "top" the most likely, "signs" random mixtures of
+            all, "combined" the most likely and random mixtures of all others.
+        classes: Number of most likely classes; "exact" takes all and "signs" none by itself.
+        draws: Number of mixtures, where the method has any. With "top" they only bound what is left out; 0 for no
             bound.
-        weightings: Which of the first three columns to write; NAME itself is always there. "root" and "expected_l1"
-            have no random estimate and need "exact" or "top".
-        uniform: Also write NAME_uniform: one more backward pass.
-        last: Differentiate by the last layers only, so many.
-        beta: Differentiate only by layers that count: whose weight exp(beta * (depth / L - 1)) is at least `tolerance`.
+        weightings: Which of the first three columns to write; NAME itself is always written. "root" and "expected_l1"
+            have no random estimate and require "exact" or "top".
+        uniform: Whether to write NAME_uniform as well: one more backward pass.
+        last: Number of last layers to differentiate by; None for all.
+        beta: Differentiate only by layers whose weight exp(beta * (depth / L - 1)) is at least `tolerance`.
         tolerance: See beta.
-        copies: Of each image, with Gaussian noise; their gradients are averaged before norms are taken.
-        sigma: The noise's standard deviation, in units of the finished input, which mostly has about one itself.
-        seed: Of signs and noise; where nothing is drawn, it is not part of the settings.
-        name: The column's, where a table is to have several.
+        copies: Number of copies of each image with Gaussian noise; gradients are averaged before norms are taken.
+        sigma: Standard deviation of the noise, in units of the finished input, whose own is usually about one.
+        seed: Seed of signs and noise; where nothing is drawn, it is not part of the settings.
+        name: Name of the column, where a table is to have several.
     """
 
     method: GradientMethod = "combined"
@@ -72,17 +74,17 @@ class Gradient:
     name: str = "gradient"
     _known: dict[str, Prepared] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    price = "1 forward pass, and 4 backward passes or as many as are asked for"
+    price = "1 forward pass, and 4 backward passes by default"
 
     def __post_init__(self) -> None:
-        check_classes(self.method, self.classes, self.draws, self.weightings)
-        check_layers(self.last, self.beta, self.tolerance)
-        check_copies(self.copies, self.sigma)
-        check_name(self.name)
+        _check_classes(self.method, self.classes, self.draws, self.weightings)
+        _check_layers(self.last, self.beta, self.tolerance)
+        _check_copies(self.copies, self.sigma)
+        _check_name(self.name)
         chosen = tuple(one for one in get_args(ClassWeighting) if one in ("fisher", *self.weightings))
         object.__setattr__(self, "weightings", chosen)
         passes = (
-            "one backward pass a class" if self.method == "exact" else f"{self._exact + self.draws} backward passes"
+            "one backward pass per class" if self.method == "exact" else f"{self._exact + self.draws} backward passes"
         )
         also = " and one more" if self.uniform else ""
         copies = f", for the image and {self.copies} copies" if self.copies else ""
@@ -96,20 +98,20 @@ class Gradient:
     ) -> Mapping[str, Tensor]:
         """The columns of one batch; labels play no part."""
         if len(x) == 0:
-            raise ValueRangeError("gradient: a batch without images came. Give at least one.")
+            raise ValueRangeError("gradient: got a batch without images. Give at least one.")
         with torch.inference_mode(False):
             prepared = self._prepared(model, x)
-            few = -(-len(x) // (1 + self.copies))
-            parts = [self._some(prepared, x[start : start + few], start) for start in range(0, len(x), few)]
+            block = -(-len(x) // (1 + self.copies))
+            parts = [self._block(prepared, x[start : start + block], start) for start in range(0, len(x), block)]
         return {name: torch.cat([part[name] for part in parts]).float() for name in parts[0]}
 
     def notes(self) -> Json:
-        """Of the model that was met last: names of the columns' layers, their depths, and how many layers there are."""
-        known = self._known.get("last")
-        return {} if known is None else known.notes()
+        """Of the model that ran last: the names and depths of the columns' layers, and the number of all layers."""
+        prepared = self._known.get("last")
+        return {} if prepared is None else prepared.notes()
 
     def settings(self) -> Json:
-        """The settings themselves, those that matter."""
+        """The settings that matter; the kind of probe, where it has a name of its own."""
         copies = {"copies": self.copies, "sigma": self.sigma} if self.copies else {"copies": 0}
         kept = {"last": self.last} if self.last else {"beta": self.beta, "tolerance": self.tolerance}
         return {
@@ -120,6 +122,7 @@ class Gradient:
             **(kept if self.last or self.beta is not None else {}),
             **copies,
             **({"seed": self.seed} if self.copies or (self.method != "exact" and self.draws) else {}),
+            **({} if self.name == "gradient" else {"probe": "gradient"}),
         }
 
     @property
@@ -134,7 +137,7 @@ class Gradient:
         return known
 
     def _wanted(self, layers: Sequence[str]) -> Sequence[str]:
-        """The names of those layers that count, out of all in order of depth."""
+        """The names of the layers to differentiate by, out of all in order of depth."""
         if self.last is not None:
             return layers[-self.last :]
         if self.beta is None:
@@ -142,19 +145,19 @@ class Gradient:
         beta, of = self.beta, len(layers)
         return [name for place, name in enumerate(layers) if depth_weight(place, of, beta) >= self.tolerance]
 
-    def _some(self, prepared: Prepared, x: Float[Tensor, "n ..."], start: int) -> Columns:
-        """The columns of a few images, the first of which is number `start` of the batch."""
+    def _block(self, prepared: Prepared, x: Float[Tensor, "n ..."], start: int) -> Columns:
+        """The columns of consecutive images, the first of which is number `start` of the batch."""
         images = len(x)
         alone = images * (1 + self.copies) == 1
-        rows = self._with_copies(x.expand(2, *x.shape[1:]) if alone else x)  # one row is another case for some modules
+        rows = self._with_copies(x.expand(2, *x.shape[1:]) if alone else x)  # some modules treat one row differently
         with prepared.sweep(rows, images := len(rows) // (1 + self.copies)) as sweep:
             check_logits(sweep.logits, prepared.borrowed.name, copies=1 + self.copies, start=start)
             logits = sweep.logits.double().view(images, 1 + self.copies, -1)
-            found = self._columns(sweep, Cotangents(logits, prepared.head), prepared.last)
-        return {name: column[: len(x)] for name, column in found.items()}
+            columns = self._columns(sweep, Cotangents(logits, prepared.head), prepared.last)
+        return {name: column[: len(x)] for name, column in columns.items()}
 
     def _with_copies(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "rows ..."]:
-        """Every image, followed by its noisy copies; the noise is that of its copy, the same for all images."""
+        """Every image, followed by its noisy copies; all images share the noise of a copy."""
         if not self.copies:
             return x
         generator = torch.Generator().manual_seed(self.seed)
@@ -162,45 +165,99 @@ class Gradient:
         noise = torch.cat([torch.zeros_like(noise[:1]), noise]).to(x)
         return (x[:, None] + noise).flatten(0, 1)
 
-    def _columns(self, sweep: Sweep, said: Cotangents, last: int | None) -> Columns:
+    def _columns(self, sweep: Sweep, cotangents: Cotangents, last: int | None) -> Columns:
         """All columns, from one forward pass."""
-        count = said.p.shape[1]
+        count = cotangents.p.shape[1]
         exact = count if self.method == "exact" else min(self._exact, count)
-        found = self._by_class(sweep, said, exact)
+        columns = self._by_class(sweep, cotangents, exact)
         if exact < count and self.draws:
             draw = normals if self.method == "top" else signs
             beyond = 0 if self.method == "signs" else exact
-            mixtures = [said.mixture(v.to(said.p.device), beyond) for v in draw(self.draws, count, self.seed)]
+            directions = draw(self.draws, count, self.seed)
+            mixtures = [cotangents.mixture(v.to(cotangents.p.device), beyond) for v in directions]
             total = torch.stack([sweep.norms(mixture)["squares"] for mixture in mixtures]).sum(0)
             if self.method == "top":
-                found[f"{self.name}_bound"] = total * bound_factor(self.draws)
+                columns[f"{self.name}_bound"] = total * bound_factor(self.draws)
             elif self.method == "signs":
-                found[self.name] = total / self.draws
+                columns[self.name] = total / self.draws
             else:
-                error = found[self.name] * said.known_error(mixtures, exact)
+                error = columns[self.name] * cotangents.known_error(mixtures, exact)
                 if last is not None:  # its norm goes with the length of the cotangent itself
-                    error[:, last] = (found[self.name] * said.known_error(mixtures, exact, entering=False))[:, last]
-                found[self.name] += total / self.draws - error
+                    direct = cotangents.known_error(mixtures, exact, entering=False)
+                    error[:, last] = (columns[self.name] * direct)[:, last]
+                columns[self.name] += total / self.draws - error
         elif self.method == "top" and self.draws:
-            found[f"{self.name}_bound"] = torch.zeros_like(found[self.name])
+            columns[f"{self.name}_bound"] = torch.zeros_like(columns[self.name])
         if self.uniform:
-            found[f"{self.name}_uniform"] = sweep.norms(said.from_uniform(), ("totals",))["totals"]
-        return found
+            columns[f"{self.name}_uniform"] = sweep.norms(cotangents.from_uniform(), ("totals",))["totals"]
+        return columns
 
-    def _by_class(self, sweep: Sweep, said: Cotangents, exact: int) -> Columns:
-        """What the most likely classes add, one backward pass each."""
+    def _by_class(self, sweep: Sweep, cotangents: Cotangents, exact: int) -> Columns:
+        """What the most likely classes contribute, one backward pass each."""
         measures = ("squares", "totals") if "expected_l1" in self.weightings else ("squares",)
-        found: Columns = {}
+        columns: Columns = {}
         for rank in range(exact):
-            norms = sweep.norms(said.towards(said.order[:, rank]), measures)
-            p = said.probability(said.order[:, rank]).cpu()
+            norms = sweep.norms(cotangents.towards(cotangents.order[:, rank]), measures)
+            p = cotangents.probability(cotangents.order[:, rank]).cpu()
             if rank == 0:
-                found[f"{self.name}_predicted"] = norms["squares"]
+                columns[f"{self.name}_predicted"] = norms["squares"]
             added = {"": p * norms["squares"]}
             if "root" in self.weightings:
                 added["_root"] = p.sqrt() * norms["squares"].sqrt()
             if "expected_l1" in self.weightings:
                 added["_l1"] = p * norms["totals"]
             for end, more in added.items():
-                found[self.name + end] = found.get(self.name + end, torch.zeros(())) + more
-        return found
+                columns[self.name + end] = columns.get(self.name + end, torch.zeros(())) + more
+        return columns
+
+
+def _check_classes(method: str, classes: int, draws: int, weightings: Sequence[str]) -> None:
+    """Raise ValueRangeError where there is nothing to differentiate, or no way to do so."""
+    if method not in get_args(GradientMethod):
+        raise ValueRangeError(f"gradient: method must be one of {', '.join(get_args(GradientMethod))}; got '{method}'.")
+    if method in ("top", "combined") and classes < 1:
+        raise ValueRangeError(f"gradient: classes must be at least 1; got {classes}. For none, use method='signs'.")
+    if draws < (1 if method in ("signs", "combined") else 0):
+        raise ValueRangeError(f"gradient: draws must be at least 1; got {draws}. For none, use method='top'.")
+    if isinstance(weightings, str):
+        raise ValueRangeError(f"gradient: weightings must be a list; got '{weightings}'. Write ['{weightings}'].")
+    for weighting in weightings:
+        if weighting not in get_args(ClassWeighting):
+            raise ValueRangeError(
+                f"gradient: weightings are {', '.join(get_args(ClassWeighting))}; got '{weighting}'. Choose among these."
+            )
+        if weighting != "fisher" and method not in ("exact", "top"):
+            raise ValueRangeError(
+                f"gradient: weighting '{weighting}' is a sum of norms, which random signs do not estimate. "
+                f"Use method='exact', or 'top' for the most likely classes."
+            )
+
+
+def _check_layers(last: int | None, beta: float | None, tolerance: float) -> None:
+    """Raise ValueRangeError where layers are chosen in two ways, or in none."""
+    if last is not None and (last < 1 or beta is not None):
+        raise ValueRangeError(f"gradient: give either last, at least 1, or beta; got last={last} and beta={beta}.")
+    if beta is not None and not (0 <= beta < math.inf and 0 < tolerance <= 1):
+        raise ValueRangeError(
+            f"gradient: beta must be finite and not negative, and tolerance above 0 and at most 1; got beta={beta} and "
+            f"tolerance={tolerance}."
+        )
+
+
+def _check_copies(copies: int, sigma: float) -> None:
+    """Raise ValueRangeError for a number of copies or a noise that cannot be."""
+    if copies < 0 or (copies and not 0 < sigma < math.inf):
+        raise ValueRangeError(
+            f"gradient: copies must be 0 or more, and sigma positive; got copies={copies} and sigma={sigma}."
+        )
+
+
+def _check_name(name: str) -> None:
+    """Raise ValueRangeError for a name that no probe can have, or that is taken."""
+    if not re.fullmatch("[a-z][a-z_]*", name):
+        raise ValueRangeError(f"gradient: a name has small letters and underscores; got '{name}'.")
+    others = {key: family for key, family in families().items() if key != "gradient"}
+    if name in others or any(family.match(name) is not None for family in others.values()):
+        raise ValueRangeError(
+            f"gradient: another probe or column is called '{name}'. Choose another name, such as gradient_late."
+        )

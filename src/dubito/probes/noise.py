@@ -4,13 +4,14 @@
 
 The noise is added to the finished input, on its device, so sigma is in the units that the transform leaves: where
 inputs have a standard deviation of one, 0.05 is a twentieth of it. e_m depends on the seed, the number of the copy and
-the shape of an input, and on nothing else: all images get the same noise. So what is said of an image depends neither
-on its batch nor on the order of images, and images are compared under equal conditions. The image itself is no member.
-The amount and the number of copies are ours.
+the shape of an input, and on nothing else: all images get the same noise. So predictions depend neither on the batch
+nor on the order of images, and images are compared under equal conditions. The image itself is not a member. The amount
+and the number of copies are ours.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import final
 
 import torch
@@ -29,44 +30,50 @@ def noise(shape: Sequence[int], seed: int, copy: int) -> Float32[Tensor, "..."]:
 
 
 @final
+@dataclass(frozen=True)
 class Noise:
     """Several noisy copies of every image.
 
-    Args:
-        copies: How many members.
-        sigma: The standard deviation of the noise.
-        seed: Of the noise.
+    Attributes:
+        copies: Number of members.
+        sigma: Standard deviation of the noise.
+        seed: Seed of the noise.
     """
+
+    copies: int = 8
+    sigma: float = 0.05
+    seed: int = 0
 
     name = "noise"
 
-    def __init__(self, copies: int = 8, sigma: float = 0.05, seed: int = 0) -> None:
-        if copies < 2:
-            raise ValueRangeError(f"noise: copies must be at least 2; got {copies}. One copy has none to differ from.")
-        if not 0 < sigma < math.inf:
-            raise ValueRangeError(f"noise: sigma must be a positive number; got {sigma}. 0.05 is usual.")
-        self._copies, self._sigma, self._seed = copies, sigma, seed
+    def __post_init__(self) -> None:
+        if self.copies < 2:
+            raise ValueRangeError(
+                f"noise: copies must be at least 2; got {self.copies}. One copy has none to differ from."
+            )
+        if not 0 < self.sigma < math.inf:
+            raise ValueRangeError(f"noise: sigma must be a positive number; got {self.sigma}. 0.05 is usual.")
 
     def __len__(self) -> int:
-        return self._copies
+        return self.copies
 
     def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
-        """Noise must arrive: half precision may round it away."""
+        """Noise must change the inputs: half precision may round it away."""
         first = x[:1]
         if len(first) and torch.equal(self._copy(first, 0), first):
             raise ValueRangeError(
-                f"noise: sigma={self._sigma:g} changes nothing of the inputs of {model.name}, which are {x.dtype} and "
+                f"noise: sigma={self.sigma:g} changes nothing of the inputs of {model.name}, which are {x.dtype} and "
                 f"as large as {float(first.abs().max()):g}. Give a larger sigma."
             )
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
         """Of each copy."""
-        for copy in range(self._copies):
+        for copy in range(self.copies):
             yield model.logits(model.features(self._copy(x, copy))).to(x.device).float()
 
     def settings(self) -> Json:
-        """The arguments."""
-        return {"copies": self._copies, "sigma": self._sigma, "seed": self._seed}
+        """The fields."""
+        return asdict(self)
 
     def _copy(self, x: Float[Tensor, "n ..."], copy: int) -> Float[Tensor, "n ..."]:
-        return x + (self._sigma * noise(x.shape[1:], self._seed, copy)).to(x)
+        return x + (self.sigma * noise(x.shape[1:], self.seed, copy)).to(x)

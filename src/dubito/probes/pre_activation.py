@@ -1,11 +1,11 @@
-"""The probe of what lies before the last non-linearity: features that are not cut off at zero.
+"""The pre-activation probe: features before the last non-linearity, not cut off at zero.
 
-    z = p(f(a)),   before = p(a)      f: the last activation that the module calls, p: the pool or flatten after it
+    z = p(f(a)),   pre_activation = p(a)      f: the last activation of the module, p: the pool or flatten after it
 
 Pearce et al. (2021), appendix C.5, fit densities to features before and after the non-linearity. The activation is
 found by watching one pass of two images, as the last one whose pooled output is the model's own feature; every batch is
 checked against that again. A model whose features do not come from an activation, such as a transformer that ends with
-a normalisation, has nothing before it and says so.
+a normalisation, has no pre-activation, which is an error.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ _POOLS: dict[str, Pool] = {
 _AXES = {"flatten": (2, 4), "mean of the tokens": (3,), "first token": (3,)}
 _LOOKED_AT = 2
 _FOUND: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()
-"""Of models that were looked at: the number of the activation, and the pool. Not in the probe, which is sent about."""
+"""By model: the number of the activation, and the pool. Not in the probe, which is pickled for other processes."""
 
 
 @final
@@ -49,7 +49,7 @@ class PreActivation:
     """Features before the last non-linearity, in the column `pre_activation`.
 
     Attributes:
-        dtype: On disk. float16 keeps three digits and values up to 65,504.
+        dtype: Precision on disk. float16 keeps three digits and values up to 65,504.
     """
 
     dtype: Literal["float16", "float32"] = "float16"
@@ -76,19 +76,19 @@ class PreActivation:
             z = model.features(x)
         if watch.before is None or watch.after is None or not _same(watch.after, z):
             raise ModelError(
-                "before: the model does not call its activations in the same order for every batch, so that the one "
-                "before its features cannot be followed. Extract without the probe `PreActivation`."
+                "pre_activation: the model does not call its activations in the same order for every batch, so the one "
+                "before its features cannot be followed. Extract without this probe."
             )
         limit = torch.finfo(torch.float16).max
         if self.dtype == "float16" and bool((watch.before.abs() > limit).any()):
             raise ValueRangeError(
-                f"before: values reach {float(watch.before.abs().max()):.3g}, beyond float16's {limit:.0f}. "
+                f"pre_activation: values reach {float(watch.before.abs().max()):.3g}, beyond float16's {limit:.0f}. "
                 f"Extract with probes=[PreActivation(dtype='float32')]."
             )
         return {"pre_activation": watch.before.to(getattr(torch, self.dtype))}
 
     def settings(self) -> Json:
-        """The type on disk."""
+        """The precision on disk."""
         return {"dtype": self.dtype}
 
 
@@ -135,7 +135,7 @@ class _Look(TorchFunctionMode):
 
 def _find(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[int, str]:
     """The number of the last activation whose pooled output is the feature, and the name of that pool."""
-    model.features(x)  # a model that has not seen a batch yet understands itself first, in more than one pass
+    model.features(x)  # a model that has not seen a batch yet analyses itself first, in more than one pass
     look = _Look()
     with look:
         z = model.features(x)
@@ -145,8 +145,8 @@ def _find(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[int, str]:
             if output.dim() in _AXES.get(name, (4,)) and _same(pool(output), z):
                 return number, name
     raise ModelError(
-        f"before: none of the {len(look.outputs)} activations that the model calls gives its features, pooled or as "
-        f"they are, so there is nothing before a last non-linearity. Use the features themselves."
+        f"pre_activation: none of the {len(look.outputs)} activations that the model calls outputs its features, "
+        f"pooled or as they are, so there is no last non-linearity. Use the features themselves."
     )
 
 

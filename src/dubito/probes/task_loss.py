@@ -5,23 +5,22 @@
     bce             -mean_c y_c log s_c + (1 - y_c) log(1 - s_c)  y (n,c) in 0..1, s = sigmoid(logit)
     callable        f(logit (n,c), target (n,...)) -> (n)
 
-A row that is mixed from two photos (CutMix, MixUp) has the loss w L(y) + (1 - w) L(y').
+A row that is mixed from two images (CutMix, MixUp) has the loss w L(y) + (1 - w) L(y').
 """
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from dubito.choices import KnownLoss
 from dubito.errors import ValueRangeError
-from dubito.probes._code import describe_callable
 from dubito.types import TaskLoss
 
 Mixed = tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n"]]
-"""The other photo's target, and the weight of the own one."""
+"""The target of the other image, and the weight of the own one."""
 
 
 def task_loss(
@@ -43,7 +42,7 @@ def cross_entropy(logit: Float[Tensor, "n c"], target: Shaped[Tensor, "n ..."]) 
 
 
 def bce(logit: Float[Tensor, "n c"], target: Shaped[Tensor, "n ..."]) -> Float[Tensor, "n"]:
-    """Binary cross-entropy with logits, the mean over classes: several labels an image."""
+    """Binary cross-entropy with logits, averaged over classes: several labels per image."""
     check_target("bce", target, logit.shape[1])
     return F.binary_cross_entropy_with_logits(logit, target.to(logit), reduction="none").mean(1)
 
@@ -52,7 +51,7 @@ _KNOWN: dict[str, TaskLoss] = {"cross_entropy": cross_entropy, "bce": bce}
 
 
 def check_task_loss(loss: object) -> None:
-    """Raise ValueRangeError for what is neither a known name nor a callable."""
+    """Raise ValueRangeError for anything but a known name or a callable."""
     if loss not in get_args(KnownLoss) if isinstance(loss, str) else not callable(loss):
         raise ValueRangeError(
             f"task_loss must be {' or '.join(map(repr, get_args(KnownLoss)))}, or a callable of logits (n, c) and "
@@ -61,7 +60,7 @@ def check_task_loss(loss: object) -> None:
 
 
 def check_target(loss: KnownLoss | TaskLoss, target: Shaped[Tensor, "n ..."], classes: int) -> None:
-    """Raise ValueRangeError for targets that a known loss cannot be computed with; a callable must know for itself."""
+    """Raise ValueRangeError for targets that a known loss cannot be computed with; a callable checks its own."""
     if not isinstance(loss, str):
         return
     shares = target.shape[1:] == (classes,) and bool(((target >= 0) & (target <= 1)).all())  # NaN fails too
@@ -74,14 +73,38 @@ def check_target(loss: KnownLoss | TaskLoss, target: Shaped[Tensor, "n ..."], cl
     if loss == "cross_entropy":
         needs = f"classes 0..{classes - 1} of shape (n,), or {needs} as floats"
     raise ValueRangeError(
-        f"task_loss '{loss}' needs targets that are {needs}; {_came(target)} came. "
+        f"task_loss '{loss}' needs targets that are {needs}; got {_described(target)}. "
         f"Pass them to extract as targets=, one row per image, or choose another task_loss."
     )
 
 
-def describe_task_loss(loss: KnownLoss | TaskLoss) -> str:
-    """The name; of a callable with a hash of what it does, as far as that can be seen."""
-    return loss if isinstance(loss, str) else describe_callable(loss)
+def name_of_loss(loss: KnownLoss | TaskLoss, name: str | None = None) -> str:
+    """The name under which a cache records a task loss: that of the function, or one given.
+
+    Two losses of one name count as the same: give another name to a function that you have changed.
+    """
+    own: Any = loss if isinstance(loss, str) else name or getattr(loss, "__qualname__", None)
+    text = str(own).rpartition("<locals>.")[2]
+    if own is None or text == "<lambda>":
+        raise ValueRangeError(
+            f"task_loss: a cache records the task loss by its name, and {loss!r} has none. "
+            f"Define it as a function with def, or give a name: Forward(task_loss=..., loss_name='...')."
+        )
+    return text
+
+
+def as_classes(label: Shaped[Tensor, "n ..."] | None, count: int) -> Int64[Tensor, "n"] | None:
+    """Labels as one class per image, None where targets are of another kind, such as shares of the classes."""
+    if label is None or label.dim() != 1 or label.is_floating_point() or label.is_complex():
+        return None
+    if label.dtype == torch.bool:
+        return None
+    if bool(((label < 0) | (label >= count)).any()):
+        raise ValueRangeError(
+            f"labels must be classes of the members, 0 to {count - 1}; got {int(label.min())} to {int(label.max())}. "
+            f"Give targets of another kind as floats."
+        )
+    return label.long()
 
 
 def _checked(loss: TaskLoss) -> TaskLoss:
@@ -89,8 +112,8 @@ def _checked(loss: TaskLoss) -> TaskLoss:
         values = loss(logit, target)
         if not isinstance(values, Tensor) or values.shape != (len(logit),) or values.is_complex():
             raise ValueRangeError(
-                f"task_loss must give one number an image, a tensor of shape ({len(logit)},); {_came(values)} came for "
-                f"logits of shape {tuple(logit.shape)} and targets of shape {tuple(target.shape)}. "
+                f"task_loss must return one number per image, a tensor of shape ({len(logit)},); "
+                f"got {_described(values)} for logits of shape {tuple(logit.shape)} and targets of shape {tuple(target.shape)}. "
                 f"Average over everything but images: reduction='none', then .flatten(1).mean(1)."
             )
         return values.float()
@@ -98,7 +121,7 @@ def _checked(loss: TaskLoss) -> TaskLoss:
     return run
 
 
-def _came(values: object) -> str:
+def _described(values: object) -> str:
     if not isinstance(values, Tensor):
         return f"{type(values).__name__} {values!r}"[:80]
     plain = f"{values.dtype} of shape {tuple(values.shape)}"

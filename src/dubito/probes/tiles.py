@@ -1,13 +1,13 @@
-"""The probe of tiles: one model as an ensemble of what it says about the parts of an image, from one forward pass.
+"""The tiles probe: one model as an ensemble of its predictions for the parts of an image, from one forward pass.
 
     a_t          the whole head on tile t of the feature map, instead of on the mean over tiles      logits (c)
     l_k = P_k a  the mean of tile logits over the windows of a k x k grid: k * k members
-    I[Y; M]      what members disagree about, for every k, as of any ensemble (`dubito.metrics.SUMMARY`)
+    I[Y; M]      the disagreement of the members, for every k, as of any ensemble (`dubito.metrics.SUMMARY`)
 
 Kirsch (2024), section 4.1 and A.4: the global average pool is left out, every tile is classified, and tile logits are
 averaged to grids of 2 x 2 to 7 x 7, to 16 x 16 for MaxViT. Windows are those of adaptive_avg_pool2d, which overlap
-where k does not divide the map; the paper does not name its own. With a linear head, averaging features gives the same;
-with norms or hidden layers behind the pool it does not, so everything behind the pool runs on every tile.
+where k does not divide the map; the paper does not specify its own. With a linear head, averaging features gives the
+same; with norms or hidden layers behind the pool it does not, so everything behind the pool runs on every tile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from torch import Tensor
 from dubito.choices import Keep
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import Groups, check_temperature
-from dubito.probes._classes import as_classes
+from dubito.probes.task_loss import as_classes
 from dubito.types import Classifier, Json, Tiled, Tiling
 
 _LARGEST = 7
 """The largest grid by default: the paper's, and the map of a ResNet at 224 pixels."""
-_ASKED = 2**24
-"""Bytes of tile logits that are asked for at a time: one long product with the head is faster than many short ones."""
+_COMPUTED = 2**24
+"""Bytes of tile logits that are computed at a time: one long product with the head is faster than many short ones."""
 _WORKED = 2**21
 """Bytes of members' logits that are worked on at a time: a few images, which a processor's cache holds."""
 
@@ -40,11 +40,11 @@ class Tiles:
     """Uncertainty among the tiles of an image: columns `tiles_2` .. `tiles_7`, and `tiles_2_loss` .. where labels are.
 
     Attributes:
-        grids: Of k x k tiles each. By default 2 to 7, or to the smaller side of the feature map.
-        keep: "summary": what every score needs at temperature 1. "logits": also `tiles_2_logit` .. (n, k * k, c), which
-            other temperatures and weights need: 139 rows of logits an image for grids 2 to 7.
-        temperature: Logits are divided by it before the summary; those that are kept are as the model gives them.
-        dtype: Of kept logits on disk.
+        grids: Sides k of grids of k x k tiles. By default 2 to 7, or to the smaller side of the feature map.
+        keep: "summary" keeps what every score needs at temperature 1. "logits" also keeps `tiles_2_logit` ..
+            (n, k * k, c), which other temperatures and weights need: 139 rows of logits per image for grids 2 to 7.
+        temperature: Divides logits before the summary; kept logits are not divided.
+        dtype: Precision of kept logits on disk.
     """
 
     grids: Sequence[int] | None = None
@@ -68,7 +68,7 @@ class Tiles:
         if not grids or grids[0] < 2 or len(set(grids)) < len(grids):
             raise ValueRangeError(
                 f"grids must be different numbers of at least 2; got {list(self.grids)}. [2, 7] gives 2 x 2 and 7 x 7 "
-                f"tiles an image; None all from 2 to 7."
+                f"tiles per image; None gives all from 2 to 7."
             )
         object.__setattr__(self, "grids", grids)
 
@@ -82,26 +82,26 @@ class Tiles:
         self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
     ) -> tuple[Mapping[str, Tensor], Float[Tensor, "n d"]]:
         """The columns, and the features of the same pass."""
-        tiled = model.tiled(x) if isinstance(model, Tiling) else _asked_twice(model, x)
+        tiled = model.tiled(x) if isinstance(model, Tiling) else _in_two_passes(model, x)
         grids = self._fitting(tiled.grid, model.name)
         pool = pooling(tiled.grid, grids).to(tiled.features.device)
         groups = Groups([k * k for k in grids], temperature=self.temperature)
         classes = tiled.logits(0, 0).shape[-1]
         known = as_classes(label, classes)
         parts: list[dict[str, Tensor]] = []
-        few = _at_once(len(x), 4 * sum(pool.shape) * classes, _WORKED)
-        for start in range(0, max(1, len(x)), step := _at_once(len(x), 4 * pool.shape[1] * classes, _ASKED)):
-            # Every tile is asked once: what each grid says are means over tiles.
+        block = _at_once(len(x), 4 * sum(pool.shape) * classes, _WORKED)
+        for start in range(0, max(1, len(x)), step := _at_once(len(x), 4 * pool.shape[1] * classes, _COMPUTED)):
+            # Every tile is classified once: the predictions of each grid are means over tiles.
             tiles = tiled.logits(start, start + step)
             tiles = tiles.to(torch.promote_types(tiles.dtype, pool.dtype))
             part = None if known is None else known[start : start + step]
-            for first in range(0, max(1, len(tiles)), few):
-                own = None if part is None else part[first : first + few]
-                parts.append(self._columns(groups, grids, pool.to(tiles) @ tiles[first : first + few], own))
+            for first in range(0, max(1, len(tiles)), block):
+                own = None if part is None else part[first : first + block]
+                parts.append(self._columns(groups, grids, pool.to(tiles) @ tiles[first : first + block], own))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, tiled.features
 
     def settings(self) -> Json:
-        """The settings themselves; the type of logits only where they are kept."""
+        """The settings themselves; the precision of logits only where they are kept."""
         grids = None if self.grids is None else list(self.grids)
         kept = {"dtype": self.dtype} if self.keep == "logits" else {}
         return {"grids": grids, "keep": self.keep, "temperature": self.temperature, **kept}
@@ -109,22 +109,22 @@ class Tiles:
     def _columns(
         self, groups: Groups, grids: Sequence[int], members: Float[Tensor, "n m c"], label: Int[Tensor, "n"] | None
     ) -> dict[str, Tensor]:
-        """Those of a few images, by name."""
-        told = groups.summarise(members, label)
-        columns = {f"tiles_{k}": one.float() for k, one in zip(grids, told.summary, strict=True)}
-        if told.loss is not None:
-            columns |= {f"tiles_{k}_loss": one.float() for k, one in zip(grids, told.loss, strict=True)}
+        """Those of consecutive images, by name."""
+        result = groups.summarise(members, label)
+        columns = {f"tiles_{k}": one.float() for k, one in zip(grids, result.summary, strict=True)}
+        if result.loss is not None:
+            columns |= {f"tiles_{k}_loss": one.float() for k, one in zip(grids, result.loss, strict=True)}
         if self.keep == "logits":
             kept = torch.split(self._stored(members), list(groups.sizes), dim=1)
             columns |= {f"tiles_{k}_logit": one for k, one in zip(grids, kept, strict=True)}
         return columns
 
     def _fitting(self, grid: tuple[int, int], model: str) -> tuple[int, ...]:
-        """The grids that are asked for, if the map has as many tiles."""
+        """The grids to compute, if the feature map has as many tiles."""
         size, side = f"{grid[0]} x {grid[1]}", min(grid)
         if side < 2:
             raise ModelError(
-                f"tiles: the feature map of {model} is {size} for these inputs, so that there are no tiles to compare. "
+                f"tiles: the feature map of {model} is {size} for these inputs, so there are no tiles to compare. "
                 f"Use larger inputs, or a model that pools later."
             )
         if self.grids is None:
@@ -132,7 +132,7 @@ class Tiles:
         if self.grids[-1] > side:
             raise ValueRangeError(
                 f"tiles: grids must not be finer than the feature map, which is {size} for {model} and these inputs; "
-                f"{self.grids[-1]} came. Give grids of 2 to {side}, or larger inputs."
+                f"got {self.grids[-1]}. Give grids of 2 to {side}, or larger inputs."
             )
         return tuple(self.grids)
 
@@ -164,13 +164,13 @@ def _at_once(images: int, size: int, most: int) -> int:
     return -(-images // parts) if parts > 1 else max(1, images)
 
 
-def _asked_twice(model: Classifier, x: Float[Tensor, "n ..."]) -> Tiled:
-    """For a classifier that has features and a map, each for a pass of its own."""
+def _in_two_passes(model: Classifier, x: Float[Tensor, "n ..."]) -> Tiled:
+    """For a classifier whose features and feature map take a pass each."""
     tiles = model.feature_map(x)
     side = isqrt(tiles.shape[1])
     if side * side != tiles.shape[1]:
         raise ModelError(
-            f"tiles: the feature map of {model.name} has {tiles.shape[1]} tiles, which are no square, and it does not "
-            f"tell their height and width. Give the classifier a method tiled(x), see `dubito.types.Tiling`."
+            f"tiles: the feature map of {model.name} has {tiles.shape[1]} tiles, which form no square, and it does not "
+            f"report their height and width. Give the classifier a method tiled(x), see `dubito.types.Tiling`."
         )
     return Tiled(model.features(x), (side, side), lambda start, stop: model.logits(tiles[start:stop]))

@@ -2,13 +2,13 @@
 
     p_m = softmax(f(view_m(x)))                                         (for instance Ayhan & Berens 2018)
 
-Views are made of the finished input, on its device: mirrored, or a part of it enlarged, or moved. What they tell is how
-far an answer hangs on the framing of the photograph, not what the model has never seen; and a model for which left and
-right differ (digits, text) must not be shown a mirrored image. The choice of views and of their amount is ours.
+Views are made from the finished input, on its device: mirrored, a part of it enlarged, or moved. They show how far a
+prediction depends on the framing of the image, not whether the model has seen its like; and a model for which left and
+right differ (digits, text) must not see a mirrored image. The choice of views and of their amount is ours.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import final
 
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from torchvision.transforms.v2 import functional as pixels
 
 from dubito.errors import ModelError, ValueRangeError
 from dubito.types import Classifier, Json
+from dubito.validate import check_choice
 
 View = Callable[[Tensor, float], Tensor]
 Batch = Float[Tensor, "n channels h w"]
@@ -31,7 +32,7 @@ DEFAULT = (
     "bottom_left",
     "bottom_right",
 )
-"""Eight views, so that they can be cut into sub-ensembles of two and of four."""
+"""Eight views, so that they divide into sub-ensembles of two and of four."""
 
 
 def view(x: Batch, name: str, amount: float = 0.125) -> Batch:
@@ -39,8 +40,8 @@ def view(x: Batch, name: str, amount: float = 0.125) -> Batch:
 
     Args:
         x: Finished inputs.
-        name: Of VIEWS, such as "zoom_in" or "zoom_in+flip".
-        amount: The share of each side that is cut off or moved.
+        name: A name from VIEWS, or several joined by `+`, such as "zoom_in+flip".
+        amount: Share of each side that is cut off or moved.
     """
     for part in name.split("+"):
         x = VIEWS[part](x, amount)
@@ -48,39 +49,39 @@ def view(x: Batch, name: str, amount: float = 0.125) -> Batch:
 
 
 @final
+@dataclass(frozen=True)
 class Views:
     """Several views of every image.
 
-    Args:
-        views: Names; see `view`.
-        amount: See `view`.
+    Attributes:
+        views: Names of views; see `view`.
+        amount: Share of each side; see `view`.
     """
+
+    views: Sequence[str] = DEFAULT
+    amount: float = 0.125
 
     name = "views"
 
-    def __init__(self, views: Sequence[str] = DEFAULT, amount: float = 0.125) -> None:
-        if isinstance(views, str):
+    def __post_init__(self) -> None:
+        if isinstance(self.views, str):
             raise ValueRangeError(
-                f"views must be a list of names; got '{views}'. Give at least two: ['identity', 'flip']."
+                f"views must be a list of names; got '{self.views}'. Give at least two: ['identity', 'flip']."
             )
-        self._views, self._amount = tuple(views), amount
-        if len(self._views) < 2:
+        if len(self.views) < 2:
             raise ValueRangeError(
-                f"views: an ensemble has at least two members; got {len(self._views) or 'none'}. "
+                f"views: an ensemble has at least two members; got {len(self.views) or 'none'}. "
                 f"Add some of {', '.join(VIEWS)}."
             )
-        for part in (part for name in self._views for part in name.split("+")):
-            if part not in VIEWS:
-                near = get_close_matches(part, VIEWS, n=3, cutoff=0.4)
-                raise ValueRangeError(
-                    f"views: there is no view '{part}'. "
-                    + (f"Nearest: {', '.join(near)}." if near else f"Known: {', '.join(VIEWS)}.")
-                )
-        if not 0 < amount < 0.5:
-            raise ValueRangeError(f"views: amount must be above 0 and below 0.5; got {amount}. 0.125 is an eighth.")
+        for part in (part for name in self.views for part in name.split("+")):
+            check_choice(part, VIEWS, by="views", what="a view")
+        if not 0 < self.amount < 0.5:
+            raise ValueRangeError(
+                f"views: amount must be above 0 and below 0.5; got {self.amount}. 0.125 is an eighth."
+            )
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self.views)
 
     def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
         """Inputs must be images."""
@@ -92,12 +93,12 @@ class Views:
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
         """Of each view."""
-        for name in self._views:
-            yield model.logits(model.features(view(x, name, self._amount))).to(x.device).float()
+        for name in self.views:
+            yield model.logits(model.features(view(x, name, self.amount))).to(x.device).float()
 
     def settings(self) -> Json:
         """The views and their amount."""
-        return {"views": list(self._views), "amount": self._amount}
+        return {"views": list(self.views), "amount": self.amount}
 
 
 def _crop(down: float, right: float) -> View:

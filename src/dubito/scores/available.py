@@ -21,7 +21,7 @@ from dubito.heads.score import UncertaintyHead
 from dubito.heads.shelf import entry_for
 from dubito.scores.density import QUICK, Density, default_density, describe_density
 from dubito.scores.registry import SCORES, make_score
-from dubito.table import Table, asked_otherwise, ensembles_in, writer_of
+from dubito.table import Table, ensembles_in, settings_difference, writer_of
 from dubito.types import Score
 
 
@@ -103,7 +103,7 @@ def why_not_comparable(score: Score, table: Table, other: Table) -> str | None:
     missing = [column for column in score.columns_in(other) if column not in other]
     if missing:
         return f"{other.name} lacks column '{missing[0]}'"
-    differs = asked_otherwise(table, other, score.family) if score.family is not None else None
+    differs = settings_difference(table, other, score.family) if score.family is not None else None
     if differs is None:
         return None
     return f"'{score.family}' of {table.name} and of {other.name} were extracted with different settings ({differs})"

@@ -1,33 +1,21 @@
-"""Named columns, one row per image: `Table`, and views of several tables."""
+"""Named columns, one row per image: `Table`, its provenance, and views of several tables."""
 
+from dubito.table.columns import ColumnFamily, declare, ensembles_in, recorded_settings, settings_difference, writer_of
 from dubito.table.provenance import Provenance
-from dubito.table.table import (
-    ENSEMBLES,
-    WRITERS,
-    Column,
-    Exact,
-    Rows,
-    Table,
-    asked_otherwise,
-    check_table,
-    ensembles_in,
-    gradients_in,
-    to_tensor,
-    writer_of,
-)
+from dubito.table.table import Column, Exact, Rows, Table, check_table, to_tensor
 
 __all__ = [
-    "ENSEMBLES",
-    "WRITERS",
     "Column",
+    "ColumnFamily",
     "Exact",
     "Provenance",
     "Rows",
     "Table",
-    "asked_otherwise",
     "check_table",
+    "declare",
     "ensembles_in",
-    "gradients_in",
+    "recorded_settings",
+    "settings_difference",
     "to_tensor",
     "writer_of",
 ]

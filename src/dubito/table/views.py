@@ -1,6 +1,6 @@
-"""Other views of tables: some of the rows, several tables one after the other, or as the members of an ensemble.
+"""Views of tables: chosen rows, several tables one after the other, or as the members of an ensemble.
 
-Rows are read when they are asked for.
+No row is read before it is needed.
 """
 
 import math
@@ -16,14 +16,18 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.table import Column, Exact, Provenance, Table, asked_otherwise, ensembles_in, gradients_in
+from dubito.table.columns import compared_names, settings_difference
+from dubito.table.provenance import Provenance
+from dubito.table.table import Column, Exact, Table
 
 _OF_IMAGES = ("id", "label", "photo", "epoch")
-"""Columns that tell of the images and not of the model."""
+"""Columns that describe the images and not what the model made of them."""
+MEMBERS = "members"
+"""What the columns of `ensemble` are called."""
 
 
 def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
-    """Some rows in the order of the indices, each read when asked for (`Table.rows` reads them at once).
+    """Some rows in the order of the indices, each read when it is needed (`Table.rows` reads them at once).
 
     >>> chosen_rows(Table(loss=[1.0, 2.0, 3.0]), torch.tensor([2, 0])).loss.tolist()
     [3.0, 1.0]
@@ -33,15 +37,15 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
             f"rows of {table.name} must be indices from 0 to {len(table) - 1}; "
             f"got {int(index.min())} to {int(index.max())}. Choose among its rows."
         )
-    return _like(table, {name: _Chosen(table.column(name), index) for name in table.columns})
+    return table.with_only({name: _Chosen(table.column(name), index) for name in table.columns})
 
 
 def concat(*tables: Table) -> Table:
     """Several tables one after the other, with the columns that all of them have.
 
-    They must come from one model. Where some have augmented epochs, a table without them counts as one epoch, and rows
-    with the same `photo` stay together when photographs are held out. To train on labelled and unlabelled photographs
-    together, give the unlabelled ones a loss with `with_expected_loss`.
+    They must come from one model. If some have augmented epochs, a table without them counts as one epoch, and rows
+    with the same `photo` stay together when images are held out. To train on labelled and unlabelled images together,
+    give the unlabelled ones a loss with `with_expected_loss`.
 
     >>> concat(Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])).loss.tolist()
     [1.0, 2.0, 3.0]
@@ -70,17 +74,17 @@ def concat(*tables: Table) -> Table:
                 f"Join tables of one model."
             )
         columns[name] = _Stacked([table.column(name) for table in tables])
-    _check_asked_alike(tables, names)
+    _check_settings(tables, names)
     if not names:
         raise TableError(f"concat: {', '.join(table.name for table in tables)} have no column in common.")
-    found = _like(first, columns, name=" + ".join(table.name for table in tables))
-    found.provenance = provenance
-    found.label_names = next((table.label_names for table in tables if table.label_names), None)
-    return found
+    joined = first.with_only(columns, name=" + ".join(table.name for table in tables))
+    joined.provenance = provenance
+    joined.label_names = next((table.label_names for table in tables if table.label_names), None)
+    return joined
 
 
 def _same_labels(tables: Sequence[Table]) -> bool:
-    """Whether a number means one class in all of them, as far as names tell."""
+    """Whether a label means the same class in all tables, as far as their names show."""
     names = {tuple(table.label_names) for table in tables if "label" in table and table.label_names}
     return len({table.label_space for table in tables}) == 1 and len(names) <= 1
 
@@ -88,18 +92,18 @@ def _same_labels(tables: Sequence[Table]) -> bool:
 def ensemble(tables: Sequence[Table] | Table) -> Table:
     """Tables of the same images, each made by a model of its own, as one explicit ensemble.
 
-    It has the columns `members_logit` (n, m, c), what each model says; `logit` (n, c), the logarithm of their mean
-    probability, so that scores of logits and `evaluate` see the ensemble's own answer; and, where the tables have them,
-    `label`, `id`, `photo` and `epoch`. For models with one transform, the probe `Members` does the same in one
-    extraction.
+    It has the columns `members_logit` (n, m, c), the logits of each model; `logit` (n, c), the logarithm of their mean
+    probability, so that scores of logits and `evaluate` see the ensemble's own prediction; and, where the tables have
+    them, `label`, `id`, `photo` and `epoch`. For models that share a transform, one extraction with the probe of
+    several models does the same.
 
     >>> both = ensemble([Table(logit=[[8.0, 0.0]]), Table(logit=[[0.0, 8.0]])])  # two sure models that disagree
     >>> both.shape("members_logit"), [round(p, 3) for p in both.logit.exp()[0].tolist()]
     ((1, 2, 2), [0.5, 0.5])
     """
     if isinstance(tables, Table) or len(tables) < 2:
-        came = "one" if isinstance(tables, Table) or len(tables) == 1 else "none"
-        raise TableError(f"ensemble needs at least two tables, one a model; {came} came. Give them as a list.")
+        got = "one" if isinstance(tables, Table) or len(tables) == 1 else "none"
+        raise TableError(f"ensemble needs at least two tables, one per model; got {got}. Give them as a list.")
     for table in tables:
         table.require("logit", by="ensemble")
     _check_members(tables)
@@ -107,7 +111,7 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
     columns: dict[str, Any] = {
         **{name: next((table.column(name) for table in tables if name in table), None) for name in _OF_IMAGES},
         "logit": _LogMean([table.column("logit") for table in tables]),
-        "members_logit": _Beside([table.column("logit") for table in tables]),
+        f"{MEMBERS}_logit": _Beside([table.column("logit") for table in tables]),
     }
     members = tuple(table.provenance for table in tables if table.provenance is not None)
     models = ", ".join(str(member.model) for member in members)
@@ -169,7 +173,7 @@ def _check_column(column: str, first: Table, other: Table) -> None:
     if column == "label" and first.label_space != other.label_space:
         raise TableError(
             f"{_both(first, other)} must have the same labels; those of one are the model's classes, those of the "
-            f"other a set of their own. Extract both with the same labels and label_space."
+            f"other another set's. Extract both with the same labels and label_space."
         )
     start = 0
     for ours, theirs in zip(first.batches(column), other.batches(column), strict=True):
@@ -185,9 +189,9 @@ def _check_column(column: str, first: Table, other: Table) -> None:
 
 
 def _provenance(tables: tuple[Table, ...]) -> Provenance | None:
-    """The first table's, with the one task loss that is known of any: rows without losses are of the same task."""
+    """The first table's, with the one task loss that any table knows: rows without losses are of the same task."""
     known = [table.provenance for table in tables if table.provenance is not None]
-    losses = sorted({provenance.task_loss for provenance in known if provenance.task_loss})
+    losses = sorted({each.task_loss for each in known if each.task_loss})
     if len(losses) > 1:
         raise TableError(
             f"concat: losses of {', '.join(table.name for table in tables)} were made by different task losses "
@@ -198,7 +202,7 @@ def _provenance(tables: tuple[Table, ...]) -> Provenance | None:
 
 
 def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """All with `photo` and `epoch`, if any has them: without, crops of one photograph could not be kept together."""
+    """All with `photo` and `epoch`, if any has them: without, crops of one image could not be kept together."""
     if not any("photo" in table for table in tables):
         return tables
     return tuple(
@@ -209,15 +213,15 @@ def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:
     )
 
 
-def _check_asked_alike(tables: Sequence[Table], names: Sequence[str]) -> None:
-    """Raise TableError for ensembles and gradients whose numbers differ for their settings alone."""
+def _check_settings(tables: Sequence[Table], names: Sequence[str]) -> None:
+    """Raise TableError for columns that probes of different settings wrote."""
     first = tables[0]
-    for name in (*ensembles_in(names), *(name for name in gradients_in(first) if name in names)):
+    for name in compared_names(first, names):
         for other in tables[1:]:
-            if differs := asked_otherwise(first, other, name):
+            if difference := settings_difference(first, other, name):
                 raise TableError(
-                    f"concat: '{name}' of {first.name} and {other.name} were asked with other settings ({differs}), so "
-                    f"that their numbers cannot be compared. Extract both alike, or select other columns."
+                    f"concat: '{name}' of {first.name} and {other.name} were extracted with different settings "
+                    f"({difference}), so their numbers cannot be compared. Extract both alike, or select other columns."
                 )
 
 
@@ -294,9 +298,9 @@ class _LogMean:
     def __getitem__(self, rows: Exact) -> Tensor:
         mean = torch.tensor(-torch.inf, dtype=torch.float64)
         for column in self._columns:
-            said = torch.as_tensor(column[rows])
-            mean = torch.logaddexp(mean, said.double().log_softmax(-1) - math.log(len(self._columns)))
-        return mean.to(said.dtype)
+            logits = torch.as_tensor(column[rows])
+            mean = torch.logaddexp(mean, logits.double().log_softmax(-1) - math.log(len(self._columns)))
+        return mean.to(logits.dtype)
 
 
 def _rows(column: Any, index: Tensor) -> Any:
@@ -305,15 +309,3 @@ def _rows(column: Any, index: Tensor) -> Any:
 
 def _joined(parts: list[Any]) -> Any:
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
-
-
-def _like(table: Table, columns: dict[str, Any], name: str | None = None) -> Table:
-    return Table(
-        name=name or table.name,
-        classes=table.classes,
-        label_space=table.label_space,
-        label_names=table.label_names,
-        skipped=table.skipped,
-        provenance=table.provenance,
-        **columns,
-    )

@@ -1,0 +1,197 @@
+"""Every probe by name, with its settings, and the columns that it writes.
+
+    make_probe("tiles", grids=[2, 7])      a probe from plain values, as the command line has them
+    probe_settings("tiles")                its settings with types and defaults
+    probes_for(columns, provenance)        the probes that write some columns, rebuilt as they were configured
+
+Here columns are declared for `dubito.table.columns`: a new probe adds a line to `PROBES` and declares its columns.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_type_hints
+
+from dubito.errors import MissingColumnError, ValueRangeError
+from dubito.probes.forward import Forward
+from dubito.probes.gradient import Gradient
+from dubito.probes.members import Members
+from dubito.probes.pre_activation import PreActivation
+from dubito.probes.tiles import Tiles
+from dubito.table.columns import ColumnFamily, declare, writer_of
+from dubito.table.provenance import Provenance
+from dubito.table.views import MEMBERS
+from dubito.types import Probe
+from dubito.validate import check_choice, nearest
+
+PROBES: Mapping[str, Callable[..., Probe]] = MappingProxyType(
+    {
+        "forward": Forward,
+        "pre_activation": PreActivation,
+        "tiles": Tiles,
+        "dropout": Members.dropout,
+        "views": Members.views,
+        "noise": Members.noise,
+        "gradient": Gradient,
+    }
+)
+"""What makes each probe that plain values can configure. Ensembles of models are made in Python: `Members(models)`."""
+_ALWAYS = ("id", "feature", "logit")
+"""Columns of the forward probe, which runs in any case."""
+_UNRECORDED = ("tiles", "pre_activation")
+"""Probes whose columns name everything that must be known to write them again; others need recorded settings."""
+
+
+class Setting(NamedTuple):
+    """One setting of a probe: its type annotation and its default."""
+
+    type: Any
+    default: Any
+
+
+def probe_settings(name: str) -> dict[str, Setting]:
+    """The settings of a probe by name.
+
+    >>> {key: setting.default for key, setting in probe_settings("noise").items()}
+    {'copies': 8, 'sigma': 0.05, 'seed': 0, 'keep': 'summary', 'temperature': 1.0}
+    """
+    check_choice(name, PROBES, by="probe_settings", what="probe")
+    hints = get_type_hints(PROBES[name])
+    return {key: Setting(hints[key], each.default) for key, each in signature(PROBES[name]).parameters.items()}
+
+
+def make_probe(name: str, /, **settings: Any) -> Probe:
+    """A probe from its name and plain values.
+
+    >>> make_probe("tiles", grids=[2, 7]) == Tiles([2, 7])
+    True
+    """
+    check_choice(name, PROBES, by="make_probe", what="probe")
+    known = probe_settings(name)
+    for key in settings:
+        if key not in known:
+            raise ValueRangeError(f"probe '{name}' has no setting '{key}'. Nearest: {', '.join(nearest(key, known))}.")
+    return PROBES[name](**settings)
+
+
+def probes_for(
+    columns: Iterable[str], provenance: Provenance | None, given: Sequence[Probe] = (), *, by: str = "probes_for"
+) -> list[Probe]:
+    """The probes that write some columns, beside the forward probe.
+
+    Args:
+        columns: What is to be written.
+        provenance: Of a table that has them; its probes are configured again as they were.
+        given: Probes to use instead, recognised by their names.
+        by: The function that the user called.
+
+    Raises:
+        MissingColumnError: A column's probe is neither given nor recorded, or needs more than plain values.
+    """
+    needed = sorted(set(columns) - set(_ALWAYS))
+    probes: dict[str, Probe] = {}
+    for column in needed:
+        probe = next((each for each in given if _writes(each.name, column)), None)
+        probe = probe or _rebuilt(column, needed, provenance)
+        if probe is None:
+            raise MissingColumnError(
+                f"{by} reads column '{column}', written by {writer_of(column) or 'a probe of yours'}, which cannot be "
+                f"configured again: its settings are not recorded, or it needs models. Give the probe: probes=[...]."
+            )
+        probes.setdefault(probe.name, probe)
+    return list(probes.values())
+
+
+def _writes(name: str, column: str) -> bool:
+    return column == name or column.startswith(f"{name}_")
+
+
+def _rebuilt(column: str, columns: Sequence[str], provenance: Provenance | None) -> Probe | None:
+    """The recorded probe that writes a column, or one whose columns say enough; writing no more than is needed."""
+    recorded = {name: probe["settings"] for name, probe in (provenance.probes if provenance else {}).items()}
+    names = [name for name in (*recorded, *_UNRECORDED) if _writes(name, column)]
+    name = max(names, key=len, default="")
+    settings = recorded.get(name, {})
+    kind = settings.get("probe", name)  # of a probe that has a name of its own
+    if kind not in PROBES:
+        return None
+    known = probe_settings(kind)
+    chosen = {key: value for key, value in settings.items() if key in known}
+    if "name" in known:
+        chosen["name"] = name
+    if "keep" in known:
+        own = [one for one in columns if _writes(name, one)]
+        chosen["keep"] = "logits" if any(one.endswith("_logit") for one in own) else "summary"
+    if "grids" in known:
+        chosen["grids"] = sorted({int(one.split("_")[1]) for one in columns if _writes(name, one)})
+    return make_probe(kind, **chosen)
+
+
+def _extract(probe: str) -> str:
+    return f"(dubito.extract(..., probes=[dubito.probes.{probe}]))"
+
+
+def _declare_ensemble(name: str, writer: str, *, pattern: str | None = None, **parts: str) -> None:
+    ends = {"_loss": ", where labels are the model's classes", "_logit": ', with keep="logits"'}
+    ends |= {"_variance": ', with keep="logits", from which it is computed'}
+    declare(
+        name,
+        ColumnFamily(
+            pattern=f"(?P<name>{pattern or name})(?P<part>_loss|_between|_logit|_variance)?",
+            writer=writer,
+            parts=ends | {f"_{end}": text for end, text in parts.items()},
+            ensemble=True,
+            ignored=("keep", "dtype", "grids", "seed"),
+        ),
+    )
+
+
+declare("forward", ColumnFamily("feature|logit", "the forward probe, which every extraction runs"))
+declare(
+    "loss",
+    ColumnFamily(
+        "loss", "the forward probe, if the images have labels of the model's own classes, or if targets are given"
+    ),
+)
+declare("label", ColumnFamily("label", "an extraction of images with labels (class folders, a CSV file, labels=...)"))
+declare("id", ColumnFamily("id", "every extraction"))
+declare("augmented", ColumnFamily("epoch|photo", "an extraction of augmented epochs (epochs=..., augment=...)"))
+declare(
+    "pre_activation",
+    ColumnFamily(
+        "(?P<name>pre_activation)", f"the pre-activation probe {_extract('PreActivation()')}", ignored=("dtype",)
+    ),
+)
+_declare_ensemble("tiles", f"the tiles probe {_extract('Tiles()')}", pattern=r"(?P<probe>tiles)_\d+")
+_declare_ensemble(
+    MEMBERS,
+    f"the probe of several models {_extract('Members(models)')}",
+    logit=', with keep="logits", or by dubito.ensemble(tables) of one table per model',
+)
+_declare_ensemble("checkpoints", f"the probe of checkpoints {_extract('Members.checkpoints(model, paths)')}")
+_declare_ensemble("dropout", f"the Monte-Carlo dropout probe {_extract('Members.dropout()')}")
+_declare_ensemble("views", f"the test-time augmentation probe {_extract('Members.views()')}")
+_declare_ensemble("noise", f"the probe of noisy copies {_extract('Members.noise()')}", variance="")
+_declare_ensemble(
+    "masks",
+    "masks of the last layer (dubito.ensembles.HeadMasks().fit(train).extend(table))",
+    logit="",
+    variance=", from whose logits it is computed",
+)
+declare(
+    "gradient",
+    ColumnFamily(
+        # A gradient probe may have a name of its own; the ends of its columns identify it.
+        "gradient|(?P<name>[a-z][a-z_]*)(?P<part>_root|_l1|_predicted|_uniform|_bound)",
+        f"the gradient probe {_extract('Gradient()')}",
+        parts={
+            "_root": ', with method="exact" and weightings=["root"]',
+            "_l1": ', with method="exact" and weightings=["expected_l1"]',
+            "_predicted": ', with any method but "signs"',
+            "_uniform": ", with uniform=True",
+            "_bound": ', with method="top"',
+        },
+        # Not the seed: all images share its signs and noise, so another seed shifts a whole table.
+        ignored=("weightings", "uniform"),
+    ),
+)
