@@ -161,6 +161,11 @@ class BaseProbe(Protocol):
     """The probe that every extraction runs: it compares logits with targets, and takes features that are there."""
 
     @property
+    def loss_name(self) -> str:
+        """What the task loss is called."""
+        ...
+
+    @property
     def keeps_head(self) -> bool:
         """Whether logits are not stored but rebuilt from features, so that the last layer is kept once."""
         ...

@@ -22,7 +22,7 @@ def test_no_space_left(model, folder, tmp_path, monkeypatch):
 
     def fsync(handle):
         written.append(handle)
-        if len(written) > 6:  # a file and its folder each: the manifest and two shards fit
+        if len(written) > 12:  # a file and its folder each: the manifest, the shards of two blocks and rows fit
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle)
 

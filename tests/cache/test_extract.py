@@ -10,7 +10,9 @@ from torch.utils.data import TensorDataset
 from torchvision.transforms import ToTensor
 
 import dubito
+from dubito.cache.extract import _Extraction
 from dubito.errors import (
+    ArtefactError,
     CacheBusyError,
     CacheError,
     ImagesError,
@@ -148,7 +150,7 @@ def test_a_stale_cache_is_refused_with_the_differing_part(model, network, folder
     refused(model, folder, cache, "forward probe with other settings: store_logit=True there, False here",
             probes=[dubito.Forward(store_logit=False)])  # fmt: skip
     (folder / "a" / "000.png").write_bytes((folder / "b" / "001.png").read_bytes())
-    refused(model, folder, cache, r"something else: the images \(their names, order or contents\)")
+    refused(model, folder, cache, r"something else: the contents of the images \(\w+ there, \w+ here\)")
     (folder / "a" / "000.png").unlink()
     refused(model, folder, cache, r"the number of images \(23 there, 22 here\)")
 
@@ -168,7 +170,7 @@ def test_a_cache_of_another_model_is_not_opened(model, folder, tmp_path):
 
 
 def test_foreign_folders_are_left_alone(model, folder, tmp_path):
-    with pytest.raises(CacheError, match=r"holds other things \(a, b, c\) and no manifest.json. Give a new or empty"):
+    with pytest.raises(CacheError, match=r"holds other things \(a, b, c\) and no manifest.json. Choose a new or empty"):
         extract(model, folder, folder)
     with pytest.raises(CacheError, match=r"no cache in .*there is no manifest\.json"):
         dubito.open(tmp_path / "nowhere")
@@ -176,7 +178,7 @@ def test_foreign_folders_are_left_alone(model, folder, tmp_path):
 
 def test_a_folder_that_cannot_be_made(model, folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheError, match="cannot be made"):
+    with pytest.raises(ArtefactError, match="cannot be written"):
         extract(model, folder, tmp_path / "file" / "cache")
 
 
@@ -209,7 +211,7 @@ def test_features_beyond_half_precision_are_refused_and_repaired(network, folder
 def test_a_second_extraction_into_one_folder_is_refused(model, folder, tmp_path):
     (tmp_path / "cache").mkdir()
     lock = FileLock(tmp_path / "cache" / ".lock", thread_local=False)
-    with lock, pytest.raises(CacheBusyError, match="another extraction is writing into"):
+    with lock, pytest.raises(CacheBusyError, match="another process is writing into"):
         extract(model, folder, tmp_path / "cache")
     assert len(extract(model, folder, tmp_path / "cache")) == 23
 
@@ -241,7 +243,7 @@ def test_an_error_in_the_transform_is_told_in_one_sentence(network, folder, tmp_
 
 
 def test_an_unfinished_cache_is_not_opened(model, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("dubito.cache._run.Run._finish", lambda self, blocks: None)
+    monkeypatch.setattr(_Extraction, "_finish", lambda self, blocks: None)
     with pytest.raises(CacheError, match=r"is not finished\. Run the same extract again"):
         extract(model, folder, tmp_path / "cache")
     monkeypatch.undo()
@@ -265,7 +267,7 @@ def test_class_folders_are_found_among_the_models_names(network, folder, tmp_pat
 
 def test_class_names_of_an_unnamed_model_must_be_as_many_as_its_outputs(folder, tmp_path):
     model = dubito.wrap(small_network(10), transform=dubito.Preprocess((16, 16), 16))
-    with pytest.raises(ImagesError, match=r"3 class names came for a model of 10 classes whose names are not known"):
+    with pytest.raises(ImagesError, match=r"got 3 class names for a model of 10 classes whose names are not known"):
         extract(model, folder, tmp_path / "cache")
     assert extract(model, folder, tmp_path / "first", label_space="model").label_space == "model"
     assert extract(model, folder, tmp_path / "other", label_space="own").label_space == "own"

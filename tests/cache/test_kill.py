@@ -45,7 +45,7 @@ def test_kills_at_random_instants_lose_nothing(server, tmp_path, epochs, least):
     finish(server, photos, tmp_path / "undisturbed", epochs)
     takes = time.monotonic() - begin
     expected = contents(tmp_path / "undisturbed")
-    assert len(expected) == 12 + 2  # shards, the manifest and the lock
+    assert len(expected) == 2 * 12 + 2  # shards of rows and columns, the manifest and the lock
 
     chance, kills, unfinished, number = np.random.default_rng(0), 0, 0, 0
     while kills < least:

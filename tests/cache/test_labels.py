@@ -57,8 +57,8 @@ def test_a_synonym_of_two_classes_is_refused():
     with pytest.raises(
         ImagesError,
         match=r"class folder 'crane' stands for 2 classes of the model, 134 'crane' and 517 'crane'\. Rename it to the "
-        r"full name of one of them \(of an ImageNet class also to its WordNet id\), give labels= \(--labels FILE\) as "
-        r"class indices, or pass label_space='own' \(--label-space own\) if these are classes of another set\.$",
+        r"full name of one of them \(of an ImageNet class also to its WordNet id\), give labels= as "
+        r"class indices, or pass label_space='own' if these are classes of another set\.$",
     ):
         resolve(["crane", "tench"], TIMM)
     with pytest.raises(ImagesError, match="'b' stands for 2 classes of the model, 0 'a, b' and 1 'b, c'"):
@@ -79,7 +79,7 @@ def test_every_full_name_but_the_cranes_is_its_own_class():
 def test_names_that_the_model_does_not_know_are_told():
     told = (
         r"the 2 class names of 'images in memory' \('p', 'q'\) are none of the model's 1000 classes: labels are kept "
-        r"as their own, without loss and accuracy\. Pass label_space='own' \(--label-space own\) to say so, or name"
+        r"as their own, without loss and accuracy\. Pass label_space='own' to say so, or name"
     )
     with pytest.warns(OwnLabelsWarning, match=told):
         assert resolve(["p", "q"], TIMM) == ([0, 1], "own")
@@ -154,5 +154,5 @@ def test_one_changed_item_makes_the_cache_stale(model, tmp_path, kind):
     source = dataset if kind == "items" else TensorDataset(dataset.x, torch.arange(300) % 3)
     dubito.extract(model, source, tmp_path / "cache", workers=0)
     dataset.x[1] += 100
-    with pytest.raises(StaleCacheError, match=r"something else: the images"):
+    with pytest.raises(StaleCacheError, match=r"something else: the contents of the images"):
         dubito.extract(model, source, tmp_path / "cache", workers=0)

@@ -72,8 +72,8 @@ def test_gradients_come_later_and_leave_the_rest_alone(model, folder, tmp_path):
     assert table.provenance.probes["gradient"]["notes"]["of"] == 3
     assert before.items() <= contents(tmp_path / "cache").items()
     told = json.loads((tmp_path / "cache" / "manifest.json").read_text())["probes"]
-    assert told["gradient"]["told"] == LAYERS
-    assert "told" not in told["forward"]
+    assert told["gradient"]["notes"] == LAYERS
+    assert "notes" not in told["forward"]
 
 
 def test_other_settings_are_another_cache(model, folder, tmp_path):

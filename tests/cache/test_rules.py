@@ -58,7 +58,12 @@ def test_a_further_probe_that_was_interrupted_keeps_its_settings(model, folder, 
 def test_a_probe_s_name_must_fit_into_a_file_s(model, folder, tmp_path):
     probe = Constant(1)
     probe.name = "flip2"
-    with pytest.raises(CacheError, match="must be small letters and underscores; got 'flip2'"):
+    with pytest.raises(
+        CacheError, match="must be lower-case letters and underscores, and neither 'rows' nor 'head'; got 'flip2'"
+    ):
+        extract(model, folder, tmp_path / "cache", probes=[probe])
+    probe.name = "rows"
+    with pytest.raises(CacheError, match="neither 'rows' nor 'head'; got 'rows'"):
         extract(model, folder, tmp_path / "cache", probes=[probe])
 
 
@@ -189,7 +194,7 @@ def test_a_manifest_of_another_make(model, folder, tmp_path):
     extract(model, folder, tmp_path / "cache")
     path = tmp_path / "cache" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"more": 1}))
-    with pytest.raises(CacheError, match=r"manifest\.json has other entries than this dubito writes"):
+    with pytest.raises(CacheError, match=r"manifest\.json has other entries than this version of dubito writes"):
         dubito.open(tmp_path / "cache")
 
 

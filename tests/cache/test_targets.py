@@ -61,7 +61,7 @@ def test_the_table_knows_its_task_loss(model, photos, tmp_path):
     target = torch.arange(14.0).reshape(7, 2)
     assert extract(model, photos, tmp_path / "own", loss=first, targets=target).provenance.task_loss == "first"
     assert extract(model, photos, tmp_path / "none").provenance.task_loss is None
-    with pytest.raises(TableError, match=r"^head.fit with target 'mixed' expects .* were made by 'bce'\. Train with"):
+    with pytest.raises(TableError, match=r"^head.fit with target 'mixed' .* come from 'bce'\. Train with"):
         dubito.UncertaintyHead(recipe=dubito.Recipe(target="mixed")).fit(table)
 
 

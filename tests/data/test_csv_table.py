@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,11 @@ def test_ragged_rows(tmp_path: Path):
         read_csv(write(tmp_path, "path,label\na.jpg,cat\n\nb.jpg,cat,big\n"))
 
 
+def test_file_names_may_be_any_bytes(tmp_path: Path):
+    table = read_csv(write(tmp_path, b"path,label\ncaf\xe9.jpg,1\n"))
+    assert os.fsencode(table.column(table.paths)[0]) == b"caf\xe9.jpg"
+
+
 def test_other_encodings(tmp_path: Path):
     with pytest.raises(ImagesError, match=r"must be readable text in UTF-8; reading it gave: .*\. Save it as UTF-8"):
-        read_csv(write(tmp_path, b"path,label\ncaf\xe9.jpg,1\n"))
+        read_csv(write(tmp_path, b"path,label\n1.jpg,caf\xe9\n"))

@@ -7,7 +7,9 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dubito.data.augment import Augmented
-from dubito.data.digest import hash_array
+from dubito.data.digest import hash_array, hash_parts
+from dubito.data.image_set import ImageSet
+from dubito.storage import encode
 from dubito.table.provenance import CARRIED, Provenance
 from dubito.types import Classifier, Images, Json
 
@@ -17,19 +19,22 @@ def identity(
     images: Images,
     labels: Int[Tensor, "n"] | None,
     space: str | None,
-    targets: Shaped[Tensor, "photos ..."] | None = None,
+    targets: Shaped[Tensor, "rows ..."] | None = None,
 ) -> Json:
-    """weights, transform, count, images, labels: equal if and only if an extraction would give the same columns.
+    """weights, transform, count, ids, images, labels: equal if and only if an extraction would give the same columns.
 
-    Augmented images add the augmentation, targets of the task loss add theirs. The photos behind augmented rows and
-    their labels are counted and hashed by themselves, so that another seed is not told as other images.
+    Augmented images add the augmentation, targets of the task loss add theirs. The images behind augmented rows and
+    their labels are counted and hashed by themselves, so that another seed does not appear as other images. `images`,
+    the hash of the contents, is None where it comes from the same reading as the pixels (`ImageSet.hashed_reads`).
     """
-    photos = images.images if isinstance(images, Augmented) else images
+    behind = images.images if isinstance(images, Augmented) else images
+    hashed = isinstance(images, ImageSet) and images.hashed_reads
     parts = {
         **model_identity(model).model_parts,
-        "count": len(photos),
-        "images": photos.digest(),
-        "labels": _digest(None if labels is None else labels[: len(photos)], space),
+        "count": len(behind),
+        "ids": hash_parts(*map(encode, behind.ids)).hex(),
+        "images": None if hashed else behind.digest(),
+        "labels": _digest(None if labels is None else labels[: len(behind)], space),
     }
     if isinstance(images, Augmented):
         parts["augmentation"] = images.describe()

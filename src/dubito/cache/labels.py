@@ -1,22 +1,32 @@
-"""Whose classes are the labels: the model's own (a loss and an accuracy exist) or those of another set ("own")."""
+"""Labels and targets of an extraction: what the task loss compares the logits with.
+
+Labels are classes of the model (a loss and an accuracy exist) or of another set ("own"). Targets are anything else that
+has one row per image.
+"""
 
 import re
 import warnings
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dubito.choices import LabelSpace
+from dubito.data.augment import Augmented
 from dubito.data.image_set import some
-from dubito.errors import ImagesError, OwnLabelsWarning
+from dubito.errors import ImagesError, OwnLabelsWarning, TableError
+from dubito.table import to_tensor
 from dubito.types import Classifier, Images
 
 _IMAGENET = 1000
-_OWN = "label_space='own' (--label-space own)"
-"""How to say it, in Python and on the command line."""
+_OWN = "label_space='own'"
+_KEY = "targets"
 
 
 def resolve_labels(
@@ -27,7 +37,7 @@ def resolve_labels(
     Integers are indices into the model's classes unless `space` is "own". Class names (folders) are looked up among
     the model's class names, of an ImageNet model among WordNet ids too; where none of them is one, they are the
     folder's own classes, with a warning. A model whose names are not known is taken at its count: as many names as
-    outputs, in order (`check_count`). Answers that fit another order much better are told of in the end (`order.py`).
+    outputs, in order (`check_count`). `order.py` warns where predictions fit another order much better.
     """
     labels = images.labels
     if labels is None or space == "own":
@@ -70,10 +80,26 @@ def check_count(names: Sequence[str], classes: int) -> None:
     """Raise ImagesError when names cannot be the classes of a model that has none."""
     if len(names) != classes:
         raise ImagesError(
-            f"labels: {len(names)} class names came for a model of {classes} classes whose names are not known, so "
-            f"nobody can tell which is which. Wrap it with classes=[...], or say label_space='model' (--label-space "
-            f"model) if they are its first classes in order, or {_OWN} if they are classes of another set."
+            f"labels: got {len(names)} class names for a model of {classes} classes whose names are not known, so it "
+            f"is unclear which is which. Wrap it with classes=[...], or pass label_space='model' if they are its first "
+            f"classes in order, or {_OWN} if they are classes of another set."
         )
+
+
+def to_targets(values: Any, images: Images) -> Shaped[Tensor, "n ..."]:
+    """One row per image, or per image behind augmented rows; from a tensor, an array, a list, an .npy or .npz file."""
+    loaded = _read_targets(Path(values)) if isinstance(values, (str, Path)) else values
+    try:
+        targets = to_tensor(loaded, "targets")
+    except TableError as error:
+        raise ImagesError(str(error)) from error
+    n = len(images.images if isinstance(images, Augmented) else images)
+    if targets.dim() == 0 or len(targets) != n:
+        raise ImagesError(
+            f"targets must have one row per image, in the order of the images; got shape {tuple(targets.shape)} for "
+            f"the {n} images of '{images.name}'. Give an array ({n}, ...)."
+        )
+    return targets.float() if targets.dtype == torch.bfloat16 else targets
 
 
 def _by_name(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
@@ -89,10 +115,10 @@ def _by_name(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
     found = [_one(name, ours, indices) for name, indices in zip(theirs, named, strict=True)]
     matched = [index for index in found if index is not None]
     if matched and len(matched) < len(found):
-        strangers = [name for name, index in zip(theirs, found, strict=True) if index is None]
+        unknown = [name for name, index in zip(theirs, found, strict=True) if index is None]
         raise ImagesError(
             f"labels: {len(matched)} of {len(found)} class folders are classes of the model, but not "
-            f"{', '.join(strangers[:3])}. Rename them, or pass {_OWN} if these are classes of another set."
+            f"{', '.join(unknown[:3])}. Rename them, or pass {_OWN} if these are classes of another set."
         )
     return matched or None
 
@@ -104,8 +130,7 @@ def _one(name: str, ours: Sequence[str], indices: set[int] | None) -> int | None
         both = " and ".join(f"{index} '{ours[index]}'" for index in sorted(indices))
         raise ImagesError(
             f"labels: class folder '{name}' stands for {len(indices)} classes of the model, {both}. Rename it to the "
-            f"full name of one of them (of an ImageNet class also to its WordNet id), give labels= (--labels FILE) as "
-            f"class indices, "
+            f"full name of one of them (of an ImageNet class also to its WordNet id), give labels= as class indices, "
             f"or pass {_OWN} if these are classes of another set."
         )
     return next(iter(indices))
@@ -134,3 +159,24 @@ def _wordnet_ids(theirs: Sequence[str], ours: Sequence[str]) -> Sequence[str]:
 
 def _plain(name: str) -> str:
     return name.strip().lower().replace("_", " ")
+
+
+def _read_targets(path: Path) -> Any:
+    """The array of an .npy file, or of an .npz file the one called targets, or its only one; no pickles."""
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            names = list(loaded.files)
+            if _KEY in names or len(names) == 1:
+                return loaded[_KEY if _KEY in names else names[0]]
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ImagesError(
+            f"targets file '{path}' must be an .npy or .npz file of plain numbers; opening it gave: {error}. "
+            f"Write it with numpy.save(path, targets)."
+        ) from error
+    raise ImagesError(
+        f"targets file '{path}' must hold one array, or one called '{_KEY}'; it has {some(names, 8) or 'none'}. "
+        f"Rename the one that is meant."
+    )

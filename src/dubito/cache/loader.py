@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dubito.data.image_set import ImageSet
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
 from dubito.types import Images, Transform
 
@@ -17,17 +18,30 @@ _AHEAD = 4
 
 @dataclass
 class Batch:
-    """Consecutive images of one shard: those that were read, stacked, and those that were not, with the reason."""
+    """Consecutive images of one shard: those that were read, stacked, and those that were not, with the reason.
+
+    Attributes:
+        indices: Of the images that were read.
+        inputs: These images, stacked; None if there are none.
+        broken: Indices of the other images, with the reason.
+        contents: By index, the hash of every image's content, if that was asked for.
+    """
 
     indices: list[int]
     inputs: Tensor | None
     broken: list[tuple[int, str]]
+    contents: dict[int, bytes]
 
 
-def batches(images: Images, transform: Transform, groups: list[list[int]], workers: int) -> Iterator[Batch]:
-    """Prepared batches, one a group of indices, in the order of the groups; the workers start at once."""
+def batches(
+    images: Images, transform: Transform, groups: list[list[int]], workers: int, *, hashed: bool = False
+) -> Iterator[Batch]:
+    """Prepared batches, one per group of indices, in the order of the groups; the workers start at once.
+
+    With `hashed`, `images` is an ImageSet, and batches have the hash of every image's content.
+    """
     loader: DataLoader[Any] = DataLoader(
-        _Reader(images, transform, groups),
+        _Reader(images, transform, groups, hashed=hashed),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=_AHEAD if workers else None,
@@ -41,9 +55,9 @@ def batches(images: Images, transform: Transform, groups: list[list[int]], worke
         ) from error
 
 
-def _raised(found: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
+def _raised(items: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
     try:
-        for batch in found:
+        for batch in items:
             if isinstance(batch, DubitoError):
                 raise batch
             yield batch
@@ -59,8 +73,8 @@ def _raised(found: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
 class _Reader(Dataset[Any]):
     """One item is one batch: read and stacked in the worker, so that one tensor crosses to the main process."""
 
-    def __init__(self, images: Images, transform: Transform, groups: list[list[int]]) -> None:
-        self.images, self.transform, self.groups = images, transform, groups
+    def __init__(self, images: Images, transform: Transform, groups: list[list[int]], *, hashed: bool) -> None:
+        self.images, self.transform, self.groups, self.hashed = images, transform, groups, hashed
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -72,18 +86,25 @@ class _Reader(Dataset[Any]):
             return error  # raised in the main process, where its one sentence is not buried in a worker's traceback
 
     def _read(self, group: list[int]) -> Batch:
-        tensors, kept, broken = [], [], []
+        tensors: list[Tensor] = []
+        batch = Batch([], None, [], {})
         for index in group:
             try:
-                tensors.append(self._prepare(index))
-                kept.append(index)
+                tensors.append(self._prepare(index, batch.contents))
+                batch.indices.append(index)
             except BrokenImageError as error:  # noqa: PERF203 (decoding costs a thousand times more)
-                broken.append((index, str(error)))
-        return Batch(kept, self._stack(tensors, kept) if tensors else None, broken)
+                batch.broken.append((index, str(error)))
+        batch.inputs = self._stack(tensors, batch.indices) if tensors else None
+        return batch
 
-    def _prepare(self, index: int) -> Tensor:
+    def _prepare(self, index: int, contents: dict[int, bytes]) -> Tensor:
         try:
-            image = self.images.read(index)
+            if self.hashed and isinstance(self.images, ImageSet):
+                image, contents[index] = self.images.read_hashed(index)
+                if isinstance(image, BrokenImageError):
+                    raise image
+            else:
+                image = self.images.read(index)
             return image if isinstance(image, Tensor) else self.transform.prepare(image)
         except DubitoError:
             raise

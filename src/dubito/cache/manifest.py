@@ -1,10 +1,11 @@
 """The manifest: what a cache is made of (its identity), and which shards hold it once it is finished.
 
-    identity = weights + transform + ordered image ids and contents + labels + probe settings
+    identity = weights + transform + ordered image ids + contents of the images + labels + probe settings
                (+ augmentation, if any) (+ targets of the task loss, if any)
 
-A cache is used only where every part agrees; a part that differs is named. The manifest holds no times and no paths, so
-two extractions of the same images by the same model give the same bytes.
+A cache is used only where every part agrees; a part that differs is named. The hash of the contents is known once every
+image has been read, so a cache that is not finished has it shard by shard (`extract.py`). The manifest holds no times
+and no paths, so two extractions of the same images by the same model give the same bytes.
 """
 
 import json
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import CacheError, StaleCacheError
-from dubito.storage import write_file
+from dubito.storage import write_json
 from dubito.types import Json
 
-FORMAT = 1
+FORMAT = 2
 FILE = "manifest.json"
 _USUAL = "the usual"  # of a setting that is written down only where it is another
 _PARTS = {
@@ -25,7 +26,8 @@ _PARTS = {
     "head": "the layer taken as classifying",
     "transform": "the transform",
     "count": "the number of images",
-    "images": "the images (their names, order or contents)",
+    "ids": "the names or the order of the images",
+    "images": "the contents of the images",
     "labels": "the labels",
     "augmentation": "the augmentation",
     "targets": "the targets of the task loss",
@@ -34,16 +36,18 @@ _PARTS = {
 
 @dataclass
 class Manifest:
-    """Everything that stands in manifest.json.
+    """The content of manifest.json.
 
     Attributes:
-        identity: Hashes and settings that must agree: weights, transform, count, images, labels.
+        identity: Hashes and settings that must agree: weights, transform, count, ids, images, labels.
         model: The model's name, for people.
         classes: Names of the logits' classes, if known.
         label_space: "model" or "own"; None without labels.
         batch_size: Rows that went through the model at once: kept on resuming, as it changes the last bits.
-        shard_size: Images a shard.
+        shard_size: Images per shard.
         label_names: Names of the labels where they are not `classes`, if known.
+        task_loss: Name of the loss that losses are of; None if there are none.
+        rows: When finished, columns and shards of what is known of the images themselves.
         probes: By probe: its settings, and when finished its columns and shards.
         skipped: Images that could not be decoded, with the reason.
     """
@@ -55,54 +59,59 @@ class Manifest:
     batch_size: int
     shard_size: int
     label_names: list[str] | None = None
+    task_loss: str | None = None
+    rows: Json = field(default_factory=dict)
     probes: dict[str, Json] = field(default_factory=dict)
     skipped: list[list[str]] = field(default_factory=list)
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
         """Replace the manifest in one step."""
-        write_file(folder / FILE, (json.dumps(asdict(self), sort_keys=True, indent=1) + "\n").encode())
+        write_json(folder / FILE, asdict(self))
 
     @property
     def begun(self) -> bool:
-        """Some probe has had all its shards before."""
-        return any("shards" in probe for probe in self.probes.values())
+        """Something has had all its shards before."""
+        return any("shards" in kind for kind in (self.rows, *self.probes.values()))
 
     @property
     def finished(self) -> bool:
-        """All probes have all their shards."""
-        return bool(self.probes) and all("shards" in probe for probe in self.probes.values())
+        """Rows and all probes have all their shards."""
+        return all("shards" in kind for kind in (self.rows, *self.probes.values()))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder, or None where there is none."""
     path = folder / FILE
     try:
-        found: Any = json.loads(path.read_text())
+        entries: Any = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
         raise CacheError(
             f"cache '{folder}': {FILE} cannot be read ({error}). Delete the folder and extract again."
         ) from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        came = found.get("format") if isinstance(found, dict) else type(found).__name__
+    written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
+    if written != FORMAT:
         raise CacheError(
-            f"cache '{folder}' has format {came}; this dubito reads {FORMAT}. Extract again into another folder."
+            f"cache '{folder}' has format {written}; this version of dubito reads format {FORMAT}. "
+            f"Extract again into another folder."
         )
     try:
-        return Manifest(**found)
+        return Manifest(**entries)
     except TypeError as error:
         raise CacheError(
-            f"cache '{folder}': {FILE} has other entries than this dubito writes ({error}). Extract again elsewhere."
+            f"cache '{folder}': {FILE} has other entries than this version of dubito writes ({error}). "
+            f"Extract again into another folder."
         ) from error
 
 
 def check_identity(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise StaleCacheError that names every part in which a cache differs from what is asked for."""
+    """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
     differing = [
-        f"{told} ({told_part(was.get(part), now.get(part))} there, {told_part(now.get(part), was.get(part))} here)"
-        for part, told in _PARTS.items()
+        f"{name} ({describe_part(was.get(part), now.get(part))} there, "
+        f"{describe_part(now.get(part), was.get(part))} here)"
+        for part, name in _PARTS.items()
         if was.get(part) != now.get(part)
     ]
     if differing:
@@ -126,13 +135,15 @@ def check_probe(folder: Path, name: str, was: Json, now: Json) -> None:
         )
 
 
-def told_part(part: Any, other: Any) -> str:
+def describe_part(part: Any, other: Any) -> str:
     """One part of an identity for people: of settings only those that differ from the other's, of a hash its beginning.
 
-    >>> told_part({"lr": 0.1, "k": 2}, {"lr": 0.2, "k": 2}), told_part("ab12cd34ef", "00"), told_part(None, 1)
-    ('lr=0.1', 'ab12cd34', 'none')
+    >>> describe_part({"lr": 0.1, "k": 2}, {"lr": 0.2, "k": 2})
+    'lr=0.1'
+    >>> describe_part("ab12cd34ef", "00"), describe_part(None, 1)
+    ('ab12cd34', 'none')
     """
     if isinstance(part, dict):
-        known = other if isinstance(other, dict) else {}
-        return ", ".join(f"{key}={value}" for key, value in part.items() if known.get(key) != value) or "nothing"
+        theirs = other if isinstance(other, dict) else {}
+        return ", ".join(f"{key}={value}" for key, value in part.items() if theirs.get(key) != value) or "nothing"
     return part[:8] if isinstance(part, str) else "none" if part is None else str(part)

@@ -6,7 +6,7 @@ from typing import Any
 from dubito.cache.column import HeadColumn, IdColumn, ShardedColumn
 from dubito.cache.fingerprint import model_identity
 from dubito.cache.manifest import FILE, Manifest, check_identity, read_manifest
-from dubito.cache.shard import Shard, shard_named
+from dubito.cache.shard import HEAD, Shard, shard_named
 from dubito.errors import CacheError, DamagedShardError
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
@@ -32,72 +32,66 @@ def table_of_cache(folder: Path, known: Provenance | None) -> Table:
     manifest = read_manifest(folder)
     if manifest is None:
         raise CacheError(
-            f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}') "
-            f"or `dubito extract MODEL IMAGES --to {folder}`."
+            f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}')."
         )
     if not manifest.finished:
         raise CacheError(f"cache '{folder}' is not finished. Run the same extract again: it goes on where it stopped.")
     if known is not None:
         check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
-    columns: dict[str, Any] = {}
+    rows = _shards(folder, manifest.rows)
+    columns: dict[str, Any] = {"id": IdColumn(rows)} | _columns(rows, manifest.rows)
     for probe in manifest.probes.values():
         columns |= _columns(_shards(folder, probe), probe)
-        if "head" in probe:
-            columns["logit"] = _rebuilt(columns["feature"], shard_named(folder, probe["head"]))
+        if HEAD in probe:
+            columns["logit"] = _rebuilt(columns["feature"], shard_named(folder, probe[HEAD]))
     return Table(
         name=str(folder),
         classes=manifest.classes,
         label_space=manifest.label_space or "model",
         label_names=manifest.label_names,
         skipped=[(name, why) for name, why in manifest.skipped],
-        provenance=_provenance(manifest, known, made_losses="loss" in columns),
+        provenance=_provenance(manifest, known),
         **columns,
     )
 
 
-def _provenance(manifest: Manifest, known: Provenance | None, *, made_losses: bool) -> Provenance:
+def _provenance(manifest: Manifest, known: Provenance | None) -> Provenance:
     """The model part by part, the task loss if there are losses, and every probe's settings and notes.
 
-    A model in hand whose weights agree fills in what an older cache has not recorded, or recorded in another form.
+    A model in hand whose weights agree fills in what the cache has not recorded, or recorded in another form.
     """
-    # A probe's settings name the task loss only where it is not the usual one.
-    task_loss = manifest.probes["forward"]["settings"].get("task_loss", "cross_entropy") if made_losses else None
     parts: Json = {part: manifest.identity.get(part) for part in CARRIED}
     provenance = Provenance(
         model=manifest.model,
         **parts,
-        task_loss=task_loss,
+        task_loss=manifest.task_loss,
         probes={
-            name: {"settings": probe["settings"], **({"notes": probe["told"]} if "told" in probe else {})}
+            name: {"settings": probe["settings"], **({"notes": probe["notes"]} if "notes" in probe else {})}
             for name, probe in manifest.probes.items()
         },
     )
     return provenance if known is None else provenance.with_model(known)
 
 
-def _shards(folder: Path, probe: Json) -> list[tuple[Shard, int]]:
+def _shards(folder: Path, kind: Json) -> list[tuple[Shard, int]]:
     """The shards with their rows; each must be there in its full size."""
-    found = []
-    for entry in probe["shards"]:
+    shards = []
+    for entry in kind["shards"]:
         shard = shard_named(folder, entry["name"])
         size = shard.path.stat().st_size if shard.path.exists() else None
         if size != entry["bytes"]:
-            came = "is missing" if size is None else f"has {size} bytes, {entry['bytes']} were written"
+            damage = "is missing" if size is None else f"has {size} bytes, {entry['bytes']} were written"
             raise DamagedShardError(
-                f"shard {shard.name} in '{folder}' {came}. "
+                f"shard {shard.name} in '{folder}' {damage}. "
                 f"Run the same extract again: it redoes this shard and nothing else."
             )
         if entry["rows"]:
-            found.append((shard, entry["rows"]))
-    return found
+            shards.append((shard, entry["rows"]))
+    return shards
 
 
-def _columns(shards: list[tuple[Shard, int]], probe: Json) -> dict[str, Any]:
-    columns: dict[str, Any] = {"id": IdColumn(shards)} if "id.ends" in probe["columns"] else {}
-    for key, value in probe["columns"].items():
-        if not key.startswith("id."):
-            columns[key] = ShardedColumn(shards, key, tuple(value["shape"]))
-    return columns
+def _columns(shards: list[tuple[Shard, int]], kind: Json) -> dict[str, Any]:
+    return {key: ShardedColumn(shards, key, tuple(value["shape"])) for key, value in kind["columns"].items()}
 
 
 def _rebuilt(feature: ShardedColumn, shard: Shard) -> HeadColumn:

@@ -69,6 +69,7 @@ def open_stream(
     transform: Transform,
     groups: list[list[int]],
     *,
+    hashed: bool = False,
     workers: int = 0,
     title: str = "",
     progress: bool = False,
@@ -79,12 +80,14 @@ def open_stream(
         images: The images.
         transform: Prepares each of them in the worker that reads it.
         groups: Indices of the images of each batch; images that are in none count as done.
+        hashed: Give the hash of every image's content, from the same reading; `images` must be an ImageSet.
         workers: Processes that decode; 0 decodes in this one.
         title: Title of the bar.
         progress: Show a bar when a terminal is watching.
     """
     done = max(len(images) - sum(map(len, groups)), 0)
-    stream = batches(images, transform, groups, workers)  # the workers start with the usual limits of memory
+    # First, so that the workers start with the usual limits of memory.
+    stream = batches(images, transform, groups, workers, hashed=hashed)
     memory = kept_memory() if len(groups) > 1 else nullcontext()
     with memory, bar(title, len(images), done=done, show=progress) as advance:
 

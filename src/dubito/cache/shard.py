@@ -1,6 +1,9 @@
 """One shard: some columns of some consecutive images in one safetensors file that proves its own content.
 
-    PROBE-INDEX-CRC.safetensors        for instance forward-00012-9ae3f01c.safetensors
+    KIND-INDEX-CRC.safetensors        for instance rows-00012-9ae3f01c.safetensors
+
+The kind is a probe's name, `rows` for what is known of the images themselves (ids, labels, hashes of their contents),
+or `head` for a last layer that logits are rebuilt with.
 
 A shard is written beside its place, flushed to disk and renamed, so a file under its final name is whole. The name
 carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record.
@@ -22,21 +25,23 @@ from torch import Tensor
 from dubito.errors import CacheError, DamagedShardError
 from dubito.storage import UNFINISHED, write_file
 
-_NAME = re.compile(r"(?P<probe>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
+ROWS, HEAD = "rows", "head"
+"""Kinds of shards that no probe writes."""
+_NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard's file: which probe wrote it, which block of images it holds, and the checksum it must have."""
+    """A shard's file: of which kind it is, which block of images it holds, and the checksum it must have."""
 
     path: Path
-    probe: str
+    kind: str
     index: int
     crc: int
 
     @property
     def name(self) -> str:
-        """The file's name, as errors tell it."""
+        """The file's name, for errors."""
         return self.path.name
 
     def damage(self) -> str | None:
@@ -73,32 +78,35 @@ class Shard:
         return json.loads(self.header()["__metadata__"]["notes"])
 
 
-def write_shard(folder: Path, probe: str, index: int, columns: Mapping[str, Tensor], notes: Any) -> Shard:
+def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tensor], notes: Any) -> Shard:
     """Write one shard so that a kill or a full disk at any instant leaves it whole or absent."""
     data = save(
         {key: value.contiguous() for key, value in columns.items()},
         {"notes": json.dumps(notes, sort_keys=True)},
     )
     crc = zlib.crc32(data)
-    path = folder / f"{probe}-{index:05d}-{crc:08x}.safetensors"
+    path = folder / f"{kind}-{index:05d}-{crc:08x}.safetensors"
     write_file(path, data)
-    return Shard(path, probe, index, crc)
+    return Shard(path, kind, index, crc)
 
 
 def check_name(probe: str) -> str:
-    """A probe's name, which begins its shards' names and must be told apart from the rest."""
-    if not re.fullmatch(r"[a-z_]+", probe):
-        raise CacheError(f"a probe's name must be small letters and underscores; got '{probe}'. Rename the probe.")
+    """A probe's name, which begins its shards' names."""
+    if not re.fullmatch(r"[a-z_]+", probe) or probe in (ROWS, HEAD):
+        raise CacheError(
+            f"a probe's name must be lower-case letters and underscores, and neither '{ROWS}' nor '{HEAD}'; got "
+            f"'{probe}'. Rename the probe."
+        )
     return probe
 
 
 def list_shards(folder: Path) -> list[Shard]:
-    """All shards under their final names, by probe and block."""
+    """All shards under their final names, by kind and block."""
     shards = []
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         if match:
-            shards.append(Shard(path, match["probe"], int(match["index"]), int(match["crc"], 16)))
+            shards.append(Shard(path, match["kind"], int(match["index"]), int(match["crc"], 16)))
     return shards
 
 
@@ -109,7 +117,7 @@ def shard_named(folder: Path, name: str) -> Shard:
         raise DamagedShardError(
             f"manifest of '{folder}' names '{name}', which is no shard. Run the same extract again."
         )
-    return Shard(folder / name, match["probe"], int(match["index"]), int(match["crc"], 16))
+    return Shard(folder / name, match["kind"], int(match["index"]), int(match["crc"], 16))
 
 
 def sweep(folder: Path) -> None:

@@ -213,7 +213,7 @@ def _summary(table: "Table", to: Path, before: dict[str, int], seconds: float) -
 
     files = _files(to)
     manifest = read_manifest(to)
-    shards = manifest.probes["forward"]["shards"] if manifest else []
+    shards = manifest.rows["shards"] if manifest else []
     new = sum(shard["rows"] for shard in shards if files.get(shard["name"]) != before.get(shard["name"]))
     return {
         "cache": str(to),

@@ -38,15 +38,13 @@ class CsvTable:
 
 
 def read_csv(path: Path) -> CsvTable:
-    """A CSV file with commas, in UTF-8; the first line names the columns, in capitals or not."""
+    """A CSV file with commas, in UTF-8 but for file names; the first line names the columns, in capitals or not."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.reader(file)
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ImagesError(
-            f"CSV file '{path}' must be readable text in UTF-8; reading it gave: {error}. Save it as UTF-8."
-        ) from error
+    except (OSError, csv.Error) as error:
+        raise _unreadable(path, error) from error
     if len(lines) < 2:
         raise ImagesError(
             f"CSV file '{path}' must have a header and at least one row; got {len(lines)} lines. {_EXAMPLE}."
@@ -64,4 +62,15 @@ def read_csv(path: Path) -> CsvTable:
                 f"CSV file '{path}' must have {len(header)} cells in every row, as its header has; "
                 f"line {number} has {len(row)}. Quote cells that contain commas."
             )
-    return CsvTable(path, header, [row for _, row in lines[1:]])
+    table = CsvTable(path, header, [row for _, row in lines[1:]])
+    try:  # names of files may be any bytes, everything else is text
+        "".join(
+            cell for row in (header, *table.rows) for place, cell in enumerate(row) if place != table.paths
+        ).encode()
+    except UnicodeEncodeError as error:
+        raise _unreadable(path, error) from error
+    return table
+
+
+def _unreadable(path: Path, error: Exception) -> ImagesError:
+    return ImagesError(f"CSV file '{path}' must be readable text in UTF-8; reading it gave: {error}. Save it as UTF-8.")

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dubito.cache.manifest import told_part
+from dubito.cache.manifest import describe_part
 from dubito.cache.progress import bar
 from dubito.cache.runner import kept_memory
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
@@ -342,7 +342,7 @@ def _read_state(path: Path, identity: Json, draws: int) -> FilterState:
     except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to filter from the beginning.") from error
     differing = [
-        f"{name} ({told_part(was.get(part), None)} there, {told_part(identity[part], None)} here)"
+        f"{name} ({describe_part(was.get(part), None)} there, {describe_part(identity[part], None)} here)"
         for part, name in _PARTS.items()
         if was.get(part) != identity[part]
     ]

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dubito.cache.manifest import told_part
+from dubito.cache.manifest import describe_part
 from dubito.errors import ArtefactError
 from dubito.storage import write_file
 from dubito.types import Json
@@ -107,8 +107,8 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _check_identity(folder: Path, saved: Json, identity: Json) -> None:
     current = json.loads(json.dumps(identity))
     differing = [
-        f"{name} ({told_part(saved.get(part), current.get(part))} there, "
-        f"{told_part(current.get(part), saved.get(part))} here)"
+        f"{name} ({describe_part(saved.get(part), current.get(part))} there, "
+        f"{describe_part(current.get(part), saved.get(part))} here)"
         for part, name in _PARTS.items()
         if saved.get(part) != current.get(part)
     ]

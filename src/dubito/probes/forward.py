@@ -76,6 +76,11 @@ class Forward:
         return settings
 
     @property
+    def loss_name(self) -> str:
+        """The task loss by name."""
+        return describe_task_loss(self.task_loss)
+
+    @property
     def keeps_head(self) -> bool:
         """Logits that are not stored are rebuilt from the features and the model's last layer."""
         return not self.store_logit
