@@ -85,7 +85,7 @@ def study(asked: argparse.Namespace) -> dict:
             rows.append(cifar(asked.data / "cifar10_resnets", asked.more_data / "cifar10.npz", asked.limit))
     table = Table("planted", "found", "what was seen", "seconds")
     for entry in rows:
-        table.add_row(entry["planted"], entry["verdict"], "\n".join(entry["said"]), f"{entry['seconds']:.0f}")
+        table.add_row(entry["planted"], entry["verdict"], "\n".join(entry["what"]), f"{entry['seconds']:.0f}")
     Console(width=160).print(table)
     right = sum(entry["verdict"] in RIGHT for entry in rows)
     return {"limit": asked.limit, "right": right, "set_ups": len(rows), "rows": rows}
@@ -128,7 +128,7 @@ def cifar(weights: Path, pixels: Path, limit: int) -> dict:
 
 def row(name: str, expected: str | None, found: Audit, seconds: float) -> dict:
     """Whether the planted fault was found, and what else was said."""
-    checks = [finding.check for finding in found.findings]
+    checks = [finding.check for finding in found.issues]
     if expected is None:
         verdict = "quiet" if not checks else "nothing wrong" if found.ok else "false alarm"
     elif expected not in checks:
@@ -138,8 +138,8 @@ def row(name: str, expected: str | None, found: Audit, seconds: float) -> dict:
     return {
         "planted": name,
         "verdict": verdict,
-        "findings": [[finding.severity, finding.check] for finding in found.findings],
-        "said": [finding.what for finding in found.findings],
+        "findings": [[finding.severity, finding.check] for finding in found.issues],
+        "what": [finding.what for finding in found.issues],
         "ok": found.ok,
         "accuracy": found.figures.get("accuracy"),
         "seconds": round(seconds, 1),

@@ -61,5 +61,5 @@ def look(module: nn.Module, images=PIXELS, labels=LABELS, transform=HALF, **opti
 
 def only(found: Audit):
     """The one finding."""
-    assert len(found.findings) == 1, str(found)
-    return found.findings[0]
+    assert len(found.issues) == 1, str(found)
+    return found.issues[0]

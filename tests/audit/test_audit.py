@@ -23,12 +23,12 @@ def _tiny(one_thread):
 
 def test_a_healthy_set_up_has_no_finding(healthy):
     found = healthy
-    assert found.findings == []
+    assert found.issues == []
     assert found.ok
     assert found.figures["accuracy"] > 0.9
     text = str(found)
     assert text.startswith("colours on 120 of 120 images of ")
-    assert f"(accuracy {100 * found.figures['accuracy']:.1f} %): nothing wrong was found. Looked for: unread" in text
+    assert f"(accuracy {100 * found.figures['accuracy']:.1f} %): nothing wrong was found.\nLooked for: unread" in text
     for fault in ("train mode", "labels off by one", NORMALISED, "duplicates across the sets", "dead features"):
         assert fault in found.checked
     assert found.unchecked == {}
@@ -37,18 +37,18 @@ def test_a_healthy_set_up_has_no_finding(healthy):
 
 def test_without_labels_it_says_what_it_could_not_look_for():
     found = look(Colours(), labels=None)
-    assert found.findings == []
+    assert found.issues == []
     assert found.figures["accuracy"] is None
-    assert found.unchecked["labels off by one"] == "no labels came"
-    assert found.unchecked["duplicates across the sets"] == "no second set came; give against= (--against IMAGES)"
+    assert found.unchecked["labels off by one"] == "no labels"
+    assert found.unchecked["duplicates across the sets"] == "needs a second set: against="
     assert "Not looked for: class names" in str(found)
 
 
 def test_json_is_plain():
     found = look(Colours(), labels=LABELS + 1)
-    again = json.loads(json.dumps(found.to_json()))
+    again = json.loads(json.dumps(found.to_dict()))
     assert again["ok"] is False
-    assert again["findings"][0]["evidence"]["shift"] == -1
+    assert again["issues"][0]["evidence"]["shift"] == -1
     assert again["rows"] == again["of"] == COUNT
 
 
@@ -66,14 +66,14 @@ def test_a_sample_is_drawn_by_its_seed():
 
 def test_it_says_how_many_images_were_compared():
     found = look(Colours(), against=pictures(50, seed=1)[0], compare=40)
-    assert found.findings == []
+    assert found.issues == []
     within, across = "duplicates within the set", "duplicates across the sets"
     assert found.partly[within] == "40 of 120 images of this set were compared"
     assert found.partly[across] == "40 of 120 images of this set and 40 of 50 images of the other set were compared"
     assert f"{within} (40 of 120 images of this set were compared), {across} (40 of" in str(found)
-    assert found.to_json()["partly"] == found.partly
+    assert found.to_dict()["partly"] == found.partly
     found = look(Colours(), against=PIXELS, compare=40)
-    assert "with all of them, an estimated 100.0 % are in both" in found.findings[0].what
+    assert "among all of them, an estimated 100.0 % are in both" in found.issues[0].what
 
 
 def test_what_cannot_be_audited():
@@ -100,4 +100,4 @@ def test_worker_processes_give_the_same(tmp_path: Path):
         Image.fromarray(pixels).save(tmp_path / f"{number:02}.png")
     model = dubito.wrap(Colours().eval(), transform=HALF, name="colours")
     one, two = (audit(model, tmp_path, workers=count, progress=False) for count in (0, 2))
-    assert one.to_json() == two.to_json()
+    assert one.to_dict() == two.to_dict()

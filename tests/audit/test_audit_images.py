@@ -23,7 +23,7 @@ def test_labels_that_do_not_count_from_zero(by, healthy):
     assert finding.evidence["shift"] == -by
     assert finding.evidence["accuracy_then"] == pytest.approx(healthy.figures["accuracy"])
     assert f"every label minus {by}" in finding.repair
-    assert ("Labels seem to count from one" in finding.what) == (by == 1)
+    assert ("Labels seem to start at one" in finding.what) == (by == 1)
 
 
 def test_labels_of_one_class_fewer_for_a_model_with_a_background_class():
@@ -63,7 +63,7 @@ def test_folders_sorted_as_text(tmp_path):
     assert finding.evidence["folder_numbers"]
 
 
-def test_answers_that_have_nothing_to_do_with_the_labels():
+def test_predictions_that_have_nothing_to_do_with_the_labels():
     mixed = np.random.default_rng(3).permutation(LABELS)
     finding = only(look(Colours(), labels=mixed))
     assert (finding.check, finding.severity) == ("accuracy at chance", "wrong")
@@ -78,7 +78,7 @@ def test_duplicates_within_and_across():
     assert finding.evidence["exact"] == 6
     assert finding.evidence["different_labels"] == 6
     assert finding.evidence["pairs"]["exact"][0] == ["000000", "000120"]
-    assert "6 (6 exact) of 126 images have a twin" in finding.what
+    assert "6 (6 exact) of 126 images have a duplicate" in finding.what
     other = np.concatenate([pictures(30, seed=5)[0], PIXELS[10:14]])
     finding = only(look(Colours(), against=other))
     assert (finding.check, finding.severity) == ("duplicates across the sets", "wrong")
@@ -97,18 +97,18 @@ def test_near_duplicates_are_found_after_jpeg_and_resizing(tmp_path):
             picture.resize((48, 48)).save(tmp_path / "other" / "copy.jpg", quality=80)
     transform = dubito.Preprocess((8, 8), 8, mean=(0.5,) * 3, std=(0.5,) * 3)
     found = look(Colours(), tmp_path / "one", None, transform, against=tmp_path / "other")
-    assert found.findings[0].evidence["pairs"] == {"near": [["4.png", "copy.jpg"]]}
+    assert found.issues[0].evidence["pairs"] == {"near": [["4.png", "copy.jpg"]]}
 
 
 def test_images_that_cannot_be_read_are_counted_and_left_out(tmp_path):
     for number, pixels in enumerate(PIXELS[:40]):
         Image.fromarray(pixels).save(tmp_path / f"{number:02}.png")
-    (tmp_path / "05.png").write_bytes(b"no picture")
+    (tmp_path / "05.png").write_bytes(b"no image")
     finding = only(look(Colours(), tmp_path, {f"{i:02}.png": int(label) for i, label in enumerate(LABELS[:40])}))
     assert (finding.check, finding.severity) == ("unreadable images", "suspicious")
     assert finding.evidence == {"unreadable": 1, "images": 40, "ids": ["05.png"]}
     for path in tmp_path.iterdir():
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     found = look(Colours(), tmp_path, None)
     assert only(found).evidence["unreadable"] == 40
     assert not found.ok
@@ -123,18 +123,18 @@ def test_class_names_that_the_model_does_not_know(tmp_path):
     finding = only(audit(model, tmp_path, workers=0, progress=False))
     assert finding.severity == "suspicious"
     assert finding.what == "None of the 2 class names (cat, dog) is one of the model's 8 classes."
-    assert audit(model, tmp_path, label_space="own", workers=0, progress=False).findings == []
+    assert audit(model, tmp_path, label_space="own", workers=0, progress=False).issues == []
     nameless = only(look(Colours(), tmp_path, None))
     assert nameless.severity == "wrong"
     assert "2 class names came for a model of 8 classes" in nameless.what
 
 
-def test_classes_in_a_circle_are_told_in_the_labels_as_they_came():
+def test_classes_in_a_circle_are_reported_in_the_original_labels():
     """Plus three is right for five labels of eight, and a wrong transform is right now and then: neither is advised."""
     finding = only(look(Colours(), labels=(LABELS + 5) % 8))
     assert finding.check == "classes in another order"
     assert finding.evidence["order"] == {str(label): (label + 3) % 8 for label in range(8)}
-    assert finding.what.startswith("8 classes seem to stand in another order than the model's: accuracy on images")
+    assert finding.what.startswith("8 classes seem to be in another order than the model's: accuracy on images")
 
 
 def test_names_in_another_order_than_the_outputs():

@@ -29,7 +29,7 @@ def _tiny(one_thread):
 def test_wrong_normalisation(given, healthy):
     found = look(Colours(), transform=given)
     # Both are right here: 127 / 255 is nearly one half.
-    best = next(finding for finding in found.findings if finding.check == NORMALISED)
+    best = next(finding for finding in found.issues if finding.check == NORMALISED)
     assert best.severity == "wrong"
     assert best.evidence["better"] in ("mean 0.5 and std 0.5", "(x - 127) / 128")
     assert best.evidence["accuracy_then"] == pytest.approx(healthy.figures["accuracy"], abs=0.02)
@@ -51,10 +51,10 @@ def test_channel_order():
 
 def test_ready_inputs_that_look_like_pixels():
     ready = torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255
-    finding = next(entry for entry in look(Colours(), images=ready).findings if entry.check == NORMALISED)
+    finding = next(entry for entry in look(Colours(), images=ready).issues if entry.check == NORMALISED)
     assert finding.evidence["better"] in ("mean 0.5 and std 0.5", "(x - 127) / 128")
     found = look(Colours(), images=2 * ready - 1)
-    assert found.findings == []
+    assert found.issues == []
     assert found.unchecked["other normalisations"] == "the scale of the inputs is not known"
 
 
@@ -68,7 +68,7 @@ def test_train_mode_is_measured_and_nothing_changes():
     assert finding.evidence["names"] == ["middle.norm", "middle.drop"]
     assert finding.evidence["change_from_eval"] > 0.1
     assert finding.evidence["change_between_passes"] > 0.1
-    assert "2 layers (middle.norm, middle.drop) that behave otherwise there" in finding.what
+    assert "2 layers (middle.norm, middle.drop) that behave differently there" in finding.what
     assert "module.eval()" in finding.repair
     assert all(part.training for part in module.modules())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
@@ -77,7 +77,7 @@ def test_train_mode_is_measured_and_nothing_changes():
 
 
 def test_train_mode_without_layers_that_mind_is_no_fault():
-    assert look(Colours().train(), eval=False).findings == []
+    assert look(Colours().train(), eval=False).issues == []
 
 
 def test_one_layer_left_in_train_mode():
@@ -92,14 +92,14 @@ class AlwaysDropped(nn.Module):
 
 
 def test_dropout_that_is_always_on():
-    finding = look(Colours(middle=AlwaysDropped()), labels=None).findings[0]
-    assert (finding.check, finding.severity) == ("answers that change by themselves", "wrong")
+    finding = look(Colours(middle=AlwaysDropped()), labels=None).issues[0]
+    assert (finding.check, finding.severity) == ("predictions that change by themselves", "wrong")
     assert "training=self.training" in finding.repair
 
 
 def test_batch_norm_without_running_statistics():
     module = Colours(middle=nn.BatchNorm1d(3, track_running_stats=False))
-    finding = next(entry for entry in look(module).findings if entry.check == "answers that change by themselves")
+    finding = next(entry for entry in look(module).issues if entry.check == "predictions that change by themselves")
     assert "depend on the others in its batch" in finding.what
     assert finding.evidence["change_between_passes"] == 0
 
@@ -113,7 +113,7 @@ def test_outputs_that_are_no_logits(last, form):
     assert finding.evidence["form"] == form
     assert f'output="{form}"' in finding.repair
     repaired = dubito.wrap(nn.Sequential(Colours(), last).eval(), transform=HALF, output=form)
-    assert audit(repaired, PIXELS, labels=LABELS, workers=0, progress=False).findings == []
+    assert audit(repaired, PIXELS, labels=LABELS, workers=0, progress=False).issues == []
 
 
 def test_saturated_softmax():
@@ -121,7 +121,7 @@ def test_saturated_softmax():
     assert (finding.check, finding.severity) == ("saturated softmax", "wrong")
     assert finding.evidence["exactly_one"] > 0.5
     assert "exactly 1 in float32" in finding.what
-    assert "dubito.ScaledEntropy, Energy, MaxLogit" in finding.repair
+    assert "dubito.scores.ScaledEntropy, Energy, MaxLogit" in finding.repair
 
 
 def test_a_softmax_that_is_saturated_in_float32_alone_is_not_wrong():
@@ -164,24 +164,25 @@ def test_dead_features(dead, severity):
     }
 
 
-def test_one_answer_for_all():
+def test_one_class_for_all():
     module = Colours()
     with torch.no_grad():
         module.fc.bias[5] = 100
     found = look(module)
-    finding = next(entry for entry in found.findings if entry.check == "one answer for all")
+    finding = next(entry for entry in found.issues if entry.check == "one class for all")
     assert finding.severity == "wrong"
     assert (
-        finding.what == "All 120 images are put into class 5, though 101 have another label than the most common one."
+        finding.what
+        == "All 120 images are classified as class 5, although 101 have another label than the most common one."
     )
     one = LABELS == 5
-    assert "one answer for all" not in [f.check for f in look(Colours(), PIXELS[one], LABELS[one]).findings]
+    assert "one class for all" not in [f.check for f in look(Colours(), PIXELS[one], LABELS[one]).issues]
 
 
 @pytest.mark.parametrize(
     ("rare", "severity"), [(1, None), (6, None), (7, "suspicious"), (20, "suspicious"), (21, "wrong")]
 )
-def test_a_rare_class_that_is_never_answered_is_not_called_wrong(rare, severity):
+def test_a_rare_class_that_is_never_predicted_is_not_called_wrong(rare, severity):
     """200 pictures of class 5, some of them labelled otherwise, and a model that never says so."""
     pixels, labels = pictures(4000)
     pixels, labels = pixels[labels == 5][:200], labels[labels == 5][:200]
@@ -190,14 +191,14 @@ def test_a_rare_class_that_is_never_answered_is_not_called_wrong(rare, severity)
     with torch.no_grad():
         module.fc.bias[5] = 1
     found = look(module, pixels, labels)
-    assert [entry.severity for entry in found.findings] == ([] if severity is None else [severity])
+    assert [entry.severity for entry in found.issues] == ([] if severity is None else [severity])
     if severity is None:
-        reason = f"too few images have another label than the most common one, {rare} of 200"
-        assert found.unchecked["one answer for all"] == reason
+        reason = f"too few images have another label than the most common one: {rare} of 200"
+        assert found.unchecked["one class for all"] == reason
     else:
-        what = f"All 200 images are put into class 5, though {rare} have another label than the most common one."
-        assert found.findings[0].what == what
-        assert ("are rare in the training too" in found.findings[0].repair) == (severity == "suspicious")
+        what = f"All 200 images are classified as class 5, although {rare} have another label than the most common one."
+        assert found.issues[0].what == what
+        assert ("are rare in the training data too" in found.issues[0].repair) == (severity == "suspicious")
 
 
 def test_nan_names_its_images():
@@ -217,4 +218,4 @@ def test_nan_weights_end_the_audit_early():
         module.fc.bias[:] = float("nan")
     finding = only(look(module))
     assert finding.evidence["weights"] == ["fc.weight", "fc.bias"]
-    assert "It is in 2 weight tensors already: fc.weight, fc.bias." in finding.what
+    assert "They are already in 2 weight tensors: fc.weight, fc.bias." in finding.what

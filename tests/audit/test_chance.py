@@ -4,13 +4,14 @@ import pytest
 import torch
 from scipy.stats import hypergeom
 
-from dubito.audit.chance import _dealt_p, agreement, check_chance
+from dubito.audit import chance
+from dubito.audit.chance import _permutation_p, agreement, check_chance
 from dubito.audit.finding import NotChecked
 from tests.audit.drawn import numbers
 
 
 def two_classes(n: int, positives: int, found: int, alarms: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Answers and labels: so many positives, so many of them found, so many false alarms."""
+    """Predictions and labels: so many positives, so many of them found, so many false alarms."""
     labels, predicted = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
     labels[:positives] = 1
     predicted[:found] = 1
@@ -18,18 +19,18 @@ def two_classes(n: int, positives: int, found: int, alarms: int) -> tuple[torch.
     return predicted, labels
 
 
-def test_answers_at_random_are_found():
+def test_random_predictions_are_found():
     found = [check_chance(numbers(500, 10, 100 + seed), numbers(500, 10, seed), 10) for seed in range(20)]
     wrong = [outcome for outcome in found if isinstance(outcome, list) and outcome]
     assert len(wrong) >= 19
     assert all(outcome[0].severity == "wrong" for outcome in wrong)
-    assert "% confidence); answers that have nothing to do with the labels would give" in wrong[0][0].what
+    assert "% confidence); predictions unrelated to the labels would give" in wrong[0][0].what
 
 
 def test_a_fair_model_on_few_images_is_not_called_wrong():
     """Twenty images, 15 of them right: p = 0.035, which proves nothing in either direction."""
     outcome = check_chance(*two_classes(20, 10, found=8, alarms=3), 2)
-    assert outcome == NotChecked("20 images are too few to tell an accuracy of 75.0 % from chance, 50.0 %")
+    assert outcome == NotChecked("20 images are too few to distinguish an accuracy of 75.0 % from chance, 50.0 %")
 
 
 def test_a_fair_model_of_a_rare_class_is_not_called_wrong():
@@ -45,10 +46,12 @@ def test_a_rare_class_that_is_missed_proves_nothing(positives, found, alarms):
 
 
 @pytest.mark.parametrize("positives", [1, 20, 50])
-def test_answers_that_are_all_the_most_common_label_are_left_to_the_check_for_one_answer(positives):
-    """However many positives are missed: a deal of equal answers is always the same."""
+def test_predictions_that_are_all_the_most_common_label_are_left_to_the_check_for_one_class(positives):
+    """However many positives are missed: a permutation of equal predictions is always the same."""
     outcome = check_chance(*two_classes(500, positives, found=0, alarms=0), 2)
-    assert outcome == NotChecked("every answer is the most common label, and any deal of them would be as right")
+    assert outcome == NotChecked(
+        "every prediction is the most common label, so any permutation of them would be as right"
+    )
 
 
 def test_no_better_than_chance_is_wrong_with_few_images_too():
@@ -58,26 +61,26 @@ def test_no_better_than_chance_is_wrong_with_few_images_too():
 
 
 @pytest.mark.parametrize(("found", "alarms"), [(8, 3), (6, 4), (10, 9)])
-def test_dealing_is_the_hypergeometric_test_for_two_classes(found, alarms):
-    """Right answers are 2 found + constant, and found is hypergeometric: 20 images, 10 positives, so many answers."""
+def test_permuting_is_the_hypergeometric_test_for_two_classes(found, alarms):
+    """Right are 2 found + constant, and found is hypergeometric: 20 images, 10 positives, so many predicted."""
     predicted, labels = two_classes(20, 10, found=found, alarms=alarms)
     exact = hypergeom.sf(found - 1, 20, 10, found + alarms)
-    assert _dealt_p(predicted, labels, int((predicted == labels).sum())) == pytest.approx(exact, abs=0.015)
+    assert _permutation_p(predicted, labels, int((predicted == labels).sum())) == pytest.approx(exact, abs=0.015)
 
 
-def test_dealing_does_not_depend_on_its_blocks(monkeypatch):
+def test_permuting_does_not_depend_on_its_blocks(monkeypatch):
     predicted, labels = numbers(60, 3, 1), numbers(60, 3)
-    one = _dealt_p(predicted, labels, 24)
-    monkeypatch.setattr("dubito.audit.chance._BLOCK", 700)
-    assert _dealt_p(predicted, labels, 24) == one
+    one = _permutation_p(predicted, labels, 24)
+    monkeypatch.setattr(chance, "_BLOCK", 700)
+    assert _permutation_p(predicted, labels, 24) == one
 
 
 def test_agreement_by_hand():
-    # Labels 0 0 1, answers 0 1 1: (2 * 1 + 1 * 2) / 9.
+    # Labels 0 0 1, predictions 0 1 1: (2 * 1 + 1 * 2) / 9.
     assert agreement(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1])) == pytest.approx(4 / 9)
 
 
-def test_one_answer_for_skewed_labels_is_chance():
+def test_one_class_for_skewed_labels_is_chance():
     labels = torch.ones(100, dtype=torch.long)
     labels[:10] = 3
     assert check_chance(torch.full((100,), 3), labels, 5)[0].evidence["by_chance"] == pytest.approx(0.1)
@@ -97,5 +100,5 @@ def test_one_class_only():
 
 
 def test_too_few_images_at_all():
-    expected = NotChecked("it takes 20 images and more than one class; got 19 images and 2 classes")
+    expected = NotChecked("needs 20 images and more than one class; got 19 images and 2 classes")
     assert check_chance(numbers(19, 2), numbers(19, 2), 2) == expected

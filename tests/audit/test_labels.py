@@ -137,5 +137,5 @@ def test_a_shift_says_which_labels_it_leaves_without_a_class():
 def test_one_class_in_another_place():
     labels = numbers(90, 3)
     finding = check_order(torch.tensor([0, 1, 4])[labels], labels, None, ["ant", "bee", "cow"]).outcome[0]
-    assert finding.what.startswith("1 class seems to stand in another place than the model's: accuracy on images")
+    assert finding.what.startswith("1 class seems to be in another place than the model's: accuracy on images")
     assert finding.what.endswith("Label -> class: 2 (cow) -> 4.")

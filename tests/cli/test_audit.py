@@ -20,7 +20,7 @@ def options(weights: Path) -> tuple[object, ...]:
 def test_a_healthy_set_up_ends_with_zero(run: Run, images: Path, options: tuple[object, ...]) -> None:
     answer = run("audit", MODEL, images, *options)
     assert answer.code == 0, answer.err
-    for text in ("nothing wrong was found", MODEL, "12 of 12", "looked for", "saturated softmax", "no labels came"):
+    for text in ("nothing wrong was found", MODEL, "12 of 12", "looked for", "saturated softmax", "no labels"):
         assert text in answer.out
 
 
@@ -29,7 +29,7 @@ def test_duplicates_end_with_three(run: Run, images: Path, tmp_path: Path, optio
     answer = run("audit", MODEL, images, "--against", tmp_path, *options)
     assert answer.code == 3
     assert "wrong: duplicates across the sets. 5 (5 exact) of 12 images (41.7 %)" in answer.out
-    assert "Repair: Take them out of one of the two sets" in answer.out
+    assert "Repair: Remove them from one of the two sets" in answer.out
     assert "nothing wrong" not in answer.out
     assert answer.err == ""
 
@@ -39,7 +39,7 @@ def test_json_is_that_of_the_library(run: Run, images: Path, weights: Path, opti
     assert answer.code == 3
     model = dubito.load(MODEL, weights=weights)
     expected = audit(model, images, against=images, limit=6, seed=2, workers=0, progress=False)
-    assert answer.json == {**expected.to_json(), "notes": []}
+    assert answer.json == {**expected.to_dict(), "notes": []}
     assert answer.json["rows"] == 6
     assert answer.json["ok"] is False
 
@@ -50,7 +50,7 @@ def test_weights_that_were_not_loaded_well(run: Run, images: Path, weights: Path
     save_file(tensors, tmp_path / "broken.safetensors")
     answer = run("audit", MODEL, images, "--weights", tmp_path / "broken.safetensors", "--workers", 0)
     assert answer.code == 3
-    assert "It is in 1 weight tensor already: fc.bias." in answer.out
+    assert "They are already in 1 weight tensor: fc.bias." in answer.out
 
 
 def test_what_is_merely_suspicious_ends_with_zero(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_the_part_that_was_compared_is_shown(run: Run, images: Path, options: tu
     assert "8 of 12 images of this set were compared" in " ".join(answer.out.split())
 
 
-def test_repairs_speak_of_options_too(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
+def test_repairs_and_reasons_are_shown(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
     write_images(tmp_path / "zebra crossing of the moon", 3)
     write_images(tmp_path / "no such thing", 3)
     answer = run("audit", MODEL, tmp_path, *options)
     assert answer.code == 0
-    repair = "or say label_space='own' (--label-space own) if they are another set's."
+    repair = "or set label_space='own' if they are classes of another set."
     assert repair in answer.out
-    assert "duplicates across the sets  no second set came; give against= (--against IMAGES)" in answer.out
+    assert "duplicates across the sets  needs a second set: against=" in answer.out
     again = run("audit", MODEL, tmp_path, "--label-space", "own", *options)
     assert repair not in again.out
 

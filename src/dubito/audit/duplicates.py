@@ -1,26 +1,31 @@
-"""The same picture twice: within a set, or in the set and in the one that the model was trained on.
+"""Duplicate images: within a set, or between the set and the one that the model was trained on.
 
 Exact: the pixels have the same hash (BLAKE2b), whatever the file is called and however it is compressed without loss.
-Near: thumbnails of 16 x 16 pixels correlate by more than 0.995, as a picture does with itself after resizing and JPEG
+Near: thumbnails of 16 x 16 pixels correlate by more than 0.995, as an image does with itself after resizing and JPEG
 compression.
 
-Of a large set only a part is compared. A twin is then met only if it was drawn, too, so the share of images that have
-one is  (twins found / images compared) / (part of the other set that was drawn),  which is an estimate.
+Of a large set only a part is compared. A duplicate is then found only if it was drawn too, so the share of images that
+have one is  (duplicates found / images compared) / (share of the other set that was drawn),  which is an estimate.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
+from PIL import Image
 from torch import Tensor
 
 from dubito.audit.finding import Finding, Outcome, Severity, counted, percent
-from dubito.audit.prints import SIDE, Prints
-from dubito.types import Json
+from dubito.cache.runner import in_batches, open_stream
+from dubito.data.digest import hash_array
+from dubito.data.image_set import ImageSet
+from dubito.models.transform import NoTransform
+from dubito.types import Images, Json
 
 WITHIN, ACROSS = "duplicates within the set", "duplicates across the sets"
 _NEAR = 0.995
@@ -28,67 +33,106 @@ _FLAT = 2.0
 _BLOCK = 1024
 _SHOWN = 20
 _MANY = 0.01
-_FEWEST_FOUND = 3
-"""Twins from which an estimate may call a set-up wrong."""
+_FEWEST = 3
+"""Duplicates from which an estimate may call a set-up wrong."""
+_SIDE, _HASH = 16, 16
+_GROUP = 64
+
+
+@final
+@dataclass(frozen=True)
+class Fingerprints:
+    """By image a hash of its pixels and a thumbnail; of `drawn` images of a set that has `of`."""
+
+    ids: list[str]
+    labels: Int[Tensor, "n"] | None
+    hashes: list[bytes]
+    thumbnails: UInt8[Tensor, "n p"]
+    drawn: int
+    of: int
+
+    @property
+    def part(self) -> float:
+        """The share of the set that was drawn."""
+        return self.drawn / self.of if self.of else 1.0
+
+
+def take_fingerprints(images: Images, *, workers: int, progress: bool, of: int | None = None) -> Fingerprints:
+    """Read all images, drawn from a set that has `of`; those that cannot be read are left out."""
+    groups, title = in_batches(range(len(images)), _GROUP), f"fingerprints of {images.name}"
+    rows: list[int] = []
+    parts: list[Tensor] = []
+    with open_stream(
+        _Printed(images), NoTransform(), groups, workers=workers, title=title, progress=progress
+    ) as stream:
+        for batch in stream:
+            if batch.inputs is not None:
+                rows += batch.indices
+                parts.append(batch.inputs)
+    prints = torch.cat(parts) if parts else torch.empty(0, _HASH + 3 * _SIDE**2, dtype=torch.uint8)
+    labels = None if images.labels is None else images.labels[torch.tensor(rows, dtype=torch.long)]
+    hashes = [row.numpy().tobytes() for row in prints[:, :_HASH]]
+    of = len(images) if of is None else of
+    return Fingerprints([images.ids[row] for row in rows], labels, hashes, prints[:, _HASH:], len(images), of)
 
 
 @final
 @dataclass(frozen=True)
 class Pairs:
-    """How many images of a set have a twin, exact or near; and some pairs as (exact, row, row)."""
+    """How many images of a set have a duplicate, exact or near; and some pairs as (exact, row, row)."""
 
     exact: int
     near: int
     some: list[tuple[bool, int, int]]
 
 
-def check_within(prints: Prints) -> Outcome:
-    """Images that come more than once in a set."""
+def check_within(prints: Fingerprints) -> Outcome:
+    """Images that occur more than once in a set."""
     pairs = find_pairs(prints, None)
     if not pairs.some:
         return []
     clash = _clashes(prints, pairs)
-    extra = f" {counted(clash, 'pair')} of those shown bear two different labels." if clash else ""
+    extra = f" {counted(clash, 'pair')} of those shown have different labels." if clash else ""
     example = _example(prints, prints, pairs)
     share = _share(pairs, prints, prints)
-    what = f"{_said(pairs)} of {len(prints.ids)} images have a twin in the same set, such as {example}.{extra}"
+    what = f"{_counts(pairs)} of {len(prints.ids)} images have a duplicate in the same set, such as {example}.{extra}"
     if part := compared(prints, None):
-        what += f" {part}; with all of them, an estimated {percent(share)} have one."
+        what += f" {part}; among all of them, an estimated {percent(share)} have one."
     repair = "Keep one of each, so that no image counts twice; where labels differ, correct them."
     severity: Severity = "suspicious" if clash or share >= _MANY else "note"
     evidence = _evidence(prints, prints, pairs) | {"share": share, "different_labels": clash}
     return [Finding(WITHIN, severity, what, repair, evidence)]
 
 
-def check_across(prints: Prints, others: Prints) -> Outcome:
+def check_across(prints: Fingerprints, others: Fingerprints) -> Outcome:
     """Images that are in both sets."""
     pairs = find_pairs(prints, others)
     if not pairs.some:
         return []
-    found, share = pairs.exact + pairs.near, _share(pairs, prints, others)
+    both, share = pairs.exact + pairs.near, _share(pairs, prints, others)
     what = (
-        f"{_said(pairs)} of {len(prints.ids)} images ({percent(found / len(prints.ids))}) are in the other set too, "
+        f"{_counts(pairs)} of {len(prints.ids)} images ({percent(both / len(prints.ids))}) are in the other set too, "
         f"such as {_example(prints, others, pairs)}: what was learned there looks too good here."
     )
     if part := compared(prints, others):
-        what += f" {part}; with all of them, an estimated {percent(share)} are in both."
-    repair = "Take them out of one of the two sets; if they were trained on, take them out of this one."
-    sure = others.part == 1 or found >= _FEWEST_FOUND
+        what += f" {part}; among all of them, an estimated {percent(share)} are in both."
+    repair = "Remove them from one of the two sets; if they were trained on, from this one."
+    sure = others.part == 1 or both >= _FEWEST
     severity: Severity = "wrong" if share >= _MANY and sure else "suspicious"
     return [Finding(ACROSS, severity, what, repair, _evidence(prints, others, pairs) | {"share": share})]
 
 
-def compared(prints: Prints, others: Prints | None) -> str:
-    """Which part of the sets was compared, as half a sentence; empty if it is all."""
+def compared(prints: Fingerprints, others: Fingerprints | None) -> str:
+    """Which part of the sets was compared, as half a sentence; empty if all was."""
     sets = [(prints, "this set")] if others is None else [(prints, "this set"), (others, "the other set")]
     parts = [f"{some.drawn:,} of {some.of:,} images of {name}" for some, name in sets if some.drawn < some.of]
     return f"{' and '.join(parts)} were compared" if parts else ""
 
 
-def find_pairs(prints: Prints, others: Prints | None) -> Pairs:
-    """Twins within a set, or between two; an exact twin is not counted as a near one."""
+def find_pairs(prints: Fingerprints, others: Fingerprints | None) -> Pairs:
+    """Duplicates within a set, or between two; an exact duplicate is not counted as a near one."""
     exact, some = _exact(prints, others)
-    found = torch.zeros(len(prints.ids), dtype=torch.bool)
+    near = torch.zeros(len(prints.ids), dtype=torch.bool)
     for start, rows in _blocks(prints.thumbnails):
         for begin, columns in _blocks((others or prints).thumbnails):
             if others is None and begin + len(columns) <= start:
@@ -100,61 +144,61 @@ def find_pairs(prints: Prints, others: Prints | None) -> Pairs:
             alike &= ~exact[start : start + len(rows), None]
             if others is None:
                 alike &= ~exact[begin : begin + len(columns)]
-            found[start : start + len(rows)] |= alike.any(1)
+            near[start : start + len(rows)] |= alike.any(1)
             pairs = alike.nonzero()[: max(0, _SHOWN - len(some))].tolist()
             some += [(False, start + i, begin + j) for i, j in pairs]
-    return Pairs(int(exact.sum()), int(found.sum()), some)
+    return Pairs(int(exact.sum()), int(near.sum()), some)
 
 
-def _exact(prints: Prints, others: Prints | None) -> tuple[Bool[Tensor, "n"], list[tuple[bool, int, int]]]:
-    """Which images have a twin with the same hash (within a set: all but the first of each), and some pairs."""
+def _exact(prints: Fingerprints, others: Fingerprints | None) -> tuple[Bool[Tensor, "n"], list[tuple[bool, int, int]]]:
+    """Which images share their hash with another (within a set: all but the first of each), and some pairs."""
     first: dict[bytes, int] = {}
     for row, key in enumerate(others.hashes if others is not None else ()):
         first.setdefault(key, row)
-    twin = torch.zeros(len(prints.ids), dtype=torch.bool)
+    duplicate = torch.zeros(len(prints.ids), dtype=torch.bool)
     some: list[tuple[bool, int, int]] = []
     for row, key in enumerate(prints.hashes):
         if key in first:
-            twin[row] = True
+            duplicate[row] = True
             pair = (True, row, first[key]) if others is not None else (True, first[key], row)
             if len(some) < _SHOWN:
                 some.append(pair)
         elif others is None:
             first[key] = row
-    return twin, some
+    return duplicate, some
 
 
 def _blocks(thumbnails: UInt8[Tensor, "n p"]) -> Iterator[tuple[int, Float[Tensor, "b p"]]]:
-    """Thumbnails less their mean colour and of length one, block by block; flat pictures become zero, like no other."""
+    """Thumbnails less their mean colour and of length one, block by block; flat images become zero, like no other."""
     for start in range(0, len(thumbnails), _BLOCK):
-        pixels = thumbnails[start : start + _BLOCK].float().view(-1, SIDE**2, 3)
-        rows = (pixels - pixels.mean(1, keepdim=True)).flatten(1)  # of each colour, or one hue would be one picture
+        pixels = thumbnails[start : start + _BLOCK].float().view(-1, _SIDE**2, 3)
+        rows = (pixels - pixels.mean(1, keepdim=True)).flatten(1)  # of each colour, or one hue would be one image
         flat = rows.std(1, keepdim=True) < _FLAT
         yield start, F.normalize(rows, dim=1).masked_fill(flat, 0)
 
 
-def _share(pairs: Pairs, prints: Prints, others: Prints) -> float:
-    """Of images that have a twin, as it would be with all of the others; exact if all of them were compared."""
+def _share(pairs: Pairs, prints: Fingerprints, others: Fingerprints) -> float:
+    """The share of images with a duplicate, among all of the others; exact if all of them were compared."""
     return min(1.0, (pairs.exact + pairs.near) / len(prints.ids) / others.part)
 
 
-def _said(pairs: Pairs) -> str:
+def _counts(pairs: Pairs) -> str:
     parts = [f"{count} {kind}" for count, kind in ((pairs.exact, "exact"), (pairs.near, "near")) if count]
     return f"{pairs.exact + pairs.near} ({', '.join(parts)})"
 
 
-def _example(prints: Prints, others: Prints, pairs: Pairs) -> str:
+def _example(prints: Fingerprints, others: Fingerprints, pairs: Pairs) -> str:
     _, one, other = pairs.some[0]
     return f"{prints.ids[one]} and {others.ids[other]}"
 
 
-def _clashes(prints: Prints, pairs: Pairs) -> int:
+def _clashes(prints: Fingerprints, pairs: Pairs) -> int:
     if prints.labels is None:
         return 0
     return sum(int(prints.labels[one]) != int(prints.labels[other]) for _, one, other in pairs.some)
 
 
-def _evidence(prints: Prints, others: Prints, pairs: Pairs) -> Json:
+def _evidence(prints: Fingerprints, others: Fingerprints, pairs: Pairs) -> Json:
     by_kind: dict[str, list[list[str]]] = defaultdict(list)
     for exact, one, other in pairs.some:
         by_kind["exact" if exact else "near"].append([prints.ids[one], others.ids[other]])
@@ -166,3 +210,38 @@ def _evidence(prints: Prints, others: Prints, pairs: Pairs) -> Json:
         "of": others.of,
         "pairs": dict(by_kind),
     }
+
+
+@final
+class _Printed(ImageSet):
+    """The fingerprints of images, made in the workers that read them."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.name, self.ids, self.labels, self.classes = images.name, images.ids, images.labels, images.classes
+
+    def read(self, index: int) -> Tensor:
+        """Hash and thumbnail as one row of bytes."""
+        image = self.images.read(index)
+        pixels = image.detach().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
+        values = pixels.float() if pixels.is_floating_point() else pixels
+        key = np.frombuffer(hash_array(values.numpy()), np.uint8).copy()
+        return torch.cat([torch.from_numpy(key), _thumbnail(image)])
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """Fingerprints are not cached."""
+        raise NotImplementedError
+
+
+def _thumbnail(image: Image.Image | Tensor) -> UInt8[Tensor, "p"]:
+    """16 x 16 pixels in three colours; zeros for an input that is not an image."""
+    if isinstance(image, Image.Image):
+        return torch.from_numpy(np.array(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BOX))).flatten()
+    if image.dim() != 3:
+        return torch.zeros(3 * _SIDE**2, dtype=torch.uint8)
+    picture = image.detach().cpu().float()
+    picture = picture if picture.shape[0] <= 4 else picture.permute(2, 0, 1)
+    picture = picture if len(picture) == 3 else picture.mean(0).expand(3, -1, -1)
+    small = F.adaptive_avg_pool2d(picture, _SIDE)
+    low, high = small.min(), small.max()
+    return ((small - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8).permute(1, 2, 0).flatten()

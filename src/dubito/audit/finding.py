@@ -1,4 +1,4 @@
-"""What a check says: a finding with its severity, its numbers and its repair; or why it could not be made."""
+"""The outcome of a check: findings with their severity, numbers and repair; or why it could not be made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, final
 from dubito.types import Json
 
 Severity = Literal["wrong", "suspicious", "note"]
-"""wrong: scores cannot be trusted as things are; suspicious: look at it; note: good to know."""
+"""wrong: scores cannot be trusted; suspicious: look at it; note: good to know."""
 
 _SHOWN = 5
 
@@ -18,9 +18,9 @@ class Finding:
     """One fault of a set-up.
 
     Attributes:
-        check: Which check found it.
+        check: The check that found it.
         severity: "wrong", "suspicious" or "note".
-        what: What was seen, as a sentence with its numbers.
+        what: What was observed, as a sentence with its numbers.
         repair: What to do about it, as a sentence.
         evidence: The numbers, as JSON.
     """
@@ -30,16 +30,6 @@ class Finding:
     what: str
     repair: str
     evidence: Json
-
-    def to_json(self) -> Json:
-        """All of it, plain."""
-        return {
-            "check": self.check,
-            "severity": self.severity,
-            "what": self.what,
-            "repair": self.repair,
-            "evidence": self.evidence,
-        }
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.check}. {self.what}\n    Repair: {self.repair}"
@@ -54,7 +44,7 @@ class NotChecked:
 
 
 Outcome = list[Finding] | NotChecked
-"""Of one check: what it found, an empty list if all is well."""
+"""The findings of one check, an empty list if all is well; or why it could not be made."""
 
 
 def percent(share: float) -> str:
@@ -67,7 +57,7 @@ def percent(share: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """How many, in words that agree.
+    """A count with its noun, singular or plural.
 
     >>> counted(1, "image"), counted(3, "image")
     ('1 image', '3 images')

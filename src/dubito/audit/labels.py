@@ -1,14 +1,15 @@
-"""Labels that are counted or ordered otherwise than the model's classes: off by one, shifted, sorted as text, permuted.
+"""Are the labels the model's classes? Unknown names, and labels off by one, shifted, sorted as text or permuted.
 
 A shift by s is right on  #{i : predicted_i - label_i = s}  images, so one histogram of differences tries them all. A
-permutation is read off one half of the images and judged on the other half (`dubito.cache.order`). Either must beat the
+permutation is estimated on one half of the images and tested on the other (`dubito.cache.order`). Either must beat the
 labels as they are on the same images (exact test, corrected for the number of shifts) by ten points, and be right more
-often than answers that have nothing to do with the labels would be:  sum_y #{label = y} #{predicted = y + s} / n.
+often than predictions that have nothing to do with the labels would be:  sum_y #{label = y} #{predicted = y + s} / n.
 
-A shift is the simpler reason, and goes before a permutation that is not clearly better. But a shift that leaves the
-classes 0..c-1 gives labels that nobody can use: there a permutation that explains as many images goes before it.
+A shift is the simpler explanation and is preferred to a permutation that is not clearly better. But a shift that leaves
+the classes 0..c-1 gives labels that nobody can use: there a permutation that explains as many images is preferred.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +20,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dubito.audit.finding import Finding, NotChecked, Outcome, listed, percent
+from dubito.audit.sample import Sample
 from dubito.audit.significance import below, binomial_tail, paired_p
+from dubito.cache.labels import check_count, resolve_labels
 from dubito.cache.order import agreement, cross_fitted, exchanged, matched
+from dubito.choices import LabelSpace
+from dubito.data import Subset
+from dubito.errors import ImagesError, OwnLabelsWarning
 from dubito.types import Json
 
+NAMES = "class names that the model does not know"
 COUNTING, ORDER = "labels off by one", "classes in another order"
 _GAIN, _ALPHA = 0.1, 1e-3
 _FEWEST, _PER_CLASS = 20, 4
@@ -31,8 +38,38 @@ _NUMBERS = Int[Tensor, "n"]
 
 @final
 @dataclass(frozen=True)
+class ModelLabels:
+    """The labels of the images that were read, as the model's classes; or None and the reason."""
+
+    labels: Int[Tensor, "n"] | None
+    outcome: Outcome
+    missing: str = ""
+
+
+def model_labels(sample: Sample, images: Subset, space: LabelSpace | None) -> ModelLabels:
+    """Look class names up among the model's, as `extract` does; what `extract` would refuse is a finding here."""
+    if images.labels is None:
+        return ModelLabels(None, NotChecked("no labels"), "no labels")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OwnLabelsWarning)
+            labels, resolved = resolve_labels(images, sample.model, space)
+        if images.classes is not None and sample.model.classes is None and space is None:
+            check_count(images.classes, sample.logit.shape[1])
+    except ImagesError as error:
+        what, _, repair = str(error).partition(". ")
+        return ModelLabels(None, [Finding(NAMES, "wrong", f"{what}.", repair, {})], "the model does not know them all")
+    if labels is not None and resolved == "model":
+        return ModelLabels(labels[sample.rows], [])
+    return ModelLabels(
+        None, [] if space == "own" else [_unknown_names(images, sample)], "labels are another set's classes"
+    )
+
+
+@final
+@dataclass(frozen=True)
 class Relabelled:
-    """What was found about labels, and the labels to go on with: repaired where they could be."""
+    """The outcome of a check of labels, and the labels to go on with: repaired where possible."""
 
     labels: Int[Tensor, "n"]
     outcome: Outcome
@@ -41,21 +78,21 @@ class Relabelled:
 def check_counting(predicted: _NUMBERS, labels: _NUMBERS, c: int, names: Sequence[str] | None) -> Relabelled:
     """The best constant shift, of the labels or of the numbers that class folders are named by.
 
-    Where an order of classes is the better reason, nothing is said of a shift: `check_order` finds it.
+    Where an order of classes is the better explanation, no shift is reported: `check_order` finds it.
 
     Args:
-        predicted: The model's classes.
-        labels: As they came; they may reach beyond the model's classes.
-        c: How many classes the model has.
-        names: Of the classes of the labels, where labels are positions in it.
+        predicted: The predicted classes.
+        labels: The original labels; they may exceed the model's classes.
+        c: The number of the model's classes.
+        names: The names of the labels' classes, where labels are positions in it.
     """
     if len(labels) < _FEWEST:
-        return Relabelled(labels, NotChecked(f"it takes {_FEWEST} images with finite logits; got {len(labels)}"))
+        return Relabelled(labels, NotChecked(f"needs {_FEWEST} images with finite logits; got {len(labels)}"))
     numbers = _numbers(names)
-    ways = {"": labels} if numbers is None else {"": labels, "numbers": numbers[labels]}
-    won = [found for kind, given in ways.items() if (found := _best_shift(predicted, labels, given, c, kind))]
+    candidates = {"": labels} if numbers is None else {"": labels, "numbers": numbers[labels]}
+    shifts = [one for kind, base in candidates.items() if (one := _best_shift(predicted, labels, base, c, kind))]
     outside = int((labels >= c).sum())
-    shift = max(won, key=lambda found: found.accuracy, default=None)
+    shift = max(shifts, key=lambda one: one.accuracy, default=None)
     if shift is not None and not _outdone(shift, predicted, labels, c):
         return Relabelled(shift.labels, [_counting_finding(shift, labels, c)])
     return Relabelled(labels, [_outside_finding(labels, c)] if outside else [])
@@ -69,31 +106,31 @@ def check_order(
     *,
     than: _NUMBERS | None = None,
 ) -> Relabelled:
-    """A one-to-one exchange of classes that explains the answers better than the labels as they are.
+    """A one-to-one exchange of classes that explains the predictions better than the labels as they are.
 
     Args:
-        predicted: The model's classes.
-        labels: As they came: the order is told in these numbers.
+        predicted: The predicted classes.
+        labels: The original labels: the order is reported in these numbers.
         classes: The model's names of its classes.
-        names: Of the labels.
-        than: Labels that were repaired otherwise; an order must be better than these.
+        names: The names of the labels.
+        than: Labels that were repaired in another way; an order must be better than these.
     """
     before = labels if than is None else than
     order = _read_order(predicted, labels, before)
     if not isinstance(order, _Order):
         return Relabelled(before, [] if order is None else order)
-    moved = {label: answer for label, answer in sorted(order.mapping.items()) if label != answer}
+    moved = {label: place for label, place in sorted(order.mapping.items()) if label != place}
     own, then = float(order.own.double().mean()), float(order.hit.double().mean())
     many = len(moved) > 1
-    seem = f"{len(moved)} classes seem to stand in another order" if many else "1 class seems to stand in another place"
+    seem = f"{len(moved)} classes seem to be in another order" if many else "1 class seems to be in another place"
     what = (
-        f"{seem} than the model's: accuracy on images that the order was not read from is "
+        f"{seem} than the model's: accuracy on images that the order was not estimated from is "
         f"{percent(then)} instead of {percent(own)} ({below(order.p)}). Label -> class: "
         f"{_arrows(moved, names, classes)}."
     )
-    repair = "Give labels= (--labels FILE) as indices of the model's classes, or " + (
-        "name the classes with dubito.wrap(..., classes=[...]) so that class folders are matched by name and not by "
-        "their place."
+    repair = "Give labels= as indices of the model's classes, or " + (
+        "name the classes with dubito.wrap(..., classes=[...]) so that class folders are matched by name instead of "
+        "position."
         if classes is None
         else "put the names in dubito.wrap(..., classes=[...]) into the order of the model's outputs."
     )
@@ -101,7 +138,7 @@ def check_order(
         "accuracy": own,
         "accuracy_then": then,
         "p": order.p,
-        "order": {str(label): answer for label, answer in moved.items()},
+        "order": {str(label): place for label, place in moved.items()},
     }
     return Relabelled(exchanged(labels, order.mapping), [Finding(ORDER, "wrong", what, repair, evidence)])
 
@@ -109,7 +146,7 @@ def check_order(
 @final
 @dataclass(frozen=True)
 class _Order:
-    """An order of classes, the rows that it can be read from and judged on, and which of these agree."""
+    """An order of classes, the rows that it can be estimated and tested on, and which of these agree."""
 
     mapping: dict[int, int]
     rows: Bool[Tensor, "n"]
@@ -119,22 +156,22 @@ class _Order:
 
 
 def _read_order(predicted: _NUMBERS, labels: _NUMBERS, than: _NUMBERS) -> _Order | NotChecked | None:
-    """The order that answers show, if it is clearly better than other labels of the same images."""
+    """The order that predictions show, if it is clearly better than other labels of the same images."""
     counts = Counter(labels.tolist())
     enough = torch.tensor([counts[label] >= _PER_CLASS for label in labels.tolist()], dtype=torch.bool)
     if int(enough.sum()) < _FEWEST:
         most = max(counts.values(), default=0)
         return NotChecked(
-            f"it takes {_PER_CLASS} images of a class and {_FEWEST} such images; the commonest class has {most}"
+            f"needs classes of {_PER_CLASS} or more images, {_FEWEST} images in all; the most common class has {most}"
         )
-    guess, given = predicted[enough], labels[enough]
-    then = cross_fitted(guess, given)
+    guess, own_labels = predicted[enough], labels[enough]
+    then = cross_fitted(guess, own_labels)
     hit, own = then == guess, than[enough] == guess
     better, worse = int((hit & ~own).sum()), int((own & ~hit).sum())
-    p, gain = paired_p(better, worse), (better - worse) / len(given)
+    p, gain = paired_p(better, worse), (better - worse) / len(guess)
     if gain < _GAIN or p >= _ALPHA or not _informed(hit, guess, then):
         return None
-    return _Order(matched(guess, given), enough, hit, own, p)
+    return _Order(matched(guess, own_labels), enough, hit, own, p)
 
 
 @final
@@ -148,10 +185,10 @@ class _Shift:
     labels: Int[Tensor, "n"]
 
 
-def _best_shift(predicted: _NUMBERS, own: _NUMBERS, given: _NUMBERS, c: int, kind: str) -> _Shift | None:
-    """The shift that most answers agree with, if it is clearly better than the labels as they came."""
-    [(by, _)] = Counter((predicted - given).tolist()).most_common(1)
-    then = given + by
+def _best_shift(predicted: _NUMBERS, own: _NUMBERS, base: _NUMBERS, c: int, kind: str) -> _Shift | None:
+    """The shift that most predictions agree with, if it is clearly better than the original labels."""
+    [(by, _)] = Counter((predicted - base).tolist()).most_common(1)
+    then = base + by
     hit, before = predicted == then, predicted == own
     better, worse = int((hit & ~before).sum()), int((before & ~hit).sum())
     p, gain = paired_p(better, worse, tests=2 * (2 * c - 1)), (better - worse) / len(own)
@@ -164,7 +201,7 @@ def _outdone(shift: _Shift, predicted: _NUMBERS, labels: _NUMBERS, c: int) -> bo
     """Whether an order of classes is clearly better, or as good where the shift leaves the model's classes.
 
     Classes that are exchanged in a circle, as 0 -> 1, 1 -> 2, 2 -> 0, look like a shift for all labels but one. An
-    order that is right on the same images and no others is the shift itself, told less plainly.
+    order that is right on the same images and no others is the shift itself, less plainly stated.
     """
     if isinstance(_read_order(predicted, labels, shift.labels), _Order):
         return True
@@ -177,26 +214,26 @@ def _outdone(shift: _Shift, predicted: _NUMBERS, labels: _NUMBERS, c: int) -> bo
 
 
 def _outside(labels: _NUMBERS, c: int) -> Bool[Tensor, "n"]:
-    """Which labels are no class of the model."""
+    """Which labels are not classes of the model."""
     return (labels < 0) | (labels >= c)
 
 
 def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
     text = shift.kind == "numbers"
     moved = f"label {'+' if shift.by > 0 else '-'} {abs(shift.by)}" if shift.by else "the label"
-    source = "class folders are sorted as text (10 before 2), and not as the numbers that they are; " if text else ""
+    folders = "class folders are sorted as text (10 before 2) instead of as numbers; " if text else ""
     reason = ""
     if shift.by == -1:
-        reason = " Labels seem to count from one."
+        reason = " Labels seem to start at one."
     elif shift.by == 1:
         reason = f" The model has {c} outputs; its class 0 may be a background class."
     what = (
-        f"Taken as they are, labels give an accuracy of {percent(shift.own)}; {source}with {moved} it is "
+        f"Taken as they are, labels give an accuracy of {percent(shift.own)}; {folders}with {moved} it is "
         f"{percent(shift.accuracy)} on the same {len(labels)} images ({below(shift.p)}).{reason}"
     )
     numbers = "the number in its folder's name" if text else "every label"
     repair = f"Take {numbers}{f' plus {shift.by}' if shift.by > 0 else f' minus {-shift.by}' if shift.by else ''}: "
-    repair += "give labels= (--labels FILE) as indices of the model's classes, counted from 0."
+    repair += "give labels= as indices of the model's classes, counted from 0."
     lost = labels[_outside(shift.labels, c)].tolist()
     if lost:
         repair += (
@@ -218,16 +255,13 @@ def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
 def _outside_finding(labels: _NUMBERS, c: int) -> Finding:
     outside = int((labels >= c).sum())
     what = f"{outside} of {len(labels)} labels are {c} or more, up to {int(labels.max())}; the model's are 0..{c - 1}."
-    repair = (
-        "Give indices of the model's classes, counted from 0, or label_space='own' (--label-space own) for classes of "
-        "another set."
-    )
+    repair = "Give indices of the model's classes, counted from 0, or label_space='own' for classes of another set."
     evidence: Json = {"outside": outside, "images": len(labels), "highest": int(labels.max()), "classes": c}
     return Finding(COUNTING, "wrong", what, repair, evidence)
 
 
 def _numbers(names: Sequence[str] | None) -> Int[Tensor, "k"] | None:
-    """The numbers that classes are named by, where that is another order than their own."""
+    """The numbers that classes are named by, where that is another order than their positions."""
     if names is None or not all(name.isdecimal() for name in names):
         return None
     numbers = torch.tensor([int(name) for name in names])
@@ -235,12 +269,22 @@ def _numbers(names: Sequence[str] | None) -> Int[Tensor, "k"] | None:
 
 
 def _informed(hit: Bool[Tensor, "n"], predicted: _NUMBERS, labels: _NUMBERS) -> bool:
-    """Whether more labels agree with the answers than by chance."""
+    """Whether more labels agree with the predictions than by chance."""
     return binomial_tail(int(hit.sum()), len(hit), agreement(predicted, labels)) < _ALPHA
 
 
 def _arrows(moved: dict[int, int], names: Sequence[str] | None, classes: Sequence[str] | None) -> str:
-    def told(number: int, known: Sequence[str] | None) -> str:
+    def named(number: int, known: Sequence[str] | None) -> str:
         return f"{number} ({known[number]})" if known is not None and number < len(known) else str(number)
 
-    return listed([f"{told(label, names)} -> {told(answer, classes)}" for label, answer in moved.items()])
+    return listed([f"{named(label, names)} -> {named(place, classes)}" for label, place in moved.items()])
+
+
+def _unknown_names(images: Subset, sample: Sample) -> Finding:
+    theirs, ours = list(images.classes or ()), list(sample.model.classes or ())
+    what = f"None of the {len(theirs)} class names ({listed(theirs, 3)}) is one of the model's {len(ours)} classes."
+    repair = (
+        "Name the folders as the model names its classes, or set label_space='own' if they are classes of another set."
+    )
+    evidence: Json = {"names": theirs[:20], "classes": ours[:20]}
+    return Finding(NAMES, "suspicious", what, repair, evidence)

@@ -1,4 +1,4 @@
-"""Train mode and its kin: layers that answer at random, or by the company an image has in its batch.
+"""Train mode and the like: outputs that are random, or depend on the other images of a batch.
 
 A dubito classifier always runs its module in eval mode and restores the mode afterwards, so dubito's own numbers do not
 suffer from train mode. A user's own loop does: BatchNorm then normalises by the batch, dropout zeroes at random. The
@@ -14,41 +14,41 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.audit.finding import Finding, NotChecked, Outcome, counted, listed, percent
-from dubito.audit.understand import eval_output, output_of
+from dubito.audit.outputs import eval_output, output_of
 from dubito.types import Classifier, Json
 
-TRAIN, STEADY = "train mode", "answers that change by themselves"
+TRAIN, STEADY = "train mode", "predictions that change by themselves"
 _MOST = 32
 _TOLERANCE = 1e-2
 """Of the logits' own spread: far above rounding, far below what any of these faults does."""
 
 
 def check_train_mode(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
-    """A module that came in train mode, or with layers that were left in it."""
+    """A module in train mode, or with layers that were left in it."""
     if not any(part.training for part in model.module.modules()):
         return []
     layers = [name for name, part in model.module.named_modules() if part.training and _differs(part)]
-    found = _compare(model, x[:_MOST])
-    if isinstance(found, NotChecked):
-        return found
-    moved, between, flipped = found
+    changes = _compare(model, x[:_MOST])
+    if isinstance(changes, NotChecked):
+        return changes
+    moved, between, flipped = changes
     evidence: Json = {
         "layers": len(layers),
         "names": layers[:20],
         "change_from_eval": moved,
         "change_between_passes": between,
-        "other_answers": flipped,
+        "other_predictions": flipped,
         "images": len(x[:_MOST]),
     }
     repair = (
         "Call module.eval() before you run it yourself, and again after every epoch of training; dubito does so for "
-        "each pass, so its own numbers hold."
+        "each pass, so its own numbers are correct."
     )
     if moved < _TOLERANCE and between < _TOLERANCE:
         return []
     what = (
-        f"The module came in train mode, with {_named(layers)} that behave "
-        f"otherwise there. Run as it is, its logits differ from eval mode by {moved:.2f} of their spread and "
+        f"The module is in train mode, with {_named(layers)} that behave "
+        f"differently there. Run as it is, its logits differ from eval mode by {moved:.2f} of their spread and "
         f"from pass to pass by {between:.2f}, and {percent(flipped)} of {counted(len(x[:_MOST]), 'image')} get "
         f"another class."
     )
@@ -56,10 +56,10 @@ def check_train_mode(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
 
 
 def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
-    """In eval mode, the same image must get the same logits: in every pass, and in any company."""
+    """In eval mode, the same image must get the same logits: in every pass, and in any batch."""
     x = x[:_MOST]
     if len(x) < 2:
-        return NotChecked("it takes two images")
+        return NotChecked("needs two images")
     with forked(model):
         _seed(model, 1)
         first = _logits(model, x)
@@ -67,31 +67,31 @@ def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
         again = _logits(model, x)
         _seed(model, 1)
         half = _logits(model, x[: len(x) // 2])
-    random, company = _change(first, again), _change(first[: len(half)], half)
-    evidence: Json = {"change_between_passes": random, "change_with_the_batch": company, "images": len(x)}
+    random, by_batch = _change(first, again), _change(first[: len(half)], half)
+    evidence: Json = {"change_between_passes": random, "change_with_the_batch": by_batch, "images": len(x)}
     if random > _TOLERANCE:
-        what = f"In eval mode too, logits differ from pass to pass, by {random:.2f} of their spread."
+        what = f"Even in eval mode, logits differ from pass to pass, by {random:.2f} of their spread."
         repair = "Look for dropout that is always on, such as F.dropout(x) without training=self.training."
         return [Finding(STEADY, "wrong", what, repair, evidence)]
-    if company > _TOLERANCE:
-        what = f"An image's logits depend on the others in its batch: they change by {company:.2f} of their spread."
-        repair = "Give BatchNorm running statistics (track_running_stats=True), or take it out of the forward pass."
+    if by_batch > _TOLERANCE:
+        what = f"An image's logits depend on the others in its batch: they change by {by_batch:.2f} of their spread."
+        repair = "Give BatchNorm running statistics (track_running_stats=True), or remove it from the forward pass."
         return [Finding(STEADY, "wrong", what, repair, evidence)]
     return []
 
 
 def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float, float] | NotChecked:
-    """Of a copy in the mode it came in: change against eval mode, between two passes, and share of other classes."""
+    """Of a copy in its current mode: change against eval mode, between two passes, and share of other classes."""
     if len(x) < 2:
-        return NotChecked("the module is in train mode, but it takes two images to see what that does")
+        return NotChecked("the module is in train mode, but two images are needed to measure the effect")
     try:
         expected = eval_output(model.module, x).double().cpu()
-        twin = copy.deepcopy(model.module)
+        duplicate = copy.deepcopy(model.module)
         with forked(model), torch.no_grad():
             _seed(model, 1)
-            first = output_of(twin, x).double().cpu()
+            first = output_of(duplicate, x).double().cpu()
             _seed(model, 2)
-            again = output_of(twin, x).double().cpu()
+            again = output_of(duplicate, x).double().cpu()
     except Exception as error:  # a module that cannot be copied, or that trains with other arguments than it is run
         return NotChecked(f"the module is in train mode, but a copy of it cannot be run ({type(error).__name__})")
     flipped = float((first.argmax(-1) != expected.argmax(-1)).double().mean())
@@ -103,7 +103,7 @@ def _named(layers: list[str]) -> str:
 
 
 def _differs(part: nn.Module) -> bool:
-    """Whether a layer itself does something else in train mode."""
+    """Whether a layer itself behaves differently in train mode."""
     if isinstance(part, nn.modules.dropout._DropoutNd):
         return part.p > 0
     if type(part).__name__.startswith("Drop"):  # timm's DropPath and DropBlock2d
@@ -124,7 +124,7 @@ def _change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> float:
 
 @contextmanager
 def forked(model: Classifier) -> Iterator[None]:
-    """What is drawn or seeded inside is forgotten outside: by the CPU's generator and those of the model's devices."""
+    """Restore the random state afterwards: of the CPU's generator and those of the model's devices."""
     devices = _devices(model)
     kept = torch.mps.get_rng_state() if any(device.type == "mps" for device in devices) else None
     try:

@@ -1,15 +1,29 @@
-"""What features and logits themselves give away: NaN, a saturated softmax, dead features, one answer for everything."""
+"""What features and logits themselves reveal: no logits at all, NaN, a saturated softmax, dead features, one class.
+
+    probabilities      p >= 0,  sum_y p_y = 1
+    log-probabilities  log sum_y exp(l_y) = 0
+
+`dubito.wrap` refuses a module whose output is not that of its classifying layer. At the first batch the audit looks at
+the output itself, says what it is, and goes on with the module wrapped as it should be.
+"""
 
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, listed, percent
-from dubito.audit.understand import FINITE, form_finding, form_of
-from dubito.types import Json
+from dubito.errors import ModelError, RefusedInputsError
+from dubito.models import wrap
+from dubito.models.frozen import KeptBuffers, frozen
+from dubito.types import Classifier, Json
 
-SATURATED, DEAD, ONE_ANSWER, READABLE = "saturated softmax", "dead features", "one answer for all", "unreadable images"
+LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"
+SATURATED, DEAD, ONE_CLASS, READABLE = "saturated softmax", "dead features", "one class for all", "unreadable images"
+Form = Literal["probabilities", "log_probabilities"]
+_TOLERANCE = 1e-3
 _LISTED = 100
 _FEWEST, _FEWEST_ZERO = 20, 200
 _TIED, _MANY_LOST = 0.01, 0.05
@@ -25,17 +39,17 @@ def check_readable(broken: list[tuple[str, str]], n: int) -> Outcome:
     severity: Severity = "wrong" if len(broken) >= _MANY_BROKEN * n else "suspicious"
     evidence: Json = {"unreadable": len(broken), "images": n, "ids": [name for name, _ in broken[:_LISTED]]}
     what = f"{len(broken)} of {counted(n, 'image')} cannot be read, such as {broken[0][0]}: {broken[0][1]}"
-    repair = "Replace them, or take them out of the set; dubito leaves them out."
+    repair = "Replace them, or remove them from the set; dubito leaves them out."
     return [Finding(READABLE, severity, what, repair, evidence)]
 
 
 def check_finite(logit: Float[Tensor, "n c"], feature: Float[Tensor, "n d"], ids: list[str]) -> Outcome:
-    """NaN and infinity in what the model says."""
+    """NaN and infinity in the model's outputs."""
     bad_logit, bad_feature = ~logit.isfinite().all(-1), ~feature.isfinite().all(-1)
     bad = [ids[row] for row in (bad_logit | bad_feature).nonzero().flatten().tolist()]
     if not bad:
         return []
-    what = f"Logits or features of {len(bad)} of {counted(len(ids), 'image')} hold NaN or infinity: {listed(bad)}."
+    what = f"Logits or features of {len(bad)} of {counted(len(ids), 'image')} contain NaN or infinity: {listed(bad)}."
     repair = "Look at these images; if they are fine, run the model in float32: half precision overflows at 65,504."
     evidence: Json = {
         "logits": int(bad_logit.sum()),
@@ -53,13 +67,13 @@ def check_logits(logit: Float[Tensor, "n c"]) -> Outcome:
 
 
 def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
-    """Largest probabilities that are exactly one, and so have lost their order.
+    """Largest probabilities that are exactly one and so have lost their order.
 
     In float32 that takes a logit 17 above the others, which well-trained networks reach: suspicious. In float64 it
-    takes 37, which comes of a factor on the logits: wrong.
+    takes 37, which comes from a factor on the logits: wrong.
     """
     if len(logit) == 0 or logit.shape[1] < 2:
-        return NotChecked("it takes images, and more than one class")
+        return NotChecked("needs images and more than one class")
     top, exact = logit.float().softmax(-1).amax(-1), logit.double().softmax(-1).amax(-1)
     share, lost = (float((largest == 1).double().mean()) for largest in (top, exact))
     counts = Counter(top.tolist())
@@ -73,8 +87,8 @@ def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
         f"(logits reach {largest:.3g})."
     )
     repair = (
-        "Rank by dubito.ScaledEntropy, Energy, MaxLogit or Temperature(...), which work on logits, or take log_softmax in "
-        "float64 for the entropy; if logits were multiplied by a factor, leave it out."
+        "Rank by a score of the logits (dubito.scores.ScaledEntropy, Energy, MaxLogit, Temperature), or compute the "
+        "entropy from log_softmax in float64; if logits were multiplied by a factor, remove it."
     )
     severity: Severity = "wrong" if lost >= _MANY_LOST else "suspicious"
     evidence: Json = {
@@ -91,7 +105,7 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
     """Columns that are the same for every image; with few images, a feature that is zero may merely be rare."""
     n, d = feature.shape
     if n < _FEWEST:
-        return NotChecked(f"it takes {_FEWEST} images; got {n}")
+        return NotChecked(f"needs {_FEWEST} images; got {n}")
     constant = feature.amax(0) == feature.amin(0)
     zero = constant & (feature[0] == 0)
     columns = constant.nonzero().flatten().tolist()
@@ -104,7 +118,7 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
     alarming = len(columns)
     if n < _FEWEST_ZERO and bool(zero.any()):
         alarming -= int(zero.sum())
-        what += f" Those that are zero are rarely active or dead; it takes {_FEWEST_ZERO} images to tell."
+        what += f" Those that are zero may be rarely active rather than dead; {_FEWEST_ZERO} images would show which."
     repair = (
         "Check that all weights were loaded (a missing or renamed layer leaves such columns), and that no layer before "
         "the head zeroes them; for a density, such a column varies by its regularisation alone."
@@ -122,33 +136,148 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
     return [Finding(DEAD, severity, what, repair, evidence)]
 
 
-def check_answers(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None) -> Outcome:
-    """All images in one class, though their labels say otherwise or nobody says anything.
+def check_one_class(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None) -> Outcome:
+    """All images in one class, although their labels differ or are not known.
 
     Good models miss rare classes. Of images outside the most common label, a model that gets half of them right misses
-    six at once in one case of 64: so few are passed over. Up to a tenth of all images are suspicious, more are wrong.
-    Which class is answered does not matter here: whether it is the right one is for other checks.
+    six at once in one case of 64: so few are ignored. Up to a tenth of all images are suspicious, more are wrong. Which
+    class is predicted does not matter here: whether it is the right one is for other checks.
     """
     n, c = logit.shape
     if n < _FEWEST or c < 2:
-        return NotChecked(f"it takes {_FEWEST} images and more than one class; got {n} images and {c} classes")
-    answers = set(logit.argmax(-1).tolist())
-    if len(answers) > 1:
+        return NotChecked(f"needs {_FEWEST} images and more than one class; got {n} images and {c} classes")
+    predicted = set(logit.argmax(-1).tolist())
+    if len(predicted) > 1:
         return []
-    [answer] = answers
-    what = f"All {n} images are put into class {answer}."
-    repair = "Check that the weights were loaded, the scale of the inputs, and that the head was trained."
-    evidence: Json = {"class": answer, "images": n}
+    [only] = predicted
+    what = f"All {n} images are classified as class {only}."
+    repair = "Check that the weights were loaded, that the inputs are scaled correctly, and that the head was trained."
+    evidence: Json = {"class": only, "images": n}
     if labels is None:
-        return [Finding(ONE_ANSWER, "suspicious", what, repair, evidence)]
+        return [Finding(ONE_CLASS, "suspicious", what, repair, evidence)]
     others = n - max(Counter(labels.tolist()).values())
     if others == 0:
         return []
     if others < _FEWEST_OTHERS:
-        return NotChecked(f"too few images have another label than the most common one, {others} of {n}")
+        return NotChecked(f"too few images have another label than the most common one: {others} of {n}")
     rare = others <= _RARE * n
-    what = f"{what[:-1]}, though {others} have another label than the most common one."
+    what = f"{what[:-1]}, although {others} have another label than the most common one."
     if rare:
-        repair = f"If these classes are rare in the training too, give more images of them to tell. Otherwise: {repair}"
+        repair = f"If these classes are rare in the training data too, audit more images of them. Otherwise: {repair}"
     severity: Severity = "suspicious" if rare else "wrong"
-    return [Finding(ONE_ANSWER, severity, what, repair, {**evidence, "other_labels": others})]
+    return [Finding(ONE_CLASS, severity, what, repair, {**evidence, "other_labels": others})]
+
+
+@final
+@dataclass(frozen=True)
+class Understood:
+    """The classifier to go on with, None if there is none, and what was wrong with the original one."""
+
+    model: Classifier | None
+    findings: tuple[Finding, ...] = ()
+
+
+def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> Understood:
+    """Compute the first features; where the model refuses, look at what its module returns."""
+    try:
+        model.features(x)
+    except RefusedInputsError:  # then it returns nothing
+        raise
+    except ModelError as error:
+        refusal = error
+    else:
+        return Understood(model)
+    try:
+        output = eval_output(model.module, x)
+    except ModelError:
+        raise refusal from None
+    finite = output.isfinite().all(-1)
+    if not bool(finite.any()):
+        return Understood(None, (_all_broken(model.module, len(output)),))
+    form = form_of(output[finite])
+    if form is None and bool(finite.all()):
+        raise refusal
+    repaired = model if form is None else _repaired(model, form)
+    findings = () if form is None else (form_finding(form, output[finite]),)
+    try:
+        repaired.features(x[finite.to(x.device)])
+    except ModelError:
+        if form is None:
+            raise
+        return Understood(None, findings)
+    return Understood(repaired, findings)
+
+
+def form_of(logits: Float[Tensor, "n c"]) -> Form | None:
+    """What rows that should be logits really are; None for logits."""
+    if len(logits) == 0 or logits.shape[1] < 2:
+        return None
+    rows = logits.double()
+    if bool((rows >= 0).all()) and bool((rows.sum(-1) - 1).abs().max() < _TOLERANCE):
+        return "probabilities"
+    if bool(rows.logsumexp(-1).abs().max() < _TOLERANCE):
+        return "log_probabilities"
+    return None
+
+
+def form_finding(form: Form, rows: Float[Tensor, "n c"]) -> Finding:
+    """The finding for rows that are not logits."""
+    values = rows.double()
+    low, high = float(values.min()), float(values.max())
+    if form == "probabilities":
+        total = values.sum(-1)
+        seen = f"lie in {low:.3g}..{high:.3g} and sum to one: they are probabilities"
+        cost = "A softmax of probabilities is nearly flat, so every score sees nearly the same uncertainty everywhere."
+    else:
+        total = values.exp().sum(-1)
+        seen = f"reach up to {high:.3g} and their exponentials sum to one: they are log-probabilities"
+        cost = "Their energy is zero for every image, and the largest of them is not a logit."
+    evidence: Json = {"form": form, "rows": len(rows), "lowest": low, "highest": high,
+                      "sums": [float(total.min()), float(total.max())]}  # fmt: skip
+    repair = (
+        f'Wrap the module with dubito.wrap(module, ..., output="{form}"), which takes the logits before the softmax; '
+        f"or remove the softmax from the module."
+    )
+    return Finding(LOGITS, "wrong", f"The outputs of {counted(len(rows), 'image')} {seen}. {cost}", repair, evidence)
+
+
+def eval_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+    """What the module itself returns in eval mode; it is left unchanged."""
+    with frozen(module):
+        buffers = KeptBuffers(module)
+        try:
+            return output_of(module, x)
+        finally:
+            buffers.restore()
+
+
+def output_of(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+    """What the module returns in its current mode; ModelError unless that is one row per image."""
+    like = next((value for value in module.parameters() if value.is_floating_point()), x)
+    out: Any = module(x.to(like.device, like.dtype, copy=True))
+    logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise ModelError(
+            f"{type(module).__name__} must return (n, classes). Wrap a module that returns the logits alone."
+        )
+    return logits
+
+
+def _repaired(model: Classifier, form: Form) -> Classifier:
+    return wrap(model.module, transform=model.transform, classes=model.classes, output=form, name=model.name)
+
+
+def _all_broken(module: nn.Module, n: int) -> Finding:
+    bad = [name for name, value in module.named_parameters() if not bool(value.isfinite().all())]
+    where = (
+        f" They are already in {counted(len(bad), 'weight tensor')}: {listed(bad)}."
+        if bad
+        else " The weights are finite."
+    )
+    return Finding(
+        FINITE,
+        "wrong",
+        f"All outputs of the first {counted(n, 'image')} contain NaN or infinity.{where}",
+        "Load the weights again, or check the scale of the inputs and half precision.",
+        {"rows": n, "weights": bad},
+    )

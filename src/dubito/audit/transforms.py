@@ -1,40 +1,236 @@
 """Wrong normalisation or channel order: is the model clearly better with other inputs than its transform gives?
 
+A transform that normalises is  x = a v + b  in every channel, with v the pixel in 0..1. `measured` finds a and b from
+the outside, by giving it plain black, white, grey and red images. Then any other normalisation is an affine map of its
+inputs, and nothing has to be decoded twice.
+
 With labels, an alternative wins if it is right on more of the same images: McNemar's exact test, corrected for the
 number of alternatives, and a gain of at least two points. Without labels nobody knows what is right. Then it must be
-surer on most images by far, and its answers must tell more (H(mean p) - mean H(p)): inputs that are far too large make
-a model sure of one class for everything, which tells nothing. Its features must be about as long as before, because
-longer ones make any network surer. That is reported as suspicious, never as wrong.
+more confident on most images by far, and its predictions must be more informative (H(mean p) - mean H(p)): inputs that
+are far too large make a model sure of one class for everything, which says nothing. Its features must be about as long
+as before, because longer ones make any network more confident. That is reported as suspicious, never as wrong.
 """
 
-from jaxtyping import Bool, Int
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from PIL import Image
 from torch import Tensor
 
 from dubito.audit.finding import Finding, NotChecked, Outcome, percent
-from dubito.audit.sample import Answers, Sample
 from dubito.audit.significance import below, binomial_tail, paired_p
-from dubito.types import Json
+from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD
+from dubito.types import Json, Transform
 
 TRANSFORM = "wrong normalisation or channel order"
+OWN = "its own transform"
+SWAPPED = "its own, red and blue swapped"
+NO_CLASS = -(1 << 40)
+"""Below every label, also below shifted ones."""
 _GAIN, _ALPHA = 0.02, 0.01
-_SURER, _MOST_IMAGES, _TELLS_MORE, _ALPHA_UNLABELLED = 0.05, 0.6, 0.25, 1e-4
+_CONFIDENCE_GAIN, _MOST_IMAGES, _INFORMATION_GAIN, _ALPHA_UNLABELLED = 0.05, 0.6, 0.25, 1e-4
 _LONGER = 2.0
+_SIDE = 512
+_GREY = 128
+
+_NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "ImageNet mean and std": (IMAGENET_MEAN, IMAGENET_STD),
+    "mean 0.5 and std 0.5": ((0.5,) * 3, (0.5,) * 3),
+    "(x - 127) / 128": ((127 / 255,) * 3, (128 / 255,) * 3),
+    "pixels 0..1": ((0.0,) * 3, (1.0,) * 3),
+    "pixels 0..255": ((0.0,) * 3, (1 / 255,) * 3),
+}
+"""Mean and std of pixels in 0..1, red first."""
 
 
-def check_transform(sample: Sample, labels: Int[Tensor, "n"] | None) -> Outcome:
-    """Compare the own transform with the alternatives, by accuracy if there are labels."""
-    own, *others = sample.ways
+@final
+@dataclass(frozen=True)
+class Scale:
+    """Inputs are `slope * v + start`, v in 0..1; `bgr` if blue comes first."""
+
+    slope: Float[Tensor, "3"]
+    start: Float[Tensor, "3"]
+    bgr: bool
+
+
+@final
+@dataclass(frozen=True)
+class Alternative:
+    """Another input in place of x: `x * slope + start`, after the channels have been reversed if `swap`.
+
+    Attributes:
+        name: Its name in findings.
+        repair: What to change to get it.
+    """
+
+    name: str
+    repair: str
+    slope: Float[Tensor, "3"] | None = None
+    start: Float[Tensor, "3"] | None = None
+    swap: bool = False
+
+    def __call__(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """The inputs that the model would have got."""
+        if self.swap:
+            x = x.flip(1)
+        if self.slope is None or self.start is None:
+            return x
+        slope, start = (value.to(x.device, x.dtype).view(1, 3, 1, 1) for value in (self.slope, self.start))
+        return x * slope + start
+
+
+@final
+@dataclass
+class TransformedPredictions:
+    """What the model predicts under one transform, gathered batch by batch."""
+
+    alternative: Alternative
+    _predicted: list[Tensor] = field(default_factory=list)
+    _confidence: list[Tensor] = field(default_factory=list)
+    _entropy: list[Tensor] = field(default_factory=list)
+    _norm: list[Tensor] = field(default_factory=list)
+    _total: Tensor | float = 0.0
+
+    def add(self, feature: Float[Tensor, "n d"], logit: Float[Tensor, "n c"], usable: Bool[Tensor, "n"]) -> None:
+        """Add a batch; of the usable rows, those whose logits are not finite here count as undecided.
+
+        Args:
+            feature: The features under this transform.
+            logit: The logits under this transform.
+            usable: Rows that are finite under the model's own transform: the same for all, so that all are comparable.
+        """
+        finite = logit.isfinite().all(-1)
+        p = logit.double().masked_fill(~finite[:, None], 0).softmax(-1)
+        length = feature.float().norm(dim=-1)
+        self._predicted.append(logit.argmax(-1).masked_fill(~finite, NO_CLASS).cpu())
+        self._confidence.append(p.amax(-1).cpu())
+        self._entropy.append(torch.special.entr(p[usable]).sum(-1).cpu())
+        self._norm.append(length[usable & length.isfinite()].cpu())
+        self._total = self._total + p[usable].sum(0).cpu()
+
+    @property
+    def predicted(self) -> Int[Tensor, "n"]:
+        """The class of every image; NO_CLASS where logits are not finite."""
+        return torch.cat(self._predicted)
+
+    @property
+    def confidence(self) -> Float[Tensor, "n"]:
+        """The largest probability of every image."""
+        return torch.cat(self._confidence)
+
+    @property
+    def norm(self) -> float:
+        """The mean length of a usable feature; zero if none is finite."""
+        lengths = torch.cat(self._norm)
+        return float(lengths.mean()) if len(lengths) else 0.0
+
+    @property
+    def information(self) -> float:
+        """H(mean p) - mean H(p) in nats: high if predictions are confident and differ from one another."""
+        entropy = torch.cat(self._entropy)
+        if len(entropy) == 0:
+            return 0.0
+        mean = torch.as_tensor(self._total) / len(entropy)
+        return float(torch.special.entr(mean).sum() - entropy.mean())
+
+
+def check_transform(
+    predictions: list[TransformedPredictions], usable: Bool[Tensor, "n"], labels: Int[Tensor, "n"] | None
+) -> Outcome:
+    """Compare the model's own transform, which comes first, with the alternatives; by accuracy if there are labels."""
+    own, *others = predictions
     if not others:
         return NotChecked("inputs are not colour images")
-    usable = sample.finite
     if int(usable.sum()) == 0:
         return NotChecked("no image has finite logits")
-    return _by_accuracy(own, others, labels, usable) if labels is not None else _by_doubt(own, others, usable)
+    return _by_accuracy(own, others, labels, usable) if labels is not None else _by_confidence(own, others, usable)
 
 
-def _by_accuracy(own: Answers, others: list[Answers], labels: Int[Tensor, "n"], usable: Bool[Tensor, "n"]) -> Outcome:
+def alternatives(x: Float[Tensor, "n ..."], scale: Scale | None) -> list[Alternative]:
+    """The model's own transform first, then others that differ; only the first if inputs are not colour images."""
+    own = Alternative(OWN, "")
+    if x.dim() != 4 or x.shape[1] != 3:
+        return [own]
+    others = [] if scale is None else [_normalised(name, scale) for name in _NORMALISATIONS]
+    differing = [other for other in others if not _same(other)]
+    return [own, *differing, _swapped(scale)]
+
+
+def measured(transform: Transform) -> Scale | None:
+    """The scale of a transform; None if it does not treat every channel of a plain image alike and by itself."""
+    try:
+        black, white, grey, red = (
+            _plain(transform, colour) for colour in ((0, 0, 0), (255,) * 3, (_GREY,) * 3, (255, 0, 0))
+        )
+    except Exception:  # a user's transform may raise anything on an image that it was not made for
+        return None
+    slope = white - black
+    if any(value.shape != (3,) for value in (black, white, grey, red)) or bool((slope.abs() < 1e-6).any()):
+        return None
+    if bool(((grey - black) / slope - _GREY / 255).abs().max() > 0.01):
+        return None
+    share = (red - black) / slope
+    for bgr in (False, True):
+        if bool((share - torch.eye(3)[2 if bgr else 0]).abs().max() < 0.01):
+            return Scale(slope, black, bgr)
+    return None
+
+
+def guessed(x: Float[Tensor, "n ..."]) -> Scale | None:
+    """The scale of ready inputs: known only where they look like bare pixels, 0..1 or 0..255."""
+    finite = x[x.isfinite()]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    if low < 0 or high > 255 or high == 0:
+        return None
+    return Scale(torch.full((3,), 1.0 if high <= 1 else 255.0), torch.zeros(3), bgr=False)
+
+
+def _normalised(name: str, scale: Scale) -> Alternative:
+    """Back to v = (x - start) / slope, and from there to (v - mean) / std."""
+    mean, std = (torch.tensor(values[::-1] if scale.bgr else values) for values in _NORMALISATIONS[name])
+    numbers = f"mean={_tuple(mean)}, std={_tuple(std)}"
+    repair = f"Normalise with {name}: transform=dubito.Preprocess(..., {numbers}), on pixels in 0..1."
+    return Alternative(name, repair, 1 / (scale.slope * std), -(scale.start / scale.slope + mean) / std)
+
+
+def _tuple(values: Float[Tensor, "3"]) -> str:
+    return f"({', '.join(f'{value:.4g}' for value in values.tolist())})"
+
+
+def _swapped(scale: Scale | None) -> Alternative:
+    """The channels of the image reversed, each then scaled as its new place is."""
+    order = "" if scale is None else f'channels="{"RGB" if scale.bgr else "BGR"}" in dubito.Preprocess, or '
+    repair = f"Reverse the channels: {order}image[..., ::-1] where images are read (OpenCV reads BGR)."
+    if scale is None:
+        return Alternative(SWAPPED, repair, swap=True)
+    slope = scale.slope / scale.slope.flip(0)
+    return Alternative(SWAPPED, repair, slope, scale.start - scale.start.flip(0) * slope, swap=True)
+
+
+def _same(other: Alternative) -> bool:
+    """Whether the alternative leaves inputs as they are, up to a thousandth of a normalised unit."""
+    if other.slope is None or other.start is None:
+        return True
+    return bool((other.slope - 1).abs().max() < 1e-3) and bool(other.start.abs().max() < 1e-3)
+
+
+def _plain(transform: Transform, colour: tuple[int, ...]) -> Float[Tensor, "c"]:
+    """What an image of one colour becomes: the median, because a crop may add a border."""
+    image = Image.new("RGB", (_SIDE, _SIDE), colour)
+    x = transform.finish(transform.prepare(image)[None]).detach().float().cpu()
+    return x[0].flatten(1).median(1).values
+
+
+def _by_accuracy(
+    own: TransformedPredictions,
+    others: list[TransformedPredictions],
+    labels: Int[Tensor, "n"],
+    usable: Bool[Tensor, "n"],
+) -> Outcome:
     mine = (own.predicted == labels)[usable]
-    best: tuple[float, float, Answers] | None = None
+    best: tuple[float, float, TransformedPredictions] | None = None
     for other in others:
         theirs = (other.predicted == labels)[usable]
         better, worse = int((theirs & ~mine).sum()), int((mine & ~theirs).sum())
@@ -46,58 +242,64 @@ def _by_accuracy(own: Answers, others: list[Answers], labels: Int[Tensor, "n"], 
     gain, p, winner = best
     before = float(mine.double().mean())
     what = (
-        f"With {winner.way.name} instead of its own transform, accuracy is {percent(before + gain)} instead of "
+        f"With {winner.alternative.name} instead of its own transform, accuracy is {percent(before + gain)} instead of "
         f"{percent(before)} on the same {len(mine)} images (McNemar's exact test, {below(p)})."
     )
     evidence: Json = {
-        "better": winner.way.name,
+        "better": winner.alternative.name,
         "accuracy": before,
         "accuracy_then": before + gain,
         "p": p,
         "alternatives": _figures([own, *others], labels, usable),
     }
-    return [Finding(TRANSFORM, "wrong", what, winner.way.repair, evidence)]
+    return [Finding(TRANSFORM, "wrong", what, winner.alternative.repair, evidence)]
 
 
-def _by_doubt(own: Answers, others: list[Answers], usable: Bool[Tensor, "n"]) -> Outcome:
+def _by_confidence(
+    own: TransformedPredictions, others: list[TransformedPredictions], usable: Bool[Tensor, "n"]
+) -> Outcome:
     mine = own.confidence[usable]
-    best: tuple[float, Answers] | None = None
+    best: tuple[float, TransformedPredictions] | None = None
     for other in others:
         theirs = other.confidence[usable]
-        surer = int((theirs > mine).sum())
-        p = len(others) * binomial_tail(surer, len(mine), 0.5)
-        gain, told = float((theirs - mine).mean()), other.information - own.information
-        clear = gain >= _SURER and told >= _TELLS_MORE and surer >= _MOST_IMAGES * len(mine) and p < _ALPHA_UNLABELLED
-        # Larger features make a network surer without telling more: then it is its temperature that has changed.
+        more = int((theirs > mine).sum())
+        p = len(others) * binomial_tail(more, len(mine), 0.5)
+        gain, informed = float((theirs - mine).mean()), other.information - own.information
+        clear = gain >= _CONFIDENCE_GAIN and informed >= _INFORMATION_GAIN
+        clear = clear and more >= _MOST_IMAGES * len(mine) and p < _ALPHA_UNLABELLED
+        # Larger features make a network more confident, not better informed: only its temperature has changed.
         clear = clear and 1 / _LONGER <= other.norm / max(own.norm, 1e-30) <= _LONGER
-        if clear and (best is None or told > best[0]):
-            best = told, other
+        if clear and (best is None or informed > best[0]):
+            best = informed, other
     if best is None:
         return []
-    told, winner = best
+    informed, winner = best
     before, then = float(mine.mean()), float(winner.confidence[usable].mean())
     what = (
-        f"With {winner.way.name} instead of its own transform, the model is surer (mean largest probability {then:.2f} "
-        f"instead of {before:.2f}) and its answers tell {told:.2f} nats more. Labels would decide it."
+        f"With {winner.alternative.name} instead of its own transform, the model is more confident (mean largest "
+        f"probability {then:.2f} instead of {before:.2f}) and its predictions carry {informed:.2f} nats "
+        f"more information. Labels would decide it."
     )
     evidence: Json = {
-        "better": winner.way.name,
+        "better": winner.alternative.name,
         "confidence": before,
         "confidence_then": then,
-        "information_gain": told,
+        "information_gain": informed,
         "alternatives": _figures([own, *others], None, usable),
     }
-    return [Finding(TRANSFORM, "suspicious", what, winner.way.repair, evidence)]
+    return [Finding(TRANSFORM, "suspicious", what, winner.alternative.repair, evidence)]
 
 
-def _figures(ways: list[Answers], labels: Int[Tensor, "n"] | None, usable: Bool[Tensor, "n"]) -> Json:
+def _figures(
+    predictions: list[TransformedPredictions], labels: Int[Tensor, "n"] | None, usable: Bool[Tensor, "n"]
+) -> Json:
     """By transform: accuracy, mean largest probability, information, mean length of a feature."""
     return {
-        answers.way.name: {
-            "accuracy": None if labels is None else float((answers.predicted == labels)[usable].double().mean()),
-            "confidence": float(answers.confidence[usable].mean()),
-            "information": answers.information,
-            "feature_norm": answers.norm,
+        one.alternative.name: {
+            "accuracy": None if labels is None else float((one.predicted == labels)[usable].double().mean()),
+            "confidence": float(one.confidence[usable].mean()),
+            "information": one.information,
+            "feature_norm": one.norm,
         }
-        for answers in ways
+        for one in predictions
     }

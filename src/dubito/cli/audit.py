@@ -52,7 +52,7 @@ def audit(  # noqa: PLR0913 (a command's options)
         from dubito.audit.audit import audit as look
 
         classifier = dubito.load(model, weights=options.parse_weights(weights), device=device)
-    found = look(
+    result = look(
         classifier,
         images,
         against=against,
@@ -65,21 +65,21 @@ def audit(  # noqa: PLR0913 (a command's options)
         workers=workers,
         progress=not quiet,
     )
-    screen.result(found.to_json(), *_shown(found))
-    if not found.ok:
+    screen.result(result.to_dict(), *_render(result))
+    if not result.ok:
         raise typer.Exit(SOMETHING_WRONG)
 
 
-def _shown(found: "Audit") -> list[RenderableType]:
-    accuracy = found.figures.get("accuracy")
+def _render(result: "Audit") -> list[RenderableType]:
+    accuracy = result.figures.get("accuracy")
     pairs = {
-        "model": found.model,
-        "images": f"{found.rows} of {found.of}" + ("" if accuracy is None else f", accuracy {accuracy:.4f}"),
-        "looked for": ", ".join(found.looked_for()),
+        "model": result.model,
+        "images": f"{result.rows} of {result.of}" + ("" if accuracy is None else f", accuracy {accuracy:.4f}"),
+        "looked for": ", ".join(result.looked_for()),
     }
-    pairs |= {f"not looked for: {check}": reason for check, reason in found.unchecked.items()}
-    title = found.images + (": nothing wrong was found" if not found.findings else "")
-    return [facts(title, pairs), *(_finding(entry.severity, str(entry)) for entry in found.in_order())]
+    pairs |= {f"not looked for: {check}": reason for check, reason in result.unchecked.items()}
+    title = result.images + (": nothing wrong was found" if not result.issues else "")
+    return [facts(title, pairs), *(_finding(entry.severity, str(entry)) for entry in result.in_order())]
 
 
 def _finding(severity: str, text: str) -> Text:
