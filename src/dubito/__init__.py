@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dubito import metrics as metrics
     from dubito.active import Acquire as Acquire
     from dubito.active import add_labels as add_labels
-    from dubito.active.label_issues import find_label_issues as find_label_issues
+    from dubito.active import find_label_issues as find_label_issues
     from dubito.audit.audit import audit as audit
     from dubito.cache import extract as extract
     from dubito.cache import open_cache
@@ -144,7 +144,7 @@ _HOMES = {
     "compare": "dubito.evaluate.compare",
     "Acquire": "dubito.active",
     "add_labels": "dubito.active",
-    "find_label_issues": "dubito.active.label_issues",
+    "find_label_issues": "dubito.active",
     "Map": "dubito.report.map",
     "draw_map": "dubito.report.map_page",
     "transfer": "dubito.protocols.transfer",

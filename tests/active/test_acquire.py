@@ -95,13 +95,13 @@ def test_by_default_images_are_drawn_by_their_entropy():
     assert max(map(max, drawn)) < 20
     assert len({tuple(rows) for rows in drawn}) == 4
     assert Acquire().strategy == "power"
-    with pytest.raises(ValueRangeError, match=r"must not be negative; .* Choose 'softrank'"):
+    with pytest.raises(ValueRangeError, match=r"are not negative; .* Choose 'softrank'"):
         Acquire(score=dubito.Energy()).pick(table, 5)
 
 
 def test_more_picks_than_the_pool_takes_all_and_says_so():
     table = images(10)
-    with pytest.warns(DubitoWarning, match="20 picks are asked for, and 8 of the 10 images of table in memory are not"):
+    with pytest.warns(DubitoWarning, match="count is 20, but only 8 of the 10 images of table in memory are not"):
         picks = Acquire("top").pick(table, 20, labelled=[0, 1])
     assert sorted(picks.rows.tolist()) == list(range(2, 10))
     with pytest.warns(DubitoWarning, match="0 of the 10"):
@@ -129,7 +129,7 @@ def test_what_cannot_be_asked_is_refused():
         Acquire("core_set").pick(table.select("logit"), 1)
     with pytest.raises(ValueRangeError, match=r"beta must be above 0.* got beta=nan, samples=1000, seed=0"):
         Acquire("power", beta=float("nan"))
-    with pytest.raises(ValueRangeError, match=r"'bald' goes by the mutual information .* takes no score; got energy"):
+    with pytest.raises(ValueRangeError, match=r"'bald' uses the mutual information .* takes no score; got energy"):
         Acquire("bald", dubito.Energy())
     with pytest.raises(ValueRangeError, match=r"'batch_bald' .* takes no uncertainties; got some"):
         Acquire("batch_bald").pick(table, 1, u=np.zeros(10))
@@ -145,7 +145,7 @@ def test_csv_has_id_round_u_and_rank(tmp_path):
     assert {row["round"] for row in rows} == {"2"}
     assert [float(row["u"]) for row in rows] == u.topk(3).values.tolist()
     assert rows[0]["id"] == f"photo, {int(u.argmax())}"
-    assert Acquire("random").pick(table, 1).lines()[1][2] == ""
+    assert Acquire("random").pick(table, 1).records()[0]["u"] is None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -166,7 +166,7 @@ def test_a_loop_ends_when_nothing_is_left(tmp_path):
 
     options = {"rounds": 9, "count": 8, "start": 6, "trainer": trainer, "to": tmp_path}
     found = Acquire("top").run(images(20), **options)
-    assert Acquire("top").run(images(20), **options).to_json() == found.to_json()
+    assert Acquire("top").run(images(20), **options).to_dict() == found.to_dict()
     assert calls == [6, 14, 20]  # and is not trained again
     assert [labelled for labelled, _ in found.curve] == [6, 14, 20]
     assert found.rounds[-1].picks is None
@@ -204,14 +204,14 @@ class Forgetful:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (lambda table: table.rows([0, 1, 2]), r"must give a table of the pool's 120 rows; got 3\. Add columns"),
+        (lambda table: table.rows([0, 1, 2]), r"must return a table of the pool's 120 rows; got 3\. Add columns"),
         (lambda table: table.rows(list(range(119, -1, -1))), "as many with other ids, or in another order"),
-        (lambda table: None, r"must return a Score, uncertainties \(120,\), .*; got None\. Let it end with return"),
+        (lambda table: None, r"must return a Score, uncertainties \(120,\), .*; got None\. End it with return"),
         (lambda table: table.logit, r"got Tensor of shape \(120, 3\)\. .* return pool\.extended\(logit=\.\.\.\)"),
-        (lambda table: {"accuracy": 0.9}, r"; got dict\. Let it end"),
-        (lambda table: [0.5] * 7, r"; got list of shape \(7,\)\. Let it end"),
-        (lambda table: "done", r"; got str\. Let it end"),
-        (lambda table: Forgetful(), r"extend\(table\) of Forgetful, .*, must give a table; got NoneType"),
+        (lambda table: {"accuracy": 0.9}, r"; got dict\. End it"),
+        (lambda table: [0.5] * 7, r"; got list of shape \(7,\)\. End it"),
+        (lambda table: "done", r"; got str\. End it"),
+        (lambda table: Forgetful(), r"extend\(table\) of Forgetful, .*, must return a table; got NoneType"),
     ],
 )
 def test_a_trainer_that_returns_something_else_is_refused(answer, told):
@@ -247,7 +247,7 @@ def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
         TableError, match=r"5 of 15 of .* have none yet \(-1\): 'photo, .* and 2 more. Label them"
     ) as told:
         Acquire("top").run(partly, **options)
-    where = f"They are in {tmp_path / 'picks.csv'}: its column label may be filled in."
+    where = f"They are in {tmp_path / 'picks.csv'}: fill in its column label."
     assert str(told.value).endswith(f"make the same call again. {where}")
     asked = [int(row["id"].split()[1]) for row in written(tmp_path)]
     label = partly.label.clone()
@@ -276,7 +276,7 @@ def test_a_loop_can_start_without_any_label(tmp_path):
     with pytest.raises(TableError, match="5 of 15 of"):
         Acquire("power").run(whole.extended(label=label), **options, to=tmp_path)
     assert [row["id"] for row in written(tmp_path)] == expected.rounds[0].picks.ids
-    assert Acquire("power").run(whole, **options, to=tmp_path).to_json() == expected.to_json()
+    assert Acquire("power").run(whole, **options, to=tmp_path).to_dict() == expected.to_dict()
     assert expected.to_csv(tmp_path / "other.csv").read_bytes() == (tmp_path / "picks.csv").read_bytes()
 
 
@@ -299,12 +299,12 @@ def test_a_loop_that_waits_for_its_first_labels_keeps_its_start_and_may_change_t
         Acquire("top").run(images(seed=1), rounds=1, count=5, start=10, to=tmp_path)
     assert (tmp_path / "picks.csv").read_bytes() == before
     found = Acquire("random").run(images(), rounds=1, count=4, start=10, to=tmp_path)
-    assert found.to_json() == Acquire("random").run(images(), rounds=1, count=4, start=10).to_json()
+    assert found.to_dict() == Acquire("random").run(images(), rounds=1, count=4, start=10).to_dict()
 
 
 def test_a_first_choice_that_fails_can_be_mended_in_the_same_folder(tmp_path):
     options = {"rounds": 1, "count": 3, "start": 5, "trainer": lambda table, rows: dubito.Energy(), "to": tmp_path}
-    with pytest.raises(ValueRangeError, match="Choose 'softrank', which takes the order alone"):
+    with pytest.raises(ValueRangeError, match="Choose 'softrank', which uses the order alone"):
         Acquire().run(images(), **options)
     assert len(Acquire("softrank").run(images(), **options).labelled) == 8
 
@@ -345,9 +345,9 @@ def test_a_loop_that_stops_goes_on_and_ends_the_same(strategy, tmp_path):
     assert calls == [6, 11, 16, 16, 21, 26]  # the two rounds that were done are not done again
     again = Acquire(strategy).run(images(), **options, trainer=trainer, to=tmp_path)
     assert len(calls) == 6
-    assert again.to_json() == found.to_json()
+    assert again.to_dict() == found.to_dict()
     if strategy == "batch_bald":  # the same trainer as in the whole loop
-        assert found.to_json() == whole.to_json()
+        assert found.to_dict() == whole.to_dict()
 
 
 def test_a_killed_process_loses_no_round(tmp_path):
@@ -374,14 +374,14 @@ dubito.Acquire("power").run(pool, rounds=3, count=5, start=6, trainer=Trainer(),
             return LinearTrainer()(table, rows)
 
     found = Acquire("power").run(pool, rounds=3, count=5, start=6, trainer=Trainer(), to=tmp_path)
-    assert found.to_json() == Acquire("power").run(pool, rounds=3, count=5, start=6).to_json()
+    assert found.to_dict() == Acquire("power").run(pool, rounds=3, count=5, start=6).to_dict()
 
 
 def test_a_finished_loop_can_be_prolonged(tmp_path):
     short = Acquire("power").run(images(), rounds=2, count=5, start=6, to=tmp_path)
     longer = Acquire("power").run(images(), rounds=3, count=5, start=6, to=tmp_path)
     assert longer.labelled.tolist()[:16] == short.labelled.tolist()
-    assert longer.to_json() == Acquire("power").run(images(), rounds=3, count=5, start=6).to_json()
+    assert longer.to_dict() == Acquire("power").run(images(), rounds=3, count=5, start=6).to_dict()
     again = Acquire("power").run(images(), rounds=2, count=5, start=6, to=tmp_path)
     assert (again.curve, again.labelled.tolist()) == (short.curve, short.labelled.tolist())
 
@@ -396,10 +396,21 @@ def test_another_loop_in_the_same_folder_is_refused(tmp_path):
         Acquire("top", beta=2.0).run(images(), rounds=1, count=5, start=6, to=tmp_path)
     for damaged in ("{", "[]", '{"identity": 3, "rounds": []}'):
         (tmp_path / "acquisition.json").write_text(damaged)
-        with pytest.raises(ArtefactError, match=r"cannot be read .* Delete it to begin anew"):
+        with pytest.raises(ArtefactError, match=r"cannot be read .* Delete it to start over"):
             Acquire("top").run(images(), rounds=1, count=5, start=6, to=tmp_path)
 
 
 def test_json_is_plain():
     found = Acquire("core_set").run(images(30), rounds=1, count=2, start=3, test=images(20, 1))
-    assert json.loads(json.dumps(found.to_json()))["rounds"][0]["picks"]["u"] is None
+    assert json.loads(json.dumps(found.to_dict()))["rounds"][0]["picks"]["u"] is None
+
+
+def test_the_learning_curve_is_drawn():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    result = Acquire("top").run(images(60), rounds=2, count=5, start=10, test=images(30))
+    ax = result.plot()
+    (line,) = ax.get_lines()
+    assert list(zip(*line.get_data(), strict=True)) == result.curve
+    assert (ax.get_xlabel(), result.plot(ax) is ax) == ("labelled images", True)
+    matplotlib.pyplot.close(ax.figure)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dubito.active import batch_bald as module
-from dubito.active.batch_bald import KnownLabels, batch_bald
+from dubito.active.batch_bald import JointLabels, batch_bald
 
 
 def members(n: int, m: int = 4, c: int = 3, seed: int = 0, sharp: float = 2.0) -> np.ndarray:
@@ -38,7 +38,7 @@ def test_gains_add_up_to_the_joint_information():
 
 
 def test_every_choice_is_the_greedy_one(monkeypatch):
-    monkeypatch.setattr(module, "_LOOKED_AT", 2)  # so that most candidates are left out by their bounds
+    monkeypatch.setattr(module, "_EVALUATED_AT_ONCE", 2)  # so that most candidates are left out by their bounds
     for seed in range(4):
         p = members(9, seed=seed)
         picks, _ = batch_bald(lambda rows, p=p: p[rows], single(p), 3, samples=1000)
@@ -62,12 +62,12 @@ def test_greedy_is_near_the_best_batch_and_better_than_top():
 
 def test_drawn_labels_estimate_what_counted_ones_are():
     p = members(6, m=5, c=3, seed=2)
-    counted, drawn = KnownLabels(5, 10_000, np.random.default_rng(0)), KnownLabels(5, 20, np.random.default_rng(0))
+    counted, drawn = JointLabels(5, 10_000, np.random.default_rng(0)), JointLabels(5, 20, np.random.default_rng(0))
     for one in p[:4]:
         counted.add(one)
     estimates = []
     for seed in range(200):
-        drawn = KnownLabels(5, 20, np.random.default_rng(seed))
+        drawn = JointLabels(5, 20, np.random.default_rng(seed))
         for one in p[:4]:
             drawn.add(one)
         estimates.append(drawn.gains(p[4:]))

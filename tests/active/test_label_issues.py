@@ -31,16 +31,16 @@ def test_planted_labels_are_found_with_the_right_suggestion():
     found = find_label_issues(table, share=0.8)
     assert set(found.rows.tolist()) == wrong
     assert (found.suggested == (table.label.numpy()[found.rows] - 1) % 4).all()
-    assert (np.diff(found.sure) <= 0).all()
-    assert found.sure.min() >= 0.5
+    assert (np.diff(found.margin) <= 0).all()
+    assert found.margin.min() >= 0.5
 
 
-def test_uncertain_images_are_not_judged():
+def test_uncertain_images_are_not_examined():
     table, wrong = planted()
     everywhere = find_label_issues(table, share=1.0)
     assert wrong < set(everywhere.rows.tolist())  # images between clusters disagree with their neighbours, too
     few = find_label_issues(table, share=0.4)
-    assert few.judged == 160
+    assert few.examined == 160
     assert set(few.rows.tolist()) <= wrong
     assert few.u.max() <= find_label_issues(table, share=0.8).u.max()
 
@@ -51,7 +51,7 @@ def test_sureness_by_hand():
     found = find_label_issues(table, [0.0] * 7, k=4, share=1.0, least=0.5)
     # c sees a, b, d, e: labels 0, 0, 0, 2, so 3/4 - 0; e sees a, b, c, d: 0, 0, 1, 0, the same.
     assert found.ids == ["c", "e"]
-    assert found.sure.tolist() == [0.75, 0.75]
+    assert found.margin.tolist() == [0.75, 0.75]
     assert found.suggested.tolist() == [0, 0]
     assert len(find_label_issues(table, [0.0] * 7, k=4, share=1.0, least=0.8)) == 0
 
@@ -60,7 +60,7 @@ def test_seven_neighbours_against_two_are_half_sure():
     """0.7 - 0.2 is a little below 0.5 in floating point; 5 of 10 is not."""
     table = Table(feature=[[1.0, 0.0]] * 11, label=[0, *[1] * 7, 0, 0, 2])
     found = find_label_issues(table, [0.0] + [1.0] * 10, k=10, share=0.1)
-    assert (found.rows.tolist(), found.sure.tolist()) == ([0], [0.5])
+    assert (found.rows.tolist(), found.margin.tolist()) == ([0], [0.5])
 
 
 def test_neighbours_are_those_of_brute_force_without_the_image_itself():
@@ -76,10 +76,10 @@ def test_neighbours_are_those_of_brute_force_without_the_image_itself():
     torch.testing.assert_close(found, cosine.topk(3).values, atol=1e-5, rtol=0)
 
 
-def test_one_class_has_no_suspects():
+def test_one_class_has_no_issues():
     found = find_label_issues(Table(feature=torch.eye(4) + 1, label=[2] * 4), [0.0] * 4, k=2)
     assert len(found) == 0
-    assert str(found) == "table in memory: 0 labels are likely wrong, among the 2 clearest of 4 images"
+    assert str(found) == "table in memory: 0 labels are likely wrong, among the 2 most certain of 4 images"
 
 
 def test_classes_too_small_to_agree_are_told():
@@ -88,10 +88,10 @@ def test_classes_too_small_to_agree_are_told():
     found = find_label_issues(table, [0.0] * 40)
     assert (found.largest, found.needed, len(found)) == (2, 5, 0)
     assert str(found) == (
-        "table in memory: labels cannot be judged, as no class has enough images: the largest has 2, and 5 neighbours "
-        "must agree. Take fewer neighbours (k), or more images of each class."
+        "table in memory: labels cannot be examined, because no class has enough images: the largest has 2, and 5 "
+        "neighbours must agree. Use fewer neighbours (k), or more images per class."
     )
-    assert found.to_json()["largest_class"] == 2
+    assert found.to_dict()["largest_class"] == 2
     # Two of three are enough for 0.5, and two of four for 0.5 exactly.
     assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=3).title()
     assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=4).title()
@@ -111,17 +111,17 @@ def test_a_class_of_just_enough_images_is_suggested():
 def test_json_has_numbers():
     feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
     found = find_label_issues(Table(feature=feature, label=[0, 0, 1, 1, 1, 1]), [0.1] * 6, k=2, share=1.0)
-    one = {"id": "2", "label": "1", "suggested": "0", "sure": 1.0, "u": 0.1, "row": 2}
-    assert json.loads(json.dumps(found.to_json()))["suspects"] == [one]
+    one = {"id": "2", "label": "1", "suggested": "0", "margin": 1.0, "u": 0.1, "row": 2}
+    assert json.loads(json.dumps(found.to_dict()))["issues"] == [one]
 
 
 def test_csv_and_class_names(tmp_path):
     feature = [[1.0, 0.0]] * 3 + [[0.0, 1.0]] * 3
     table = Table(feature=feature, label=[0, 0, 1, 1, 1, 1], id=list("abcdef"), classes=["cat, tom", "dog"])
-    path = find_label_issues(table, [0.1] * 6, k=2, share=1.0).to_csv(tmp_path / "suspects.csv")
+    path = find_label_issues(table, [0.1] * 6, k=2, share=1.0).to_csv(tmp_path / "issues.csv")
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
-    assert row == {"id": "c", "label": "dog", "suggested": "cat, tom", "sure": "1.000", "u": "0.1", "row": "2"}
+    assert row == {"id": "c", "label": "dog", "suggested": "cat, tom", "margin": "1.0", "u": "0.1", "row": "2"}
 
 
 def test_labels_of_another_set_have_their_own_names():

@@ -105,5 +105,5 @@ def test_what_cannot_be_trained_is_refused():
         LinearTrainer(strength=float("nan"))
     with pytest.raises(TableError, match=r"labels must be from 0 to 1, the classes of the logits; got up to 2"):
         LinearTrainer()(pool().extended(logit=torch.zeros(80, 2)), torch.arange(9))
-    with pytest.raises(TableError, match=r"must be 6 wide, as those that were trained on; got 2. Extract both"):
+    with pytest.raises(TableError, match=r"must be 6 wide, as those of the training; got 2. Extract both"):
         LinearTrainer()(pool(), torch.arange(9)).extend(Table(feature=torch.zeros(3, 2)))

@@ -1,4 +1,4 @@
-"""`dubito acquire` and `dubito suspects`: picks and doubtful labels as text, JSON and CSV."""
+"""`dubito acquire` and `dubito label-issues`: picks and label issues as text, JSON and CSV."""
 
 import csv
 from pathlib import Path
@@ -104,15 +104,15 @@ def test_ids_of_other_images_are_noted(run: Run, cache: Path, tmp_path: Path) ->
     assert answer.json["notes"] == [f"--labelled: 1 of 1 ids are not in {cache}."]
 
 
-def test_suspects(run: Run, labelled: Path, tmp_path: Path) -> None:
+def test_label_issues(run: Run, labelled: Path, tmp_path: Path) -> None:
     options = ("-k", 3, "--share", 1, "--least", 0.1)
-    found = run("suspects", labelled, *options, "--to", tmp_path / "s.csv", "--json").json
+    found = run("label-issues", labelled, *options, "--to", tmp_path / "s.csv", "--json").json
     table = dubito.open(labelled)
     expected = dubito.find_label_issues(table, k=3, share=1.0, least=0.1)
-    assert [row["id"] for row in found["suspects"]] == expected.ids
+    assert [row["id"] for row in found["issues"]] == expected.ids
     assert [row["id"] for row in read(tmp_path / "s.csv")] == expected.ids
-    assert "likely wrong, among the 12 clearest of 12 images" in run("suspects", labelled, *options).out
+    assert "likely wrong, among the 12 most certain of 12 images" in run("label-issues", labelled, *options).out
     largest = int(table.label.bincount().max())
-    alone = run("suspects", labelled, "-k", 11, "--share", 1, "--least", 1)
+    alone = run("label-issues", labelled, "-k", 11, "--share", 1, "--least", 1)
     assert f"no class has enough images: the largest has {largest}, and 11 neighbours must agree" in alone.out
     assert "suggested" not in alone.out

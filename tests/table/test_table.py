@@ -307,3 +307,9 @@ def test_the_provenance_goes_with_the_rows():
     assert table.rows([1]).provenance == table.select("feature").provenance == known
     assert table.rows([1]).model_id == known.model_id
     assert Table(feature=torch.zeros(3, 2)).provenance is Table(feature=torch.zeros(3, 2)).model_id is None
+
+
+def test_rows_without_ids_are_named_by_their_number():
+    named, bare = Table(label=[0, 1, 2], id=["a", "b", "c"]), Table(label=[0, 1, 2])
+    assert (named.row_ids(), bare.row_ids()) == (["a", "b", "c"], ["0", "1", "2"])
+    assert (named.row_ids([2, 0]), bare.row_ids([2, 0]), bare.row_ids([])) == (["c", "a"], ["2", "0"], [])

@@ -1,12 +1,12 @@
 """Which images should be labelled next? Ten strategies over any score, once or in a loop that trains and goes on.
 
-    top, random, softmax, power, softrank     by the uncertainty alone                     `ranked`
+    top, random, softmax, power, softrank     by the uncertainty alone                         `strategies`
     bald                                      top by mutual information (Houlsby et al. 2011, 1112.5745)
-    batch_bald                                by what a batch tells together               `batch_bald`
-    core_set, weighted, seeding               far from each other and from what is known   `spread_out`
+    batch_bald                                by the joint information of a batch              `batch_bald`
+    core_set, weighted, seeding               far from each other and from labelled images     `strategies`
 
-A loop needs a trainer: what it returns is asked for the next picks. After every round its state is on the disk, and a
-loop that was killed goes on and ends with the same picks.
+A loop needs a trainer: what it returns decides the next picks. After every round the state is on the disk, and a loop
+that was killed continues and ends with the same picks.
 """
 
 import warnings
@@ -22,37 +22,38 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from dubito.active._given import (
-    accuracy_of,
-    answer_of,
-    identity_of,
-    ids_of,
-    name_of,
-    need_labels,
-    rows_of,
-    start_of,
-)
-from dubito.active.batch_bald import batch_bald, probabilities_of
+from dubito.active.batch_bald import batch_bald, member_probabilities
+from dubito.active.labels import require_labels
 from dubito.active.linear import LinearTrainer
-from dubito.active.ranked import stochastic, top
-from dubito.active.result import Acquisition, Picks, Round
-from dubito.active.spread_out import Distances, spread_out
-from dubito.active.state import answered, kept, read_rounds, telling_where, to_begin, write_loop
+from dubito.active.loop import (
+    accuracy_of,
+    first_images,
+    identity_of,
+    naming_file,
+    read_rounds,
+    read_trained,
+    reusable,
+    trainer_name,
+    with_labels,
+    write_loop,
+)
+from dubito.active.picks import Acquisition, Picks, Round
+from dubito.active.strategies import Distances, diverse, stochastic, top
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.evaluate.uncertainties import uncertainty
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
 from dubito.storage import locked
-from dubito.table import Rows, Table
+from dubito.table import Rows, Table, to_tensor
 from dubito.types import Json, Score
-from dubito.validate import check_rows
+from dubito.validate import check_choice, check_rows
 
 _DISAGREEMENT = ("bald", "batch_bald")
-_APART = ("core_set", "weighted", "seeding")
+_DIVERSE = ("core_set", "weighted", "seeding")
 _WITHOUT_U = ("random", "core_set")
 _SHORTLIST = 5000
-"""Candidates of batch_bald, those of the highest mutual information: an image adds no more than its own."""
+"""Candidates of batch_bald, those with the highest mutual information: no image adds more than its own."""
 
 
 Trainer = Callable[[Table, Int64[Tensor, "k"]], Any]
@@ -66,13 +67,13 @@ class Acquire:
     """Chooses images to label.
 
     Attributes:
-        strategy: See above; power needs uncertainties that are not negative.
-        score: The uncertainty; by default the entropy of the logits. One that learns and is not fitted is fitted on the
-            labelled rows. None for bald and batch_bald, which go by the mutual information of the ensemble `of`.
+        strategy: The strategy, see above; power requires uncertainties that are not negative.
+        score: The uncertainty; by default the entropy of the logits. A score that learns and is not fitted is fitted on
+            the labelled rows. None for bald and batch_bald, which use the mutual information of the ensemble `of`.
         of: An ensemble of the table; batch_bald needs its members' logits.
-        beta: Of softmax, power and softrank: near 0 all images are alike, the larger, the closer to top.
-        samples: Joint labels of batch_bald.
-        seed: Of everything that is drawn, with the number of the round.
+        beta: Inverse temperature of softmax, power and softrank: near 0 they are random, the larger, the closer to top.
+        samples: The number of joint labels of batch_bald.
+        seed: Seed of all draws, together with the number of the round.
 
     >>> pool = Table(logit=[[2.0, 0.0], [0.1, 0.0], [0.0, 5.0], [0.3, 0.0]])
     >>> Acquire("top").pick(pool, 2).rows.tolist(), Acquire("top").pick(pool, 2, labelled=[1]).rows.tolist()
@@ -87,10 +88,7 @@ class Acquire:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.strategy not in get_args(Strategy):
-            raise ValueRangeError(
-                f"Acquire: strategy must be one of {', '.join(get_args(Strategy))}; got '{self.strategy}'."
-            )
+        check_choice(self.strategy, get_args(Strategy), by="Acquire", what="strategy")
         if not self.beta > 0 or self.samples < 2 or self.seed < 0:
             raise ValueRangeError(
                 f"Acquire: beta must be above 0, samples at least 2 and seed not negative; got beta={self.beta}, "
@@ -98,7 +96,7 @@ class Acquire:
             )
         if self.score is not None and self.strategy in _DISAGREEMENT:
             raise ValueRangeError(
-                f"Acquire: '{self.strategy}' goes by the mutual information of the ensemble '{self.of}' and takes no "
+                f"Acquire: '{self.strategy}' uses the mutual information of the ensemble '{self.of}' and takes no "
                 f"score; got {self.score.name}. Leave it out, or choose 'top', which takes any."
             )
 
@@ -111,37 +109,37 @@ class Acquire:
         u: Array | None = None,
         round: int = 0,  # noqa: A002
     ) -> Picks:
-        """Rows to label next.
+        """Choose rows to label next.
 
         Args:
             table: The pool, with the columns that strategy and score need.
-            count: How many. Where fewer are left, all of them are taken, and a warning says so.
+            count: How many rows. Where fewer are left, all of them are taken, with a warning.
             labelled: Rows that have labels already: indices, or a mask.
             u: (n) uncertainties in place of the score's; not for batch_bald.
-            round: Which one it is; another one draws other numbers.
+            round: The number of the round; every round draws other random numbers.
         """
         check_rows(table, by="acquire")
         if count < 1:
             raise ValueRangeError(f"acquire: count must be at least 1; got {count}.")
         if u is not None and self.strategy == "batch_bald":
             raise ValueRangeError(
-                "acquire: 'batch_bald' looks at what every member says and takes no uncertainties; got some. Give a "
-                f"table with '{self.of}_logit', or choose 'top'."
+                "acquire: 'batch_bald' uses the predictions of every member and takes no uncertainties; got some. Give "
+                f"a table with '{self.of}_logit', or choose 'top'."
             )
-        known = rows_of(table, labelled)
+        known = _row_indices(table, labelled)
         free = np.ones(len(table), dtype=bool)
         free[known] = False
         left = int(free.sum())
         if left < count:
             warnings.warn(
-                f"acquire: {count} picks are asked for, and {left} of the {len(table)} images of {table.name} are not "
+                f"acquire: count is {count}, but only {left} of the {len(table)} images of {table.name} are not "
                 f"labelled: all of them are taken.",
                 DubitoWarning,
                 stacklevel=2,
             )
         values = self._values(table, known, u)
-        rows = self._chosen(table, free, min(count, left), values, np.random.default_rng([self.seed, round]), known)
-        return Picks(rows, ids_of(table, rows), None if values is None else values[rows], round, self.strategy)
+        rows = self._choose(table, free, min(count, left), values, np.random.default_rng([self.seed, round]), known)
+        return Picks(rows, table.row_ids(rows), None if values is None else values[rows], round, self.strategy)
 
     def run(
         self,
@@ -155,61 +153,63 @@ class Acquire:
         to: str | Path | None = None,
         classes: Sequence[str] | None = None,
     ) -> Acquisition:
-        """Label, train, choose, and again.
+        """Run the loop: label, train, choose, and again.
 
         Args:
-            pool: With labels where the trainer needs them.
-            rounds: How often images are chosen; ends earlier when none is left. A finished loop can be prolonged.
-            count: How many images a round.
+            pool: The images to choose from, with labels where the trainer needs them.
+            rounds: How often images are chosen; the loop ends earlier when none is left. A finished loop can be
+                extended.
+            count: How many images to choose per round.
             start: Rows that have labels at the beginning, or how many to draw at random.
             trainer: Called with the pool and its labelled rows (ascending) before every choice, and once at the end; by
-                default linear classifiers on the features, with 20 members where the strategy looks at disagreement.
-            test: Other images with labels: the accuracy of what was trained, if it extends tables by a column logit.
+                default linear classifiers on the features, with 20 members where the strategy uses disagreement.
+            test: Other images with labels, for the accuracy of what was trained, if it extends tables by a column
+                logit.
             to: A folder for the state and for picks.csv, written after every round, and before the first one with the
-                images to begin with that have no label. The same call goes on from there, with the labels that people
-                wrote into picks.csv.
-            classes: Names of labels in picks.csv, in order, where they are classes of your own and not the model's.
+                images to begin with that have no label. The same call continues from there, with the labels that
+                people wrote into picks.csv.
+            classes: Class names of the labels in picks.csv, in order, where they are your own and not the model's.
         """
         check_rows(pool, by="acquire")
         if rounds < 0 or count < 1:
             raise ValueRangeError(
                 f"acquire: rounds must not be negative and count at least 1; got rounds={rounds}, count={count}."
             )
-        begin = start_of(pool, start, self.seed)
+        begin = _start_rows(pool, start, self.seed)
         trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)
         folder = None if to is None else Path(to)
         with nullcontext() if folder is None else locked(folder):
             identity = self._identity(pool, begin, count, trainer, test)
             done = [] if folder is None else read_rounds(folder, identity)
-            first = to_begin(pool, begin, folder)
+            first = first_images(pool, begin, folder)
             if folder is not None and (done or len(begin)):
                 write_loop(folder, identity, first, done)
-            pool = answered(pool, folder, classes)
-            found = Acquisition(pool.name, self.strategy, begin, kept(done, rounds, len(pool)))
-            while len(found.rounds) <= rounds and (not found.rounds or found.rounds[-1].picks is not None):
-                last = len(found.rounds) == rounds or len(found.labelled) == len(pool)
-                with telling_where(folder):
-                    found.rounds.append(self._round(pool, found, count, trainer, test, last=last))
+            pool = with_labels(pool, folder, classes)
+            result = Acquisition(pool.name, self.strategy, begin, reusable(done, rounds, len(pool)))
+            while len(result.rounds) <= rounds and (not result.rounds or result.rounds[-1].picks is not None):
+                last = len(result.rounds) == rounds or len(result.labelled) == len(pool)
+                with naming_file(folder):
+                    result.rounds.append(self._round(pool, result, count, trainer, test, last=last))
                 if folder is not None:
-                    write_loop(folder, identity, first, found.rounds)
-        return found
+                    write_loop(folder, identity, first, result.rounds)
+        return result
 
     def _round(
-        self, pool: Table, found: Acquisition, count: int, trainer: Trainer, test: Table | None, *, last: bool
+        self, pool: Table, result: Acquisition, count: int, trainer: Trainer, test: Table | None, *, last: bool
     ) -> Round:
-        known = np.sort(found.labelled)
+        known = np.sort(result.labelled)
         if "label" in pool:
-            need_labels(pool, known, "acquire")
+            require_labels(pool, known, "acquire")
         trained = trainer(pool, torch.from_numpy(known.copy()))  # a trainer may shuffle its rows
         accuracy = accuracy_of(trained, test)
         if last:
             return Round(len(known), accuracy, None)
-        table, score, u = answer_of(trained, pool)
+        table, score, u = read_trained(trained, pool)
         one = self if score is None else replace(self, score=score)
         size = min(count, len(pool) - len(known))
-        return Round(len(known), accuracy, one.pick(table, size, labelled=known, u=u, round=len(found.rounds)))
+        return Round(len(known), accuracy, one.pick(table, size, labelled=known, u=u, round=len(result.rounds)))
 
-    def _chosen(
+    def _choose(
         self,
         table: Table,
         free: Bool[np.ndarray, "n"],
@@ -223,16 +223,16 @@ class Acquire:
             return candidates[:0]
         if self.strategy == "random":
             return rng.permutation(candidates)[:count]
-        if self.strategy in _APART:
+        if self.strategy in _DIVERSE:
             table.require("feature", by=f"acquire: strategy '{self.strategy}'")
             distances = Distances(table.column("feature"))
             distances.add(known)
-            return spread_out(distances, self.strategy, free, count, u=u, rng=rng)
-        assert u is not None, "every other strategy looks at it"  # noqa: S101 (our own invariant)
+            return diverse(distances, self.strategy, free, count, u=u, rng=rng)
+        assert u is not None, "every other strategy uses it"  # noqa: S101 (our own invariant)
         if self.strategy == "batch_bald":
             candidates = candidates[np.sort(top(u[candidates], max(_SHORTLIST, 20 * count)))]
-            said = probabilities_of(table, f"{self.of}_logit", candidates)
-            places, _ = batch_bald(said, u[candidates], count, samples=self.samples, seed=rng)
+            predicted = member_probabilities(table, f"{self.of}_logit", candidates)
+            places, _ = batch_bald(predicted, u[candidates], count, samples=self.samples, seed=rng)
         elif self.strategy in ("top", "bald"):
             places = top(u[candidates], count)
         else:
@@ -254,7 +254,7 @@ class Acquire:
                     f"acquire: {score.name} learns from labelled rows; no rows of {table.name} are labelled. Give "
                     f"labelled=..., or a fitted score."
                 )
-            # A copy: the next round has more labels, and fits anew.
+            # A copy: the next round has more labels, and fits again.
             score = deepcopy(score).fit(table.rows(torch.from_numpy(known)))
         return score.score(table).numpy()
 
@@ -268,6 +268,36 @@ class Acquire:
             "pool": identity_of(pool),
             "count": count,
             "start": begin.tolist(),
-            "trainer": asdict(trainer) if isinstance(trainer, LinearTrainer) else name_of(trainer),
+            "trainer": asdict(trainer) if isinstance(trainer, LinearTrainer) else trainer_name(trainer),
             "test": None if test is None else identity_of(test),
         }
+
+
+def _row_indices(table: Table, rows: Rows) -> Int64[np.ndarray, "k"]:
+    """Rows as unique indices, in their order."""
+    if isinstance(rows, slice):
+        return np.arange(len(table))[rows].astype(np.int64)
+    index = to_tensor(rows, "acquire: labelled").numpy()
+    if index.shape == (0,):
+        index = index.astype(np.int64)
+    if index.dtype == np.bool_ and index.shape == (len(table),):
+        index = np.flatnonzero(index)
+    whole = index.ndim == 1 and np.issubdtype(index.dtype, np.integer)
+    if not whole or (len(index) and (index.min() < 0 or index.max() >= len(table))):
+        reach = f", from {index.min()} to {index.max()}" if whole else ""
+        raise TableError(
+            f"acquire: labelled rows must be indices from 0 to {len(table) - 1}, or a mask of {len(table)} booleans; "
+            f"got {index.dtype} of shape {index.shape}{reach}. Choose among the rows of {table.name}."
+        )
+    return index[np.sort(np.unique(index, return_index=True)[1])].astype(np.int64)
+
+
+def _start_rows(pool: Table, start: int | Rows, seed: int) -> Int64[np.ndarray, "s"]:
+    """The rows that are labelled at the beginning: the given ones, or a number of random ones."""
+    if not isinstance(start, int | np.integer):
+        return _row_indices(pool, start)
+    if not 0 <= start <= len(pool):
+        raise ValueRangeError(f"acquire: start must be 0 to {len(pool)}, the rows of {pool.name}; got {start}.")
+    # A stream of its own: round 0 draws from (seed, 0).
+    rng = np.random.default_rng([seed, 2**31])
+    return rng.permutation(len(pool))[:start].astype(np.int64)

@@ -1,21 +1,21 @@
-"""BatchBALD: a batch that tells most about the members together, so that no two images ask the same.
+"""BatchBALD: a batch with the highest joint information about the members, so that no two images are redundant.
 
     I[y_1 ... y_b; M] = sum_j  I[y_j; M | y_1 ... y_j-1]                        chain rule
     I[y; M | y_1 ... y_j-1] = E_{y_1 ... y_j-1} [ H(sum_m π_m p_m) - sum_m π_m H(p_m) ]
 
 with π the posterior over members once the labels of the batch so far are known. Kirsch, van Amersfoort, Gal 2019
 (1906.08158), eq. 8 and algorithm 1: greedy, which is within 1 - 1/e of the best batch. Here, too, all joint labels are
-counted while they are at most `samples`; after that, `samples` joint labels are drawn and kept, and each draws its
-label of the next image from its own posterior, so that all candidates are judged by the same draws. We differ from
+enumerated while they are at most `samples`; after that, `samples` joint labels are drawn and kept, and each draws its
+label of the next image from its own posterior, so that all candidates are compared on the same draws. We differ from
 the paper's eq. 14 in what is averaged: conditional information rather than joint entropies. It is the same in
 expectation, never negative, and does not underflow in long batches.
 
 Information can only shrink as a batch grows (submodularity), so an image whose last gain is below the best one found
-needs no look: most of a large pool is never looked at twice. Where labels are drawn this holds up to their noise.
+need not be evaluated: most of a large pool is never evaluated twice. With drawn labels this holds up to their noise.
 
-m members cannot tell more than log m together, which a few images do; the paper leaves open what comes then. Here, once
-no image adds a hundredth of what the best would tell by itself, all members are asked anew: the images that follow are
-a batch of their own.
+The information about m members is at most log m, which a few images exhaust; the paper leaves open what comes then.
+Here, once no image adds a hundredth of the best image's own information, the posterior is reset: the images that follow
+are a batch of their own.
 """
 
 from collections.abc import Callable
@@ -31,15 +31,15 @@ from dubito.table import Table
 from dubito.types import finite
 
 Probabilities = Callable[[Int64[np.ndarray, "b"]], Float64[np.ndarray, "b m c"]]
-"""Of some candidates, what every member says."""
-_LOOKED_AT = 256
+"""From positions of candidates to the probabilities of every member."""
+_EVALUATED_AT_ONCE = 256
 _NUMBERS = 2**22
 """Probabilities at once, 32 MB."""
 _NOTHING = 1e-9
 _EXHAUSTED = 0.01
-"""Of the information of one image: less is left to learn from the members once they are told apart."""
+"""The share of one image's information below which the members count as exhausted."""
 _SETTLED = 1e-6
-"""Nats of doubt about the members that are left aside."""
+"""Entropy of a posterior over members, in nats, that is neglected."""
 
 
 def batch_bald(
@@ -50,14 +50,14 @@ def batch_bald(
     samples: int = 1000,
     seed: int | np.random.Generator = 0,
 ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"]]:
-    """Positions of a batch in the order of its choice, and what each adds in nats since members were asked anew.
+    """Positions of a batch in the order of its choice, and what each adds in nats since the last reset.
 
     Args:
-        probabilities: Of candidates by position.
+        probabilities: Returns the members' probabilities of candidates, by position.
         information: The mutual information of every candidate by itself.
-        count: How many; at most as many as there are.
-        samples: Joint labels that are counted, or drawn.
-        seed: Of the draws.
+        count: How many to choose; at most as many as there are.
+        samples: The number of joint labels that are enumerated, or drawn.
+        seed: Seed of the draws.
     """
     order, rng = np.argsort(-information, kind="stable"), np.random.default_rng(seed)
     alone, taken = information[order].astype(np.float64), np.zeros(len(order), dtype=bool)
@@ -65,7 +65,7 @@ def batch_bald(
     gains: list[float] = []
     known, bound = None, alone.copy()
     while len(picks) < count:
-        known = known or KnownLabels(probabilities(order[:1]).shape[1], samples, rng)
+        known = known or JointLabels(probabilities(order[:1]).shape[1], samples, rng)
         little = _EXHAUSTED * alone[~taken][0]
         place = None if known.left() < little else _best(known, probabilities, order, bound, taken)
         if place is None or (len(known.weight) > 1 and bound[place] < little):
@@ -79,42 +79,42 @@ def batch_bald(
 
 
 def _best(
-    known: "KnownLabels",
+    known: "JointLabels",
     probabilities: Probabilities,
     order: Int64[np.ndarray, "n"],
     bound: Float64[np.ndarray, "n"],
     taken: Bool[np.ndarray, "n"],
 ) -> int:
-    """The place in the order of the candidate that adds most; bounds of all that were looked at are what they add."""
-    looked, best = np.zeros(len(order), dtype=bool), -np.inf
-    size = max(1, min(_LOOKED_AT, _NUMBERS // probabilities(order[:1]).size))
-    while len(stale := np.flatnonzero(~looked & ~taken & (bound > best))):
+    """The place in the order of the candidate that adds most; the bounds of evaluated candidates become exact."""
+    evaluated, best = np.zeros(len(order), dtype=bool), -np.inf
+    size = max(1, min(_EVALUATED_AT_ONCE, _NUMBERS // probabilities(order[:1]).size))
+    while len(stale := np.flatnonzero(~evaluated & ~taken & (bound > best))):
         block = stale[np.argsort(-bound[stale], kind="stable")[:size]]
-        bound[block], looked[block] = known.gains(probabilities(order[block])), True
+        bound[block], evaluated[block] = known.gains(probabilities(order[block])), True
         best = float(max(best, bound[block].max()))
     # The first by its own information among those that are equal.
-    return int(np.flatnonzero(looked & ~taken & (bound >= best - _NOTHING))[0])
+    return int(np.flatnonzero(evaluated & ~taken & (bound >= best - _NOTHING))[0])
 
 
-def probabilities_of(table: Table, key: str, candidates: Int64[np.ndarray, "n"]) -> Probabilities:
-    """What members say of some rows of a table, read when they are asked for."""
+def member_probabilities(table: Table, key: str, candidates: Int64[np.ndarray, "n"]) -> Probabilities:
+    """The members' probabilities of some rows of a table, read when they are needed."""
     table.require(key, by="acquire: strategy 'batch_bald'")
     column = table.column(key)
 
-    def said(places: Int64[np.ndarray, "b"]) -> Float64[np.ndarray, "b m c"]:
+    def probabilities(places: Int64[np.ndarray, "b"]) -> Float64[np.ndarray, "b m c"]:
         logits: Tensor = column[torch.from_numpy(candidates[places])]
         return finite(logits.double().softmax(-1), f"acquire: '{key}' of {table.name}").numpy()
 
-    return said
+    return probabilities
 
 
 @final
-class KnownLabels:
-    """Joint labels of a batch, counted or drawn, with the posterior over members that each of them leaves.
+class JointLabels:
+    """Joint labels of a batch, enumerated or drawn, each with its posterior over members.
 
     Attributes:
-        posterior: (s, m) one line a joint label.
-        weight: (s) its probability.
+        posterior: (s, m) One row per joint label.
+        weight: (s) The probability of each.
     """
 
     def __init__(self, members: int, samples: int, rng: np.random.Generator) -> None:
@@ -123,43 +123,45 @@ class KnownLabels:
         self._samples, self._rng, self._drawn = samples, rng, False
 
     def left(self) -> float:
-        """What is still open about the members, in nats: no image tells more."""
+        """The entropy of the posterior over members, in nats: no image adds more."""
         return float(self.weight @ entr(self.posterior).sum(1))
 
-    def gains(self, said: Float64[np.ndarray, "b m c"]) -> Float64[np.ndarray, "b"]:
-        """What each candidate would tell about the members beyond these labels, in nats."""
-        b, _, c = said.shape
-        found, own = np.zeros(b), entr(said).sum(-1)
-        # Joint labels that leave one member alone need no look, for the same reason.
+    def gains(self, p: Float64[np.ndarray, "b m c"]) -> Float64[np.ndarray, "b"]:
+        """The information of each candidate about the members, given these labels, in nats."""
+        b, _, c = p.shape
+        gains, own = np.zeros(b), entr(p).sum(-1)
+        # Joint labels that leave one member alone have nothing to add.
         open_ = entr(self.posterior).sum(1) > _SETTLED
         posterior, weight = self.posterior[open_], self.weight[open_]
         for start in range(0, b, size := max(1, _NUMBERS // (max(1, len(weight)) * c))):
             part = slice(start, start + size)
-            mixed = np.tensordot(posterior, said[part], axes=(1, 1))
-            found[part] = weight @ (entr(mixed).sum(-1) - posterior @ own[part].T)
-        return np.maximum(found, 0)
+            mixed = np.tensordot(posterior, p[part], axes=(1, 1))
+            gains[part] = weight @ (entr(mixed).sum(-1) - posterior @ own[part].T)
+        return np.maximum(gains, 0)
 
-    def add(self, said: Float64[np.ndarray, "m c"]) -> None:
-        """One more image in the batch."""
-        if not self._drawn and len(self.weight) * said.shape[1] <= self._samples:
-            joint = self.posterior[:, None, :] * said.T[None]
+    def add(self, p: Float64[np.ndarray, "m c"]) -> None:
+        """Add an image to the batch."""
+        if not self._drawn and len(self.weight) * p.shape[1] <= self._samples:
+            joint = self.posterior[:, None, :] * p.T[None]
             chance = joint.sum(-1)
             weight = (self.weight[:, None] * chance).ravel()
             kept = weight > 0
             self.weight = weight[kept] / weight.sum()
-            self.posterior = joint.reshape(-1, said.shape[0])[kept] / chance.ravel()[kept, None]
+            self.posterior = joint.reshape(-1, p.shape[0])[kept] / chance.ravel()[kept, None]
             return
         if not self._drawn:
             self._draw()
-        chances = np.cumsum(self.posterior @ said, axis=1)
+        chances = np.cumsum(self.posterior @ p, axis=1)
         label = (self._rng.random((len(chances), 1)) * chances[:, -1:] >= chances).sum(axis=1)
-        joint = self.posterior * said.T[np.minimum(label, said.shape[1] - 1)]
+        joint = self.posterior * p.T[np.minimum(label, p.shape[1] - 1)]
         self.posterior = joint / joint.sum(axis=1, keepdims=True)
 
     def _draw(self) -> None:
-        """From counted labels to drawn ones, by systematic resampling: as many of each as its probability asks."""
-        edges = np.cumsum(self.weight)
-        places = (np.arange(self._samples) + self._rng.random()) / self._samples * edges[-1]
-        self.posterior = self.posterior[np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)]
+        """Go from enumerated labels to drawn ones, by systematic resampling."""
+        cumulative = np.cumsum(self.weight)
+        places = (np.arange(self._samples) + self._rng.random()) / self._samples * cumulative[-1]
+        self.posterior = self.posterior[
+            np.minimum(np.searchsorted(cumulative, places, side="right"), len(cumulative) - 1)
+        ]
         self.weight = np.full(self._samples, 1 / self._samples)
         self._drawn = True

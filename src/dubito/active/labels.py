@@ -1,66 +1,158 @@
-"""A table with the labels that people wrote into CSVs.
+"""Labels that people write into CSV files: read as spreadsheets save them, added to a table, and never overwritten.
 
-A label is the name of a class, whole or one of its synonyms (`tench, Tinca tinca` has two), or its number; empty or -1
-where there is none yet.
+A file has a header with a column id, and a column label for the answers; further columns are people's own. Commas,
+semicolons or tabs, any line ends, UTF-8 with or without a byte order mark. A label is the name of a class, whole or one
+of its synonyms (`tench, Tinca tinca` has two), or its number; empty or -1 where there is none yet.
 """
 
+import csv
+import io
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Int64
 from torch import Tensor
 
-from dubito.active._given import ids_of
-from dubito.active.answers import read_answers
 from dubito.data.image_set import some
-from dubito.errors import DubitoWarning, TableError
+from dubito.errors import ArtefactError, DubitoWarning, TableError
+from dubito.storage import write_csv
 from dubito.table import Table
+
+_UNLABELLED = ("", "-1", "-1.0")
+
+
+class UnlabelledError(TableError):
+    """Rows to train on have no labels yet: people have to give them."""
 
 
 def add_labels(table: Table, *paths: str | Path, classes: Sequence[str] | None = None) -> Table:
-    """The table with the labels that stand in CSVs, in place of its own; -1 where there is none.
+    """The table with the labels of CSV files in place of its own; -1 where there is none.
 
     Args:
         table: A pool, with labels or without.
-        paths: With columns id and label, such as picks that were filled in, or suspects that were corrected.
-        classes: Names of the labels in order, where they are classes of your own and not the model's.
+        paths: Files with columns id and label, such as picks that were filled in, or label issues that were corrected.
+        classes: Class names in order, where labels are classes of your own and not the model's.
     """
     label: Tensor = table.label.clone() if "label" in table else torch.full((len(table),), -1)
-    names = _names(table, label, classes)
+    names = _class_names(table, label, classes)
     numbers = _numbers(paths, names)
     rows = rows_of_ids(table, list(numbers))
-    _tell_strangers([name for name in numbers if name not in rows], len(numbers), table)
+    _warn_unknown([name for name in numbers if name not in rows], len(numbers), table)
     before = label.clone()
     for name, (row, *others) in rows.items():
         if others:
             raise TableError(
-                f"every id must stand for one image; '{name}' stands for {len(others) + 1} rows of {table.name}. Give "
-                f"them ids of their own."
+                f"every id must name one image; '{name}' names {len(others) + 1} rows of {table.name}. Give them "
+                f"unique ids."
             )
         label[row] = numbers[name]
-    # What was computed from other labels is no longer true.
+    # Losses were computed from the previous labels.
     stale = {"loss", *(key for key in table.columns if key.endswith("_loss"))} if (label != before).any() else set()
-    found = table.select(*(key for key in table.columns if key not in stale)).extended(label=label)
+    labelled = table.select(*(key for key in table.columns if key not in stale)).extended(label=label)
     if classes is not None:
-        found.label_space, found.label_names = "own", names
-    return found
+        labelled.label_space, labelled.label_names = "own", names
+    return labelled
 
 
 def rows_of_ids(table: Table, names: Sequence[str]) -> dict[str, list[int]]:
     """By id, the rows of a table, for those of these ids that it has."""
-    wanted, found = set(names), defaultdict[str, list[int]](list)
-    for row, name in enumerate(ids_of(table, np.arange(len(table))) if names else ()):
+    wanted, rows = set(names), defaultdict[str, list[int]](list)
+    for row, name in enumerate(table.row_ids() if names else ()):
         if name in wanted:
-            found[name].append(row)
-    return dict(found)
+            rows[name].append(row)
+    return dict(rows)
 
 
-def _names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] | None) -> list[str] | None:
-    """What labels may be called."""
+def without_label(table: Table, rows: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "w"]:
+    """The rows among these that have no label yet: -1, or no column label at all."""
+    if "label" not in table or not len(rows):
+        return rows
+    unlabelled: np.ndarray = rows[table.select("label").rows(torch.from_numpy(rows)).label.numpy() < 0]
+    return unlabelled
+
+
+def require_labels(table: Table, rows: Int64[np.ndarray, "k"], by: str) -> None:
+    """Raise UnlabelledError unless all rows have a label."""
+    without = table.row_ids(without_label(table, rows))
+    if without:
+        raise UnlabelledError(
+            f"{by}: rows to train on must have a label from 0 on; {len(without)} of {len(rows)} of {table.name} have "
+            f"none yet (-1): {some(without)}. Label them, and make the same call again."
+        )
+
+
+@final
+@dataclass(frozen=True)
+class LabelFile:
+    """The content of one file.
+
+    Attributes:
+        header: The names of its columns, in lower case.
+        lines: By id, the cells by column.
+    """
+
+    header: Sequence[str]
+    lines: Mapping[str, Mapping[str, str]]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """By id, the label, where there is one."""
+        labels = {name: cells.get("label", "").strip() for name, cells in self.lines.items()}
+        return {name: label for name, label in labels.items() if label not in _UNLABELLED}
+
+
+def read_labels(path: str | Path) -> LabelFile:
+    """Read a file that has a column id; ArtefactError if it has none."""
+    header, *lines = _cells(Path(path))
+    if "id" not in header:
+        raise ArtefactError(f"'{path}' must have a column id; it has {', '.join(filter(None, header)) or 'none'}.")
+    rows: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(lines, 2):
+        if any(line[len(header) :]):
+            raise ArtefactError(
+                f"'{path}' must have {len(header)} cells per line, as its header has; line {number} has {len(line)}. "
+                f"Quote cells that contain the separator."
+            )
+        cells = dict(zip(header, line, strict=False))
+        if not any(map(str.strip, line)):
+            continue
+        first = rows.setdefault(cells.get("id", ""), cells)
+        if first.get("label", "").strip() != cells.get("label", "").strip():
+            raise ArtefactError(
+                f"'{path}' must give every image one label; '{cells['id']}' has '{first.get('label', '')}' and, in "
+                f"line {number}, '{cells.get('label', '')}'. Keep one line per image."
+            )
+    return LabelFile(header, rows)
+
+
+def write_picks(path: str | Path, lines: Sequence[Sequence[object]]) -> Path:
+    """Write picks, a header first, as CSV with a column label, and return its path.
+
+    Labels and further columns that people wrote into an earlier file of these picks are kept. A file with labels of
+    other images is not replaced.
+    """
+    place, (header, *body) = Path(path), lines
+    earlier = _earlier(place)
+    names = {str(line[0]) for line in body}
+    lost = [name for name in earlier.labels if name not in names]
+    if lost:
+        raise ArtefactError(
+            f"'{place}' has labels of {len(lost)} images that are not among these picks: {some(lost)}. It was "
+            f"not replaced, so that they are not lost. Choose another place, or move it away."
+        )
+    own = ["label", *(key for key in earlier.header if key and key not in (*header, "label"))]
+    kept = [[earlier.lines.get(str(line[0]), {}).get(key, "") for key in own] for line in body]
+    return write_csv(place, [[*header, *own], *([*line, *cells] for line, cells in zip(body, kept, strict=True))])
+
+
+def _class_names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] | None) -> list[str] | None:
+    """The names that labels may have."""
     known = None if table.label_names is None else list(table.label_names)
     if classes is None:
         return known
@@ -72,7 +164,7 @@ def _names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] | None)
             f"classes, or the column label."
         )
     if len(set(map(_plain, classes))) < len(classes) or not classes:
-        raise TableError(f"classes must be names that differ, at least one; got {some(list(classes), 8)}.")
+        raise TableError(f"classes must be at least one name, all different; got {some(list(classes), 8)}.")
     return list(classes)
 
 
@@ -81,10 +173,10 @@ def _numbers(paths: Sequence[str | Path], names: Sequence[str] | None) -> dict[s
     numbers: dict[str, int] = {}
     known = _by_name(names or ())
     for path in paths:
-        found = read_answers(path)
-        if "label" not in found.header:
-            raise TableError(f"'{path}' must have a column label; it has {', '.join(found.header)}. Add one.")
-        for name, cell in found.labels.items():
+        file = read_labels(path)
+        if "label" not in file.header:
+            raise TableError(f"'{path}' must have a column label; it has {', '.join(file.header)}. Add one.")
+        for name, cell in file.labels.items():
             number = _class(cell, names, known, f"'{path}': the label of '{name}'")
             if numbers.setdefault(name, number) != number:
                 raise TableError(
@@ -95,26 +187,26 @@ def _numbers(paths: Sequence[str | Path], names: Sequence[str] | None) -> dict[s
 
 
 def _class(cell: str, names: Sequence[str] | None, known: Mapping[str, set[int]], what: str) -> int:
-    found = known.get(_plain(cell), set())
-    if len(found) == 1:
-        return next(iter(found))
-    whole = cell.removesuffix(".0")  # what software for tables makes of whole numbers beside empty cells
-    if not found and whole.isdecimal() and (names is None or int(whole) < len(names)):
+    matches = known.get(_plain(cell), set())
+    if len(matches) == 1:
+        return next(iter(matches))
+    whole = cell.removesuffix(".0")  # spreadsheets make floats of integers beside empty cells
+    if not matches and whole.isdecimal() and (names is None or int(whole) < len(names)):
         return int(whole)
     if names is None:
         raise TableError(
-            f"{what} must be a number from 0 on, as nobody knows what the classes are called; got '{cell}'. Give "
-            f"their names in order: classes=['cat', 'dog'] (--classes cat,dog)."
+            f"{what} must be a number from 0 on, because the class names are unknown; got '{cell}'. Give their "
+            f"names in order: classes=['cat', 'dog']."
         )
-    several = f", which stands for {len(found)} of them, {', '.join(map(str, sorted(found)))}" if found else ""
+    several = f", which names {len(matches)} of them, {', '.join(map(str, sorted(matches)))}" if matches else ""
     raise TableError(
         f"{what} must be one of the {len(names)} classes, {some(list(names))}, or a number below {len(names)}; "
-        f"got '{cell}'{several}. Correct it, or name classes of your own: classes=['cat', 'dog'] (--classes cat,dog)."
+        f"got '{cell}'{several}. Correct it, or name classes of your own: classes=['cat', 'dog']."
     )
 
 
 def _by_name(names: Sequence[str]) -> dict[str, set[int]]:
-    """Every way to name a class; a whole name goes before a synonym."""
+    """Every way to name a class; a whole name takes precedence over a synonym."""
     whole, synonyms = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
     for number, name in enumerate(names):
         whole[_plain(name)].add(number)
@@ -127,11 +219,35 @@ def _plain(name: str) -> str:
     return name.strip().casefold().replace("_", " ")
 
 
-def _tell_strangers(strangers: Sequence[str], of: int, table: Table) -> None:
-    if strangers:
+def _warn_unknown(unknown: Sequence[str], of: int, table: Table) -> None:
+    if unknown:
         warnings.warn(
-            f"{len(strangers)} of {of} labelled ids are not in {table.name}: {some(strangers)}. Spreadsheets may "
-            f"change names that look like numbers (0012 becomes 12).",
+            f"{len(unknown)} of {of} labelled ids are not in {table.name}: {some(unknown)}. Spreadsheets may change "
+            f"names that look like numbers (0012 becomes 12).",
             DubitoWarning,
             stacklevel=3,
         )
+
+
+def _earlier(place: Path) -> LabelFile:
+    """The content of a file of labels; empty if there is no such file, or if it is something else."""
+    ours = place.is_file() and {"id", "label"} <= set(_cells(place)[0])
+    return read_labels(place) if ours else LabelFile((), {})
+
+
+def _cells(path: Path) -> list[list[str]]:
+    """Every line of a CSV, the header first and in lower case."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        # Spreadsheets separate by semicolons where the comma is the decimal point.
+        first = next(iter(text.splitlines()), "")
+        header, *lines = [*csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count))] or [[]]
+    except OSError as error:
+        raise ArtefactError(f"'{path}' cannot be read ({error.strerror}). Give a CSV with a column id.") from error
+    except UnicodeDecodeError as error:
+        raise ArtefactError(
+            f"'{path}' must be a CSV in UTF-8; it is not ({error.reason}). Save it as 'CSV UTF-8'."
+        ) from error
+    except csv.Error as error:
+        raise ArtefactError(f"'{path}' must be a CSV; it is not ({error}). Save it as 'CSV UTF-8'.") from error
+    return [[cell.strip().lower() for cell in header], *lines]

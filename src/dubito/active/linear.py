@@ -1,12 +1,13 @@
-"""A linear classifier on the features of some labelled rows, and several of them that may disagree.
+"""A linear classifier on the features of labelled rows, and an ensemble of them that may disagree.
 
     W, b = argmin  sum_i CE(W x_i + b, y_i) + strength / 2 ||W - W0||^2,     x = (z - mean) / scale
 
 mean and scale are the pool's: one scale for all features, the root of their mean variance, so that their geometry
-stays. Convex, by L-BFGS from W0, so that one set of labels gives one classifier: W0 = 0. Its members have each a W0 of
-its own, from the prior that the penalty is, N(0, 1 / strength): anchored ensembles, Pearce et al. 2020 (1810.05546).
-Few labels leave most directions of the features open. There, members of a bootstrap would all say what the classifier
-says, while these differ. W - W0 is a sum of labelled rows, so that it is sought in the span of these.
+stays. The problem is convex and solved by L-BFGS from W0, so one set of labels gives one classifier: W0 = 0. Each
+member has its own W0, drawn from the prior that the penalty corresponds to, N(0, 1 / strength): anchored ensembles,
+Pearce et al. 2020 (1810.05546). Few labels leave most directions of the features open. There, the members of a
+bootstrap would all agree with the classifier, while these differ. W - W0 is a sum of labelled rows, so the solution is
+sought in their span.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from jaxtyping import Float32, Float64, Int64
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dubito.active._given import need_labels
+from dubito.active.labels import require_labels
 from dubito.ensembles.member_columns import class_logits, member_logits
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
@@ -38,11 +39,11 @@ def fit_linear(
     """Weights, the biases in the last row: (d + 1, c).
 
     Args:
-        x: Features.
-        label: Of every row.
-        classes: How many there are; perhaps more than came.
-        strength: Of the penalty.
-        prior: What the penalty pulls to; 0 by default.
+        x: The features.
+        label: The class of every row.
+        classes: The number of classes, which may exceed the largest label.
+        strength: The strength of the penalty.
+        prior: The weights that the penalty pulls to; 0 by default.
     """
     n, d = x.shape
     start = np.zeros((d + 1, classes))
@@ -66,8 +67,8 @@ def fit_linear(
         return float(value), slope.ravel()
 
     options = {"maxiter": _STEPS, "gtol": 1e-6 * n}
-    found: np.ndarray = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
-    return found.reshape(d + 1, classes)
+    weights: np.ndarray = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
+    return weights.reshape(d + 1, classes)
 
 
 @final
@@ -76,9 +77,9 @@ class LinearTrainer:
     """Trains linear classifiers on the labelled rows of a table: a trainer for `Acquire.run`.
 
     Attributes:
-        members: How many further ones, for strategies that look at disagreement; written as the ensemble `members`.
-        strength: Of the penalty on weights; 1 is scikit-learn's C = 1.
-        seed: Of the members.
+        members: The size of the ensemble `members`, for strategies that use disagreement; 0 for none.
+        strength: The strength of the penalty on weights; 1 is scikit-learn's C = 1.
+        seed: Seed of the members.
     """
 
     members: int = 0
@@ -93,14 +94,14 @@ class LinearTrainer:
             )
 
     def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
-        """Classifiers of these rows of the table, which has features and labels."""
+        """Train on these rows of the table, which has features and labels."""
         table.require("feature", by="LinearTrainer")
         if not len(rows):
             raise TableError("LinearTrainer needs at least one labelled row; got none. Begin with start=10 or more.")
-        need_labels(table, rows.numpy(), "LinearTrainer")
+        require_labels(table, rows.numpy(), "LinearTrainer")
         label = table.select("label").rows(rows).label.numpy()
         own = "logit" not in table or table.label_space == "own"
-        # Two at least: the first few labels may be all alike.
+        # At least two: the first few labels may all be the same.
         classes = max(2, int(table.label.max()) + 1, len(table.label_names or ())) if own else table.shape("logit")[1]
         mean, scale = _scale(table)
         if label.max() >= classes:
@@ -109,7 +110,7 @@ class LinearTrainer:
                 f"{label.max()}. Name other classes (classes=[...]), or leave column 'logit' out of the pool."
             )
         x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
-        # One seed for each number of rows: members of two rounds are not drawn alike.
+        # The number of rows is part of the seed: members of two rounds are independent.
         rng = np.random.default_rng([self.seed, len(rows)])
         span, x = _span(x)
         priors = [np.zeros((len(span), classes))]
@@ -125,8 +126,8 @@ class LinearTrainer:
         prior: Float64[np.ndarray, "d c"],
     ) -> Float64[np.ndarray, "e c"]:
         within = span.T @ prior
-        found = fit_linear(x, label, prior.shape[1], strength=self.strength, prior=within)
-        return np.vstack([prior + span @ (found[:-1] - within), found[-1:]])
+        fitted = fit_linear(x, label, prior.shape[1], strength=self.strength, prior=within)
+        return np.vstack([prior + span @ (fitted[:-1] - within), fitted[-1:]])
 
 
 @final
@@ -135,9 +136,9 @@ class LinearHeads:
     """One classifier on all labelled rows, and its members.
 
     Attributes:
-        mean: (d) of the pool's features.
-        scale: Of all of them.
-        heads: (1 + m, d + 1, c), biases last.
+        mean: (d) Mean of the pool's features.
+        scale: Their common scale.
+        heads: (1 + m, d + 1, c) Weights, biases last.
     """
 
     mean: Float64[np.ndarray, "d"]
@@ -145,22 +146,22 @@ class LinearHeads:
     heads: Float32[np.ndarray, "h e c"]
 
     def extend(self, table: Table) -> Table:
-        """The table with what they say: logit, and members_logit where there are members; made when asked for."""
+        """The table with their logits: logit, and members_logit if there are members; computed when rows are read."""
         table.require("feature", by="LinearHeads.extend")
         feature, (many, _, classes) = table.column("feature"), self.heads.shape
         if feature.shape[1] != len(self.mean):
             raise TableError(
-                f"LinearHeads.extend: features of {table.name} must be {len(self.mean)} wide, as those that were "
-                f"trained on; got {feature.shape[1]}. Extract both tables with the same model."
+                f"LinearHeads.extend: features of {table.name} must be {len(self.mean)} wide, as those of "
+                f"the training; got {feature.shape[1]}. Extract both tables with the same model."
             )
-        columns = {"logit": class_logits(feature, lambda z: self._said(z, 0, 1)[:, 0], classes)}
+        columns = {"logit": class_logits(feature, lambda z: self._logits(z, 0, 1)[:, 0], classes)}
         if many > 1:
-            columns["members_logit"] = member_logits(feature, lambda z: self._said(z, 1, many), (many - 1, classes))
-        # What another model has said would be read beside it.
+            columns["members_logit"] = member_logits(feature, lambda z: self._logits(z, 1, many), (many - 1, classes))
+        # Predictions of another model must not stand beside these.
         stale = [key for key in table.columns if key == "loss" or key.split("_")[0] == "members"]
         return table.select(*(key for key in table.columns if key not in stale)).extended(**columns)
 
-    def _said(self, z: Tensor, first: int, last: int) -> Tensor:
+    def _logits(self, z: Tensor, first: int, last: int) -> Tensor:
         x = ((z.double() - torch.from_numpy(self.mean)) / self.scale).float()
         heads = torch.from_numpy(self.heads[first:last])
         return torch.einsum("nd,mdc->nmc", x, heads[:, :-1]) + heads[:, -1]

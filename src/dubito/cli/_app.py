@@ -16,7 +16,7 @@ from dubito.cli.ensemble import ensemble
 from dubito.cli.evaluate import evaluate
 from dubito.cli.extract import extract
 from dubito.cli.guard import app as guard
-from dubito.cli.label_issues import suspects
+from dubito.cli.label_issues import label_issues
 from dubito.cli.listing import list_
 from dubito.cli.map import map_
 from dubito.cli.reject import reject
@@ -59,7 +59,7 @@ for _name, _command, _example in (
     ("reject", reject, "dubito reject cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
     ("map", map_, "dubito map cache/photos --images photos --to map.html --png map.png"),
     ("acquire", acquire, "dubito acquire cache/pool --strategy weighted --count 100 --to picks.csv"),
-    ("suspects", suspects, "dubito suspects cache/train --to suspects.csv"),
+    ("label-issues", label_issues, "dubito label-issues cache/train --to issues.csv"),
     ("audit", audit, "dubito audit pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("list", list_, "dubito list models 'resnet50*'"),
     ("demo", demo, "dubito demo --to demo"),

@@ -6,20 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import RenderableType
 from rich.text import Text
 
 import dubito
 from dubito import choices
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, grid
+from dubito.cli._console import Screen
 
 if TYPE_CHECKING:
-    from dubito.active import Picks
     from dubito.table import Table
     from dubito.types import Score
-
-_SHOWN = 20
 
 
 def acquire(  # noqa: PLR0913 (a command's options)
@@ -76,7 +72,7 @@ def acquire(  # noqa: PLR0913 (a command's options)
         picks = acquire.pick(table, count, labelled=known, round=number)
     if to is not None:
         picks.to_csv(to)
-    screen.result({**picks.to_json(), "to": str(to) if to else None}, *_shown(picks, to))
+    screen.result({**picks.to_dict(), "to": str(to) if to else None}, picks, *([Text(f"written: {to}")] if to else []))
 
 
 def given_score(
@@ -104,10 +100,9 @@ def given_score(
 
 def _known(table: "Table", files: list[Path], screen: Screen) -> list[int]:
     """The rows whose ids stand in these files."""
-    from dubito.active.answers import read_answers
-    from dubito.active.labels import rows_of_ids
+    from dubito.active.labels import read_labels, rows_of_ids
 
-    names = [name for path in files for name in read_answers(path).lines]
+    names = [name for path in files for name in read_labels(path).lines]
     found = rows_of_ids(table, names)
     if len(found) < len(set(names)):
         screen.note(f"--labelled: {len(set(names)) - len(found)} of {len(set(names))} ids are not in {table.name}.")
@@ -121,12 +116,11 @@ def _trained(
     import torch
 
     from dubito.active import LinearTrainer, add_labels
-    from dubito.active.answers import read_answers
-    from dubito.active.labels import rows_of_ids
+    from dubito.active.labels import read_labels, rows_of_ids
 
     if not train:
         raise dubito.DubitoError("--classes belongs to --train, which is not given. Give both, or neither.")
-    labels = [name for path in files for name in read_answers(path).labels]
+    labels = [name for path in files for name in read_labels(path).labels]
     if not labels:
         raise dubito.DubitoError(
             "--train needs --labelled FILE with labels in its column label; there are none. Fill it in first."
@@ -138,11 +132,3 @@ def _trained(
     rows = sorted(row for found in rows_of_ids(pool, labels).values() for row in found)
     members = 20 if strategy in ("bald", "batch_bald") else 0
     return LinearTrainer(members=members, seed=seed)(pool, torch.tensor(rows, dtype=torch.long)).extend(pool)
-
-
-def _shown(picks: "Picks", to: Path | None) -> list[RenderableType]:
-    header, *lines = picks.lines()
-    short = [[name, number, u and f"{float(u):.4g}", rank] for name, number, u, rank in lines[:_SHOWN]]
-    title = f"{len(picks)} images to label, by {picks.strategy}"
-    rest = [Text(f"... and {len(lines) - _SHOWN} more")] if len(lines) > _SHOWN else []
-    return [grid(title, header, short, numbers=3), *rest, *([Text(f"written: {to}")] if to else [])]

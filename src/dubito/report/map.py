@@ -137,7 +137,7 @@ class Map(Result):
             points=points,
             u=values[rows],
             rows=rows,
-            ids=[str(one) for one in (drawn.id if "id" in drawn else rows.tolist())],
+            ids=table.row_ids(rows),
             labels=_class_names(labels, table.label_names),
             predictions=_class_names(predicted, table.classes),
             score=u.name if isinstance(u, Score) else "uncertainty",

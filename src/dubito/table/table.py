@@ -162,6 +162,12 @@ class Table:
         exact = _exact(rows, len(self), self.name)
         return self.with_only({key: _chosen(column, exact) for key, column in self._columns.items()})
 
+    def row_ids(self, rows: Rows | None = None) -> list[str]:
+        """The ids of some rows, of all by default; row numbers where the table has no ids."""
+        names = self.column("id") if "id" in self else np.arange(len(self))
+        exact = _exact(slice(None) if rows is None else rows, len(self), self.name)
+        return [str(name) for name in _chosen(names, exact)]
+
     def batches(self, *columns: str, size: int = 2048) -> Iterator["Table"]:
         """Consecutive rows in memory, at most `size` at a time."""
         chosen = self.select(*columns) if columns else self
