@@ -161,8 +161,8 @@ class BaseProbe(Protocol):
     """The probe that every extraction runs: it compares logits with targets, and takes features that are there."""
 
     @property
-    def loss_name(self) -> str:
-        """What the task loss is called."""
+    def recorded_loss(self) -> str:
+        """The name under which a cache records the task loss."""
         ...
 
     @property

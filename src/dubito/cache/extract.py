@@ -117,7 +117,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             classes=None if model.classes is None else list(model.classes),
             label_space=space,
             label_names=names_of_labels(opened, model, space),
-            task_loss=None if base is None or values is None else base.loss_name,
+            task_loss=None if base is None or values is None else base.recorded_loss,
             batch_size=batch_size or default_batch_size(model.device),
             shard_size=shard_size,
         )

@@ -72,13 +72,13 @@ class Forward:
         """The settings themselves; the task loss only where it is not the default."""
         settings: Json = {"store_logit": self.store_logit, "feature_dtype": self.feature_dtype}
         if self.task_loss != "cross_entropy":
-            settings["task_loss"] = name_of_loss(self.task_loss, self.loss_name)
+            settings["task_loss"] = self.recorded_loss
         return settings
 
     @property
-    def loss_name(self) -> str:
-        """The task loss by name."""
-        return describe_task_loss(self.task_loss)
+    def recorded_loss(self) -> str:
+        """The name under which a cache records the task loss."""
+        return name_of_loss(self.task_loss, self.loss_name)
 
     @property
     def keeps_head(self) -> bool:
@@ -89,8 +89,7 @@ class Forward:
         """Raise an error where the task loss cannot be computed: no targets for one that was chosen, or unfit ones."""
         if targets is None and self.task_loss != "cross_entropy":
             raise ImagesError(
-                f"Forward(task_loss={name_of_loss(self.task_loss, self.loss_name)!r}) needs something to compare the logits "
-                f"with; the images have no labels of the model's classes and there are no targets. "
+                f"Forward(task_loss={self.recorded_loss!r}) needs something to compare the logits with; the images have no labels of the model's classes and there are no targets. "
                 f"Pass targets=..., one row per image."
             )
         if targets is not None and classes is not None:
