@@ -1,1 +1,32 @@
-"""The papers' evaluations: transfer, human ambiguity, corruption curve, ID against OOD, benchmark data sets."""
+"""The papers' evaluations: transfer, human ambiguity, corruption curves, OOD by data set, benchmark data sets."""
+
+from dubito.protocols.benchmarks import BENCHMARKS, class_split, open_benchmark
+from dubito.protocols.corruption_curve import CorruptionCurves, corruption_curve
+from dubito.protocols.human_ambiguity import (
+    HumanAmbiguity,
+    ambiguous_images,
+    ambiguous_sets,
+    human_ambiguity,
+    vote_degree,
+    vote_entropy,
+)
+from dubito.protocols.ood import OodAurocByDataset, ood_auroc_by_dataset
+from dubito.protocols.transfer import Transfer, transfer
+
+__all__ = [
+    "BENCHMARKS",
+    "CorruptionCurves",
+    "HumanAmbiguity",
+    "OodAurocByDataset",
+    "Transfer",
+    "ambiguous_images",
+    "ambiguous_sets",
+    "class_split",
+    "corruption_curve",
+    "human_ambiguity",
+    "ood_auroc_by_dataset",
+    "open_benchmark",
+    "transfer",
+    "vote_degree",
+    "vote_entropy",
+]
