@@ -1,6 +1,6 @@
-"""What may be chosen by name, each written once: for the rooms that act on it, and for options of the command line.
+"""Every choice by name, defined once: for the functions that act on it, and for the options of the command line.
 
-Nothing is imported here, so that `dubito train --help` need not wait for torch.
+Nothing is imported here, so `dubito train --help` does not wait for torch.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ LabelSpace = Literal["model", "own"]
 Strong = Literal["augmix", "cutmix", "mixup", "blur", "crop", "box", "noise"]
 """Strong augmentations."""
 KnownLoss = Literal["cross_entropy", "bce"]
-"""Task losses: of one label an image, or of several."""
+"""Task losses: of one label per image, or of several."""
 
 LossName = Literal["ranking", "l2", "l1", "log_l2", "variance_nll"]
 """What a head learns by: the order of losses, or the losses themselves."""
@@ -39,7 +39,7 @@ WeighedBy = Literal["logsumexp", "sum"]
 WeighedOver = Literal["input", "pooled"]
 """Whether members have weights of their own for each input, or one for all."""
 Keep = Literal["summary", "logits"]
-"""What a probe of an ensemble writes: a few numbers an image, or also what every member says."""
+"""What a probe of an ensemble writes: a few numbers per image, or also the logits of every member."""
 
 ClassWeighting = Literal["fisher", "root", "expected_l1"]
 """How gradients of the classes become one number: the Fisher trace, norms weighed by roots, or expected 1-norms."""
@@ -61,4 +61,4 @@ Colouring = Literal["label", "prediction", "uncertainty"]
 """What the circles of a map are coloured by."""
 
 SetMethod = Literal["lac", "aps"]
-"""How classes are judged for a prediction set."""
+"""How classes are scored for a prediction set."""

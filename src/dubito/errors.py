@@ -1,8 +1,8 @@
-"""What can go wrong, as one family: every message says what came, what was expected and how to repair it."""
+"""What can go wrong, as one family: every message says what was expected, what was given and how to repair it."""
 
 
 class DubitoError(Exception):
-    """The root: catch this one to catch everything that dubito raises on purpose."""
+    """The root: catch it to catch every error that dubito raises on purpose."""
 
 
 class ModelError(DubitoError):
@@ -30,7 +30,7 @@ class BrokenImageError(DubitoError):
 
 
 class TableError(DubitoError):
-    """Columns that do not fit together or do not fit the question."""
+    """Columns that do not fit together, or not what they are used for."""
 
 
 class MissingColumnError(TableError, AttributeError):
@@ -38,7 +38,7 @@ class MissingColumnError(TableError, AttributeError):
 
 
 class NotFittedError(DubitoError):
-    """A score is asked before it has learned what it needs."""
+    """A score is used before it has been fitted."""
 
 
 class ValueRangeError(DubitoError):
@@ -62,7 +62,7 @@ class CacheBusyError(CacheError):
 
 
 class DiskFullError(CacheError):
-    """No space left; what was finished is safe and the same call goes on from there."""
+    """No space left; what was finished is safe, and the same call continues from there."""
 
 
 class ServerError(DubitoError):
@@ -78,7 +78,7 @@ class GuardError(DubitoError):
 
 
 class DubitoWarning(UserWarning):
-    """The root of what is worth telling without stopping."""
+    """The root of all warnings."""
 
 
 class SkippedImagesWarning(DubitoWarning):
@@ -94,16 +94,16 @@ class OwnLabelsWarning(DubitoWarning):
 
 
 class LabelOrderWarning(DubitoWarning):
-    """The model's answers fit the labels much better with classes exchanged; dubito.audit tells what to repair."""
+    """The model's predictions fit the labels much better with classes exchanged; dubito.audit says what to repair."""
 
 
 class ConstantHeadWarning(DubitoWarning):
-    """A trained head says the same of every image: it has not learned anything."""
+    """A trained head predicts the same for every image: it has not learned anything."""
 
 
 class GradientFallbackWarning(DubitoWarning):
-    """Gradients of some layers are taken image by image: right, but slow; the message names the layers."""
+    """Gradients of some layers are computed image by image: correct, but slow; the message names the layers."""
 
 
 class UnusedLayersWarning(DubitoWarning):
-    """Some layers take no part in what a model says, so that they have no gradient; the message names them."""
+    """Some layers do not contribute to the logits, so they have no gradient; the message names them."""

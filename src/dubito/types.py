@@ -1,4 +1,4 @@
-"""The contracts of the house: what an image set, a transform, a classifier, a probe and a score promise.
+"""The contracts: what an image set, a transform, a classifier, a probe and a score must provide.
 
 Axes have fixed letters everywhere: n images, c classes, d features, t tiles, m members, k sub-ensembles, l layers.
 Higher is always more uncertain. A probe needs model and images and writes named columns; a score needs columns only.
@@ -97,13 +97,13 @@ class Classifier(Protocol):
 
 @dataclass(frozen=True)
 class Tiled:
-    """What one pass tells of images and of each of their tiles.
+    """The result of one pass over images and each of their tiles.
 
     Attributes:
-        features: As of `Classifier.features`.
+        features: As returned by `Classifier.features`.
         grid: Height and width of the feature map.
         logits: The whole head on every tile of the images [start, stop), tiles in row-major order: (b, t, c). To be
-            called for a few images at a time, so that those of a batch are never there at once.
+            called for a few images at a time, so that those of a batch are never in memory at once.
     """
 
     features: Float[Tensor, "n d"]
@@ -113,7 +113,7 @@ class Tiled:
 
 @runtime_checkable
 class Tiling(Protocol):
-    """A classifier that tells features and tiles in one pass. One that does not is asked twice."""
+    """A classifier that computes features and tiles in one pass. Any other takes two."""
 
     def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
         """Features, and the logits of every tile; ModelError where there is no feature map."""
@@ -122,13 +122,13 @@ class Tiling(Protocol):
 
 @runtime_checkable
 class Probe(Protocol):
-    """Asks the model about a batch of images and writes columns, one row per image."""
+    """Runs the model on a batch of images and writes columns, one row per image."""
 
     price: str
 
     @property
     def name(self) -> str:
-        """What its columns and its part of a cache are called; an attribute will do."""
+        """Name of its columns and of its part of a cache; a plain attribute suffices."""
         ...
 
     def run(
@@ -136,7 +136,7 @@ class Probe(Protocol):
     ) -> Mapping[str, Tensor]:
         """The columns of one batch, each (n, ...), on any device.
 
-        label is the model's class of each image, or what extract was given as targets; None if there is neither.
+        `label` is the model's class of each image, or the targets of `extract`; None if there are neither.
         """
         ...
 
@@ -152,7 +152,7 @@ class SharingProbe(Protocol):
     def run_and_share(
         self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
     ) -> tuple[Mapping[str, Tensor], Float[Tensor, "n d"]]:
-        """What `run` gives, and model.features(x) to the last bit."""
+        """The columns of `run`, and model.features(x) to the last bit."""
         ...
 
 
@@ -192,10 +192,10 @@ class BaseProbe(Protocol):
 
 @runtime_checkable
 class NotingProbe(Protocol):
-    """A probe that has more to tell than columns, such as the names of the layers that a column's numbers belong to."""
+    """A probe that records more than columns, such as the names of the layers that a column's numbers belong to."""
 
     def notes(self) -> Json:
-        """What is the same for all images, as JSON; known once a batch has been run. Kept with the columns."""
+        """What is the same for all images, as JSON; known after the first batch. Kept with the columns."""
         ...
 
 
@@ -203,7 +203,8 @@ class Score(ABC):
     """An uncertainty from columns alone: settings in the constructor, learned attributes end in `_`.
 
     Subclasses are dataclasses of their settings. They name the columns they read (`needs`), those they learn from
-    (`learns_from`) and the attributes that `fit` sets (`learned`), and write `rows` (and `learn`, if they learn).
+    (`learns_from`) and the attributes that `fit` sets (`learned`), and implement `score_batch` (and `learn`, if they
+    learn). `provenance_` is that of the table that the score was fitted on.
     """
 
     name: str
@@ -220,7 +221,7 @@ class Score(ABC):
     def fit(self: AnyScore, table: Table) -> AnyScore:
         """Learn from a table, if there is anything to learn; returns the score itself.
 
-        What was learned before is forgotten first: a fit that fails leaves a score that is not fitted, never a mixture.
+        What was learned before is discarded first, so a fit that fails leaves a score that is not fitted.
         """
         for name in (*self.learned, "provenance_"):
             self.__dict__.pop(name, None)
@@ -235,7 +236,7 @@ class Score(ABC):
         check_table(table, by=f"{self.name}.score")
         self.check_columns(table)
         self.check_fitted()
-        self.check_source(table)
+        self.check_provenance(table)
         parts = [self.score_batch(batch).double() for batch in table.batches(*self.needs)]
         u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
         return finite(u, f"{self.name}.score of {table.name}")
@@ -256,7 +257,7 @@ class Score(ABC):
         """Raise MissingColumnError or TableError where a table lacks what the score reads, before any row is read."""
         table.require(*self.columns_in(table), by=f"{self.name}.score")
 
-    def check_source(self, table: Table) -> None:
+    def check_provenance(self, table: Table) -> None:
         """Raise TableError for a table of another model than the score was fitted on."""
         fitted_on = self.provenance_.model_id if self.provenance_ else None
         if self.learned and None not in (fitted_on, table.model_id) and fitted_on != table.model_id:
@@ -271,7 +272,7 @@ class Score(ABC):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether there is nothing left to learn."""
+        """Whether every learned attribute is set."""
         return all(hasattr(self, name) for name in self.learned)
 
     def check_fitted(self) -> None:
@@ -290,18 +291,18 @@ TaskLoss = Callable[[Tensor, Tensor], Tensor]
 def depth_weight(place: int, of: int, beta: float) -> float:
     """exp(beta ((place + 1) / of - 1)): the weight of a layer by its depth, 1 for the last one; place counts from 0.
 
-    A probe leaves layers out by it and a score weighs them by it, so that it is here and once.
+    A probe leaves layers out by it, and a score weighs them by it.
     """
     return math.exp(beta * ((place + 1) / of - 1))
 
 
 def finite(values: Float[Tensor, "..."], what: str) -> Float[Tensor, "..."]:
-    """The values unchanged, or ValueRangeError: NaN and infinity have no rank."""
+    """The values unchanged; ValueRangeError for NaN or infinity, which have no rank."""
     bad = ~torch.isfinite(values)
     if bad.any():
         first = int(bad.flatten().nonzero()[0, 0])
         raise ValueRangeError(
             f"{what}: {int(bad.sum())} of {values.numel()} values are NaN or infinite, the first at position {first}. "
-            f"Uncertainties must be finite: look at the logits or features of that row."
+            f"Uncertainties must be finite: check the logits or features of that row."
         )
     return values

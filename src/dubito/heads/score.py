@@ -105,7 +105,7 @@ class UncertaintyHead(Score):
         }
         self.provenance_ = table.provenance
 
-    def check_source(self, table: Table) -> None:
+    def check_provenance(self, table: Table) -> None:
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
         if self.provenance_ is None and table.provenance is not None:
             warnings.warn(
@@ -115,7 +115,7 @@ class UncertaintyHead(Score):
                 stacklevel=3,
             )
         if self.provenance_ is None or table.provenance is None:
-            super().check_source(table)
+            super().check_provenance(table)
         elif reason := self.provenance_.difference(table.provenance):
             raise TableError(
                 f"head.score: {table.name} was made by another model than the head was trained on: {reason}. "

@@ -268,7 +268,7 @@ def score_blocks(score: Score, table: Table) -> Float64[Tensor, "n"]:
     score.check_columns(table)
     (column,) = score.columns_in(table)
     score.check_fitted()
-    score.check_source(table)
+    score.check_provenance(table)
     parts = []
     for batch in blocks(table, column):
         finite(batch.whole(column), f"{score.name}.score: column '{column}' of {table.name}")

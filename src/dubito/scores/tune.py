@@ -142,7 +142,7 @@ def tune_density(
 
 def log_likelihood(density: Density, rest: Density, table: Table) -> float:
     """Mean over rows of the log-density of all features in z; `rest` has a single Gaussian per feature."""
-    density.check_source(table)
+    density.check_provenance(table)
     left_out = torch.ones(density.width_, dtype=torch.bool)
     left_out[density.neurons_] = False
     independent = Mixture("diagonal", rest.weights_, rest.means_[:, left_out], rest.factors_[:, left_out])

@@ -74,10 +74,10 @@ def writer_of(column: str) -> str | None:
 def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
     """The names of the ensembles whose summaries or logits are among some columns."""
     groups = [
-        found
+        groups
         for column in columns
         for family in families().values()
-        if family.ensemble and (found := family.match(column)) is not None
+        if family.ensemble and (groups := family.match(column)) is not None
     ]
     return tuple(dict.fromkeys(each["name"] for each in groups if each["part"] in ("", "_logit")))
 
@@ -113,7 +113,7 @@ def _recorded(table: "Table", name: str) -> tuple[str, Mapping[str, Any]] | None
     """The family's name and the recorded settings. A probe under a name of its own records its family as `probe`."""
     probes = table.provenance.probes if table.provenance else {}
     if name not in probes:
-        matches = (found for family in families().values() if (found := family.match(name)) is not None)
+        matches = (groups for family in families().values() if (groups := family.match(name)) is not None)
         name = next((groups["probe"] for groups in matches if "probe" in groups), name)
     if name not in probes:
         return None

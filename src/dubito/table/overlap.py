@@ -3,17 +3,16 @@
     same image   <=>   |a_j - b_j| <= 1e-3 s_j + 3e-6 max|a|   for every column j,   s_j its smaller standard deviation
 
 Features of one image differ in their last digits between batch sizes and machines, so bytes are not compared; where a
-row was kept in half precision, one step of it is allowed for, too. Nearest rows are found exactly by faiss, in at most
-64 random projections of the standardised columns, and then compared in all columns; of the larger table, one block at a
-time is in memory. Rows that are not finite or have one value in all columns tell nothing and are never the same. In two
-or three columns different images come close by chance: how many do is estimated from those in a box four times as wide,
-and if chance explains all, none is told.
+row was kept in half precision, one step of it is allowed as well. Nearest rows are found exactly by faiss, in at most 64
+random projections of the standardised columns, and then compared in all columns; of the larger table, one block at a
+time is in memory. Rows that are not finite or have one value in all columns identify no image and never match. In two or
+three columns different images come close by chance: how many do is estimated from those in a box four times as wide, and
+if chance explains all matches, none is reported.
 """
 
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
-import faiss
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -22,10 +21,10 @@ from dubito.table import Table
 
 _OF_SPREAD, _OF_ROW, _OF_HALF = 1e-3, 3e-6, 2**-10
 _MOST_OF_SPREAD = 0.2
-"""Half precision may be too coarse for a column that hardly varies; it is not an excuse for more than this."""
+"""In columns that hardly vary, the step of half precision is allowed only up to this share of the spread."""
 _SEARCHED, _CANDIDATES, _WIDER = 64, 3, 4
 _CLIP = 10.0
-"""Standard deviations: far outliers would cost float32 the digits that tell near rows apart."""
+"""Standard deviations: far outliers would cost float32 the digits that distinguish near rows."""
 _FAR = 0.15**2
 """Mean square difference, in standard deviations, above which rows are not compared in all columns."""
 _AT_ONCE, _BLOCK = 2048, 16_384
@@ -45,14 +44,14 @@ class Shared(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """What is known of the columns of one table."""
+    """Mean and spread of the columns of one table."""
 
     mean: Float[Tensor, "d"]
     spread: Float[Tensor, "d"]
 
 
 def shared_rows(table: Table, other: Table) -> Shared:
-    """Rows of `table` that are images of `other`, too, by features or, without, by logits.
+    """Rows of `table` whose images are also in `other`, by features or, without these, by logits.
 
     >>> shared_rows(Table(feature=[[1.0, 5.0], [2.0, 3.0]]), Table(feature=[[2.000001, 3.0], [7.0, 8.0]])).here
     tensor([1])
@@ -75,7 +74,7 @@ def shared_rows(table: Table, other: Table) -> Shared:
 
 
 def example(table: Table, other: Table, shared: Shared) -> str:
-    """A shared image by its names, for a message; empty if it has none."""
+    """The name of a shared image, for a message; empty if it has none."""
     if "id" not in table or not len(shared.here):
         return ""
     here = str(table.select("id").rows(shared.here[:1]).id[0])
@@ -111,13 +110,13 @@ def _nearest(table: Table, other: Table, column: str, mine: _Columns, theirs: _C
     projection = _Projection.of(column, mine, theirs)
     if len(table) > len(other):
         bank = torch.cat(list(projection.blocks(other)))
-        found = [_few_nearest(queries, bank) for queries in projection.blocks(table)]
+        found = [_nearest_rows(queries, bank) for queries in projection.blocks(table)]
         distance, index = (torch.cat(parts) for parts in zip(*found, strict=True))
     else:
         queries, first = torch.cat(list(projection.blocks(table))), 0
         distance, index = torch.zeros(len(table), 0), torch.zeros(len(table), 0, dtype=torch.long)
         for bank in projection.blocks(other):
-            near, which = _few_nearest(queries, bank)
+            near, which = _nearest_rows(queries, bank)
             distance, index = torch.cat([distance, near], 1), torch.cat([index, which + first], 1)
             distance, best = distance.topk(min(_CANDIDATES, distance.shape[1]), largest=False)
             index, first = index.gather(1, best), first + len(bank)
@@ -126,7 +125,7 @@ def _nearest(table: Table, other: Table, column: str, mine: _Columns, theirs: _C
 
 @final
 class _Projection(NamedTuple):
-    """From the columns of two tables to at most 64 numbers a row, in which distances are about the same."""
+    """From the columns of two tables to at most 64 numbers per row that about preserve distances."""
 
     column: str
     mean: Float[Tensor, "d"]
@@ -157,10 +156,12 @@ class _Projection(NamedTuple):
             yield torch.cat(parts)
 
 
-def _few_nearest(
+def _nearest_rows(
     queries: Float[Tensor, "n p"], bank: Float[Tensor, "b p"]
 ) -> tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]:
     """Squared distances and numbers of the nearest rows, the nearest first."""
+    import faiss  # noqa: PLC0415 (slow to import, and only needed to compare tables)
+
     k = min(_CANDIDATES, len(bank))
     distance, index = faiss.knn(queries.numpy(), bank.numpy(), k, metric=faiss.METRIC_L2)
     return torch.from_numpy(distance), torch.from_numpy(index)
@@ -189,17 +190,17 @@ def _closest(
         step = (_OF_HALF * a.abs()).minimum(_MOST_OF_SPREAD * most)
         allowed = allowed + torch.where((_halved(a) | _halved(b))[:, None], step, 0.0)
         ratio = ((a - b).abs() / allowed).amax(1)
-        ratio = torch.where(_telling(a) & _telling(b), ratio, torch.inf)
+        ratio = torch.where(_distinctive(a) & _distinctive(b), ratio, torch.inf)
         closer = ratio < best[rows]
         best[rows[closer]], which[rows[closer]] = ratio[closer], candidate[rows[closer]]
     return best, which
 
 
 def _halved(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:
-    """Whether all values are such as half precision has."""
+    """Whether half precision represents all values exactly."""
     return (x.half() == x).all(1)
 
 
-def _telling(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:
+def _distinctive(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:
     """Finite, and not one value in all columns."""
     return x.isfinite().all(1) & (x != x[:, :1]).any(1)

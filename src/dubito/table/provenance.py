@@ -1,4 +1,4 @@
-"""Who made a table: the model part by part, the task loss of its losses, and how each probe was configured.
+"""Who made a table: the parts of the model, the task loss, and how each probe was configured.
 
     model_id = hash of weights, head and transform: scores fitted on one table may score another of the same model_id
 
@@ -33,9 +33,9 @@ class Provenance:
         operations: Kinds of activations and pools, by name.
         head: The layer taken as classifying, if it was named.
         transform: Settings of the transform.
-        task_loss: Of the column `loss`.
-        probes: By probe: its `settings` and, where it has any, its `notes`.
-        members: Of an ensemble of tables: who made each of them.
+        task_loss: Name of the task loss in the column `loss`.
+        probes: By probe, its `settings` and, where it has any, its `notes`.
+        members: For an ensemble of tables, the provenance of each.
     """
 
     model: str | None = None
@@ -67,7 +67,7 @@ class Provenance:
         return replace(self, **{part: value for part, value in model.model_parts.items() if value is not None})
 
     def difference(self, other: "Provenance") -> str | None:
-        """In what the two models differ, in words; None if in nothing.
+        """How two models differ, in words; None if they do not.
 
         >>> Provenance(weights="ab12").difference(Provenance(weights="cd34"))
         'its weights differ (ab12 there, cd34 here): the backbone was fine-tuned or is another one'
@@ -109,17 +109,18 @@ class Provenance:
         return plain
 
     @classmethod
-    def from_json(cls, found: Any, where: str) -> "Provenance | None":
+    def from_json(cls, written: Any, where: str) -> "Provenance | None":
         """What `to_json` wrote; None stays None. `where` is named in errors."""
-        if found is None:
+        if written is None:
             return None
-        odd = sorted(set(found) - {one.name for one in fields(cls)}) if isinstance(found, dict) else [repr(found)[:40]]
+        known = {one.name for one in fields(cls)}
+        odd = sorted(set(written) - known) if isinstance(written, dict) else [repr(written)[:40]]
         if odd:
             raise ArtefactError(
                 f"{where}: provenance has no part {odd[0]}. It was written by another version: save again."
             )
-        members = tuple(one for each in found.get("members", ()) if (one := cls.from_json(each, where)))
-        return cls(**{**found, "members": members})
+        members = tuple(one for each in written.get("members", ()) if (one := cls.from_json(each, where)))
+        return cls(**{**written, "members": members})
 
 
 def _both(one: Provenance, other: Provenance, part: str) -> bool:
