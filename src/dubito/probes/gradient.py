@@ -224,7 +224,8 @@ def _check_classes(method: str, classes: int, draws: int, weightings: Sequence[s
     for weighting in weightings:
         if weighting not in get_args(ClassWeighting):
             raise ValueRangeError(
-                f"gradient: weightings are {', '.join(get_args(ClassWeighting))}; got '{weighting}'. Choose among these."
+                f"gradient: weightings are {', '.join(get_args(ClassWeighting))}; got '{weighting}'. "
+                f"Choose among these."
             )
         if weighting != "fisher" and method not in ("exact", "top"):
             raise ValueRangeError(

@@ -113,7 +113,8 @@ def _checked(loss: TaskLoss) -> TaskLoss:
         if not isinstance(values, Tensor) or values.shape != (len(logit),) or values.is_complex():
             raise ValueRangeError(
                 f"task_loss must return one number per image, a tensor of shape ({len(logit)},); "
-                f"got {_described(values)} for logits of shape {tuple(logit.shape)} and targets of shape {tuple(target.shape)}. "
+                f"got {_described(values)} for logits of shape {tuple(logit.shape)} and targets of shape "
+                f"{tuple(target.shape)}. "
                 f"Average over everything but images: reduction='none', then .flatten(1).mean(1)."
             )
         return values.float()
