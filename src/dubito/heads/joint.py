@@ -269,7 +269,7 @@ def _classifying_layer(module: nn.Module, layer: str | None, example: Tensor | N
             f"with_uncertainty: {type(module).__name__} {problem}. Name the layer whose input the head should read "
             f"with layer='...'; it may be a 1x1 convolution."
         )
-    return names[0]
+    return str(names[0])
 
 
 def _input_width(part: nn.Module, name: str) -> int:
