@@ -1,4 +1,4 @@
-"""Is the guard's promise kept, and what does it cost? 500 draws of real scores, for three risks.
+"""Is the guard's guarantee kept, and what does it cost? 500 draws of real scores, for three risks.
 
     python experiments/guarantee.py --data DIR --more-data DIR [--cache DIR] [--draws 500] [--write]
 
@@ -13,19 +13,19 @@ it is known exactly. `exceeded` is the share of draws with R(t) > risk: it must 
 
     coverage     of the population, on average over draws; draws without any threshold count as 0
     relative     beside the best threshold in hindsight: the largest coverage whose R(t) <= risk, known by nobody
-    none         the share of draws in which no threshold could be promised: `Guard.fit` raises then
+    none         the share of draws in which no threshold could be guaranteed: `Guard.fit` raises then
     most         what the same exact test reaches at the best single fixed threshold, if an oracle named it beforehand,
                  and all images were used: coverage times the chance to pass
-    possible     a bound on the coverage of every procedure that keeps the promise whatever the images are: `possible`
+    possible     a bound on the coverage of every procedure that keeps the guarantee whatever the images are: `possible`
 
 Procedures: fallback testing with exact binomial tails (ours), Bonferroni over the same candidates, fallback with
-Hoeffding-Bentkus tails, and "naive": the largest threshold whose own error rate is at most `risk`, which promises
+Hoeffding-Bentkus tails, and "naive": the largest threshold whose own error rate is at most `risk`, which guarantees
 nothing. Of ImageNet's scores, larger draws (10 and 100 times as many images, with replacement) show what the number of
 images costs.
 
 `splits` are random halves without replacement instead: a guard fitted on one half, its accepted error counted on the
 other. The error rate seen on a finite half scatters around R(t), so it lies above `risk` more often than R(t) does; the
-figures of `exceeded` there are for completeness, and no test of the promise.
+figures of `exceeded` there are for completeness, and no test of the guarantee.
 
 The last line is one JSON object; --write puts it into expected/guarantee.json, too.
 """
@@ -138,13 +138,13 @@ def study(population: Population, risk: float, draws: int) -> dict[str, Any]:
 
 
 def possible(population: Population, risk: float, n: int) -> float:
-    """No procedure that keeps the promise for all images, on n of them, has a larger expected coverage here than this.
+    """No procedure that keeps the guarantee for all images, on n of them, has a larger expected coverage here than this.
 
     Take a threshold t with k of N images and the rate R(t) < r below it, such that what any larger threshold adds is
     wrong at least at rate r. Weigh wrong images below t by r / R(t) and right ones by (1 - r) / (1 - R(t)): there, the
     rate is r at t and at least r above, so the procedure may answer t or more with probability delta at most. It then
     tests the one population against the other, and Neyman and Pearson bound how often it answers t or more here, by the
-    most powerful test, q(t). Above the best threshold, q <= delta by the promise; below the first such t, q <= 1.
+    most powerful test, q(t). Above the best threshold, q <= delta by the guarantee; below the first such t, q <= 1.
     The expected coverage is the sum of q over coverages.
     """
     k = np.arange(1, len(population) + 1)
@@ -196,7 +196,7 @@ def naive(population: Population, risk: float, n: int, seed: int) -> float:
 
 
 def summed(population: Population, risk: float, thresholds: list[float]) -> dict[str, float]:
-    """How often the promise was broken, and how much was accepted."""
+    """How often the guarantee was broken, and how much was accepted."""
     looked = np.array([population.at(t) for t in thresholds])
     best = population.best(risk)
     return {

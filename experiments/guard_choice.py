@@ -10,7 +10,7 @@ rule on the first, and finds a threshold for the risk on the second, as `Guard.f
     clearly_better ours: max-probability, unless another is better beyond noise; sums of ranks likewise
     best_looking   the score with the lowest AURC on the selection images, as many do
 
-`coverage` is that of the calibration images, on average over draws, 0 where no threshold could be promised (`none`, the
+`coverage` is that of the calibration images, on average over draws, 0 where no threshold could be guaranteed (`none`, the
 share of such draws); `left` is the share of draws in which another score, or a sum, took the place of the first.
 
 The last line is one JSON object; --write puts it into expected/guard_choice.json, too.
@@ -30,8 +30,8 @@ from guarantee import CONFIDENCE, table_of
 from rich.progress import track
 
 from dubito.errors import GuardError
-from dubito.guard.candidates import competing, fitted_scores
-from dubito.guard.combine import Combination, Values, choose, quantiles
+from dubito.guard.selection import competing, fitted_scores
+from dubito.guard.combination import Combination, Values, choose, quantiles
 from dubito.guard.thresholds import risk_threshold
 from dubito.metrics import aurc
 from dubito.table import Table
@@ -107,8 +107,8 @@ def one(
     parts = rows[: int(SELECTION * n)], rows[int(SELECTION * n) :]
     selection = {name: u[parts[0]] for name, u in values.items()}
     chosen = rule(selection, wrong[parts[0]], seed)
-    grids = {name: quantiles(torch.from_numpy(selection[name])) for name in chosen.weights}
-    u = [chosen.of({name: torch.from_numpy(values[name][part]) for name in grids}, grids).numpy() for part in parts]
+    reference_quantiles = {name: quantiles(torch.from_numpy(selection[name])) for name in chosen.weights}
+    u = [chosen.of({name: torch.from_numpy(values[name][part]) for name in reference_quantiles}, reference_quantiles).numpy() for part in parts]
     left = list(chosen.weights) != [FIRST]
     try:
         found = risk_threshold((u[0], wrong[parts[0]]), (u[1], wrong[parts[1]]), risk=risk, confidence=CONFIDENCE)

@@ -141,10 +141,12 @@ def check_same_model(
                 )
 
 
-def check_disjoint(table: Table, other: Table, *, by: str, what: str, harm: str) -> None:
-    """Raise TableError where more than one percent of a table's images are in another table too, by content."""
+def check_disjoint(
+    table: Table, other: Table, *, by: str, what: str, harm: str, error: type[DubitoError] = TableError
+) -> None:
+    """Raise where more than one percent of a table's images are in another table too, by content."""
     if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=_SHARED):
-        raise TableError(text)
+        raise error(text)
 
 
 def warn_shared(table: Table, other: Table, *, by: str, what: str, harm: str) -> None:

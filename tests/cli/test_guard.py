@@ -19,7 +19,7 @@ def guard(run: Run, labelled: Path, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("guards") / "guard"
     answer = run("guard", "fit", labelled, "--to", folder, *COVER, "--json")
     assert answer.code == 0, answer.err
-    assert answer.json["promise"] == {"kind": "coverage", "level": 0.5, "confidence": 0.6}
+    assert answer.json["guarantee"] == {"kind": "coverage", "level": 0.5, "confidence": 0.6}
     assert answer.json["weights"] == {"max_probability": 1.0}
     assert answer.json["guard"] == str(folder)
     return folder
@@ -157,7 +157,7 @@ def test_fit_does_not_write_among_other_things(run: Run, labelled: Path, images:
 def test_run_shows_reasons(run: Run, guard: Path, images: Path, weights: Path) -> None:
     answer = run("guard", "run", guard, images, "--weights", weights, "--top", 3)  # the guard names its model
     assert answer.code == 0, answer.err
-    assert f"of {COUNT} images accepted; promised: at least 50 %" in answer.out
+    assert f"of {COUNT} images accepted; guaranteed: at least 50 %" in answer.out
     assert answer.out.count(".png") == 3
     assert "of the known images" in answer.out or "ambiguous between" in answer.out
 
@@ -176,7 +176,7 @@ def test_export_tells_the_size(
         to.write_bytes(b"0" * 2_000_000)
         return to
 
-    monkeypatch.setattr("dubito.guard.onnx_file.export_onnx", written)
+    monkeypatch.setattr("dubito.guard.onnx.export_onnx", written)
     answer = run("guard", "export", guard, "--to", tmp_path / "guard.onnx", "--weights", weights)
     assert answer.code == 0, answer.err
     assert f"{tmp_path / 'guard.onnx'}: 2.0 MB" in answer.out

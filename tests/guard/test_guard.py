@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,6 @@ import torch
 import dubito
 from dubito.errors import DubitoWarning, GuardError, MissingColumnError, ModelError, TableError, ValueRangeError
 from dubito.guard import Guard, PredictionSets, needed
-from dubito.guard._given import check_model, check_settings
 from dubito.guard.verdict import Decisions, Verdict
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import Density, MaxProbability
@@ -59,7 +59,7 @@ def test_one_image_is_one_verdict(guard: Guard) -> None:
 
 def test_the_promise_is_seen_on_the_calibration_images(guard: Guard) -> None:
     found = guard.threshold
-    assert guard.rows.items() >= {"learn": 90, "choose": 90, "calibrate": 420}.items()
+    assert guard.rows.items() >= {"learn": 90, "select": 90, "calibrate": 420}.items()
     assert found.of == 420
     assert found.errors is not None
     assert found.errors / found.accepted < 0.15
@@ -71,7 +71,7 @@ def test_images_unlike_the_known_ones_are_refused_and_told(guard: Guard) -> None
     assert isinstance(verdict, Verdict)
     assert not verdict.accept
     assert verdict.density_rank == 0.0
-    assert verdict.reason == "unlike the known images: density below all of them"
+    assert verdict.reason == "unlike the reference images: density below all of them"
 
 
 def test_accepted_are_those_up_to_the_threshold_that_are_not_novel(guard: Guard, table: Table) -> None:
@@ -88,7 +88,7 @@ def test_the_split_is_the_seed_s(model: WrappedClassifier, table: Table) -> None
     one, same, other = (Guard.fit(None, table, 0.2, scores=scores, novel=0.0, seed=seed) for seed in (0, 0, 1))
     assert one.threshold == same.threshold
     assert one.threshold.value != other.threshold.value
-    assert one.rows.items() >= {"learn": 0, "choose": 120, "calibrate": 480}.items()  # nothing to learn
+    assert one.rows.items() >= {"learn": 0, "select": 120, "calibrate": 480}.items()  # nothing to learn
 
 
 def test_the_calibration_images_decide_nothing_but_the_threshold() -> None:
@@ -101,7 +101,7 @@ def test_the_calibration_images_decide_nothing_but_the_threshold() -> None:
     right = Guard.fit(None, table.extended(label=label), 0.2)
     assert right.combination == whole.combination
     assert right.gate == whole.gate
-    assert torch.equal(right.known, whole.known)
+    assert torch.equal(right.uncertainty_quantiles, whole.uncertainty_quantiles)
     assert right.threshold.errors == 0
 
 
@@ -114,7 +114,7 @@ def test_other_promises(kind: str) -> None:
     share = judged.coverage if kind == "coverage" else float(judged.accept[right].double().mean())
     # With 95 % confidence above 0.8, and not much above: 560 images tell a share to about 0.03.
     assert 0.79 < share < 0.87
-    assert found.promise.kind == kind
+    assert found.guarantee.kind == kind
 
 
 def test_coverage_needs_no_labels() -> None:
@@ -128,7 +128,7 @@ def test_coverage_needs_no_labels() -> None:
 def test_train_is_what_scores_learn_from() -> None:
     train = blobs(300, seed=5)
     found = Guard.fit(None, blobs(300), 0.2, train=train)
-    assert found.rows.items() >= {"learn": 300, "choose": 60, "calibrate": 240}.items()
+    assert found.rows.items() >= {"learn": 300, "select": 60, "calibrate": 240}.items()
     density = found.scores["density"]
     assert isinstance(density, Density)
     assert torch.equal(density.means_, Density(max_iterations=density.max_iterations).fit(train).means_)
@@ -157,14 +157,16 @@ def test_novel_images_are_refused_whatever_the_scores(scores: Any) -> None:
     guard = Guard.fit(None, blobs(600), 0.2, scores=scores, novel=0.05)
     far = Table(feature=torch.full((1, 6), 1e3), logit=torch.eye(4)[:1] * 20)
     (verdict,) = guard.decide(far)
-    assert (verdict.accept, verdict.reason) == (False, "unlike the known images: density below all of them")
+    assert (verdict.accept, verdict.reason) == (False, "unlike the reference images: density below all of them")
     assert not any(isinstance(guard.scores[name], Density) for name in guard.combination.weights)
     assert f"novelty       {guard.rows['novel']} of 420 calibration images are refused as unlike" in str(guard)
 
 
 def test_without_a_density_a_guard_says_so() -> None:
     few = blobs(60)
-    with pytest.warns(DubitoWarning, match=r"images unlike the known ones will not be refused.*or say novel=0\."):
+    with pytest.warns(
+        DubitoWarning, match=r"unlike the in-distribution ones will not be refused.*or use novel=0\."
+    ):
         guard = Guard.fit(None, few.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
     assert guard.gate is None
     assert "novelty       not looked at" in str(guard)
@@ -211,7 +213,7 @@ def test_nan_is_an_error_at_fit_and_at_use() -> None:
 
 def test_augmented_rows_are_not_independent() -> None:
     table = blobs(100).extended(photo=torch.arange(100) // 2)
-    with pytest.raises(GuardError, match="several augmented rows of each photograph"):
+    with pytest.raises(GuardError, match="several augmented rows of each image"):
         Guard.fit(None, table)
 
 
@@ -219,9 +221,9 @@ def test_another_model_is_refused(guard: Guard, table: Table) -> None:
     other = network(seed=7)
     with pytest.raises(ModelError, match=r"guard.fit: .* was made by another model than tiny: its weights differ"):
         Guard.fit(other, table)
-    foreign = Table(logit=table.logit, feature=table.feature, provenance=Provenance(weights="0"))
+    other = Table(logit=table.logit, feature=table.feature, provenance=Provenance(weights="0"))
     with pytest.raises(TableError, match=r"made by another model than the guard was fitted for: its weights differ"):
-        guard.decide(foreign)
+        guard.decide(other)
 
 
 def test_images_need_the_model() -> None:
@@ -231,9 +233,11 @@ def test_images_need_the_model() -> None:
 
 def test_what_is_asked_for_must_make_sense() -> None:
     table = blobs(200)
-    with pytest.raises(ValueRangeError, match=r"risk and coverage came together; .* Give one of them\."):
+    with pytest.raises(
+        ValueRangeError, match=r"keeps one guarantee; got risk and coverage\. Choose one of them\."
+    ):
         Guard.fit(None, blobs(10), risk=0.05, coverage=0.9)
-    with pytest.raises(ValueRangeError, match="coverage and false_alarms came together"):
+    with pytest.raises(ValueRangeError, match="one threshold keeps one guarantee; got coverage and false_alarms"):
         Guard.fit(None, table, coverage=0.5, false_alarms=0.1)
     with pytest.raises(ValueRangeError, match="risk must be a number between 0 and 1"):
         Guard.fit(None, table, risk=0.0)
@@ -245,13 +249,14 @@ def test_what_is_asked_for_must_make_sense() -> None:
         Guard.fit(None, table, scores=["regrad"])
 
 
-def test_what_is_no_setting_is_told() -> None:
+def test_what_is_not_a_setting() -> None:
+    fit = Guard.fit.__func__.__wrapped__  # past the type checks of the tests
     for novel in ("x", 1, -0.1, float("nan")):
         with pytest.raises(ValueRangeError, match=r"guard.fit: novel must be a share from 0 to below 1; got .*"):
-            check_settings(novel, 0)
+            fit(Guard, None, blobs(9), novel=novel)
     for seed in ("x", -1, 0.5, None):
-        with pytest.raises(ValueRangeError, match=r"guard.fit: seed must be a whole number, from 0 on; got .*"):
-            check_settings(0.0, seed)
+        with pytest.raises(ValueRangeError, match=r"guard.fit: seed must be a whole number from 0 on; got .*"):
+            fit(Guard, None, blobs(9), seed=seed)
 
 
 def test_images_that_are_there_twice_are_told() -> None:
@@ -269,8 +274,8 @@ def test_no_rows_have_no_verdicts() -> None:
 
 def test_coverage_takes_labels_of_other_classes_for_none() -> None:
     table = blobs(300)
-    foreign = Table(logit=table.logit, feature=table.feature, label=table.label, label_space="own")
-    found = Guard.fit(None, foreign, coverage=0.7)
+    other = Table(logit=table.logit, feature=table.feature, label=table.label, label_space="own")
+    found = Guard.fit(None, other, coverage=0.7)
     assert (found.threshold.errors, found.sets) == (None, None)
     with pytest.raises(MissingColumnError, match=r"guard.fit needs column 'logit'"):
         Guard.fit(None, Table(feature=table.feature), coverage=0.7)
@@ -278,7 +283,7 @@ def test_coverage_takes_labels_of_other_classes_for_none() -> None:
 
 def test_train_must_be_other_images() -> None:
     table = blobs(300)
-    with pytest.raises(GuardError, match=r"at least 300 of the 300 images of blobs are in train, blobs, too"):
+    with pytest.raises(GuardError, match=r"at least 300 of the 300 images of blobs are also in train \(blobs\)"):
         Guard.fit(None, table, 0.2, train=table)
     with pytest.raises(GuardError, match=r"at least 30 of the 300 images"):
         Guard.fit(None, table, 0.2, train=table.rows(slice(0, 30)))
@@ -300,9 +305,9 @@ def test_logits_of_other_classes_are_told() -> None:
         guard.decide(Table(logit=torch.zeros(2, 6)))
 
 
-def test_what_is_no_model_or_table_is_told() -> None:
+def test_what_is_not_a_model_or_a_table(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"guard.load: model must come from dubito.load or dubito.wrap; got str"):
-        check_model("resnet", by="guard.load")
+        Guard.load.__func__.__wrapped__(Guard, Guard.fit(None, blobs(300), coverage=0.7).save(tmp_path), "resnet")
     fit, decide = Guard.fit.__func__.__wrapped__, Guard.decide.__wrapped__  # past the type checks of the tests
     with pytest.raises(TableError, match=r'guard.fit: table must be a table; the path "cache/val" came. Open it: dub'):
         fit(Guard, None, "cache/val", 0.3)
@@ -314,7 +319,7 @@ def test_what_is_no_model_or_table_is_told() -> None:
 
 def test_the_whole_of_it_keeps_the_promise() -> None:
     """`Guard.fit` 60 times, scores chosen, weighed and gated anew. 4,000 other images tell the true error rate to
-    about 0.005; it lies above the risk as rarely as promised, though much is accepted."""
+    about 0.005; it lies above the risk as rarely as guaranteed, though much is accepted."""
     new = blobs(4000, seed=999, noise=1.4)
     wrong = new.logit.argmax(1) != new.label
     assert wrong.double().mean() > 0.2
@@ -324,7 +329,7 @@ def test_the_whole_of_it_keeps_the_promise() -> None:
         try:
             guard = Guard.fit(None, known, 0.15, scores=["margin", "energy", "density"], sets=False)
         except GuardError:
-            continue  # nothing is promised, nothing accepted
+            continue  # nothing is guaranteed, nothing accepted
         accept = guard.decide(new).accept
         broken += float(wrong[accept].double().mean()) > 0.15
         covered += float(accept.double().mean()) / 60

@@ -27,7 +27,7 @@ def draw(n: int, seed: int, steep: float = 4.0) -> tuple[np.ndarray, np.ndarray]
 
 
 def threshold(*parts: tuple[np.ndarray, np.ndarray], **settings: Any) -> float:
-    """Nothing is accepted where nothing can be promised."""
+    """Nothing is accepted where nothing can be guaranteed."""
     try:
         return risk_threshold(*parts, **settings).value
     except GuardError:
@@ -226,7 +226,7 @@ def test_exactly_as_many_as_are_needed_suffice() -> None:
 
 
 def test_with_so_few_images_it_begins_where_most_are_accepted() -> None:
-    """Of 20 known images one is novel, so that 57 of 60 are expected below: too few. In fact, all 60 are, and 59 do."""
+    """Of 20 reference images one is novel, so 57 of 60 are expected below: too few. In fact all 60 are, and 59 do."""
     known, right = np.append(np.linspace(0, 1, 19), np.inf), np.zeros(60, bool)
     found = risk_threshold((known, right[:20]), (np.linspace(0, 1, 60), right), risk=0.05, confidence=0.95)
     assert (found.accepted, found.errors) == (60, 0)

@@ -28,7 +28,7 @@ def decisions(**changes: Any) -> Decisions:
         "epistemic": column(0.5),
         "density_rank": column(0.5),
         "sets": [(0, 2)],
-        "edge": 0.5,
+        "threshold_rank": 0.5,
     }
     return Decisions(**plain | changes)
 
@@ -39,24 +39,27 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, "clear: more certain than 80 % of the known images"),
+        ({}, "clear: more certain than 80 % of the reference images"),
         (
             {"probability": torch.tensor([[0.51, 0.2]], dtype=torch.float64)},
-            "certain enough: more certain than 80 % of the known images",
+            "certain enough: more certain than 80 % of the reference images",
         ),
-        ({"rank": column(0.75), "edge": 0.9}, "certain enough: more certain than 25 % of the known images"),
-        ({"rank": column(0.49)}, "clear: more certain than 51 % of the known images; close to the threshold"),
-        (REFUSED, "more uncertain than 80 % of the known images; accepted up to 50 %"),
         (
-            REFUSED | {"rank": column(1.0), "edge": 0.99},
-            "more uncertain than 100 % of the known images; accepted up to 99.0 %",
+            {"rank": column(0.75), "threshold_rank": 0.9},
+            "certain enough: more certain than 25 % of the reference images",
         ),
-        (REFUSED | {"density_rank": column(0.003)}, "unlike the known images: density below all but 0.3 % of them"),
-        (REFUSED | {"density_rank": column(0.0)}, "unlike the known images: density below all of them"),
-        ({"rank": column(0.0002)}, "clear: more certain than 99.9 % of the known images"),
+        ({"rank": column(0.49)}, "clear: more certain than 51 % of the reference images; close to the threshold"),
+        (REFUSED, "more uncertain than 80 % of the reference images; accepted up to 50 %"),
+        (
+            REFUSED | {"rank": column(1.0), "threshold_rank": 0.99},
+            "more uncertain than 100 % of the reference images; accepted up to 99.0 %",
+        ),
+        (REFUSED | {"density_rank": column(0.003)}, "unlike the reference images: density below all but 0.3 % of them"),
+        (REFUSED | {"density_rank": column(0.0)}, "unlike the reference images: density below all of them"),
+        ({"rank": column(0.0002)}, "clear: more certain than 99.9 % of the reference images"),
         (
             REFUSED | {"novel": torch.tensor([True]), "density_rank": column(0.1), "rank": column(0.51)},
-            "unlike the known images: density below all but 10 % of them",
+            "unlike the reference images: density below all but 10 % of them",
         ),
         (
             REFUSED | {"probability": torch.tensor([[0.48, 0.41]], dtype=torch.float64)},
@@ -68,15 +71,15 @@ REFUSED = {"accept": torch.tensor([False]), "rank": column(0.8)}
         ),
         (
             REFUSED | {"epistemic": column(0.99)},
-            "new to the model: epistemic uncertainty above that of 99.0 % of the known images",
+            "new to the model: epistemic uncertainty above 99.0 % of the reference images",
         ),
         (
             REFUSED | {"aleatoric": column(0.97), "epistemic": None},
-            "hard to tell: aleatoric uncertainty above that of 97.0 % of the known images",
+            "ambiguous image: aleatoric uncertainty above 97.0 % of the reference images",
         ),
         (
             REFUSED | {"rank": column(0.51), "density_rank": None},
-            "more uncertain than 51 % of the known images; close to the threshold",
+            "more uncertain than 51 % of the reference images; close to the threshold",
         ),
     ],
 )
@@ -100,8 +103,8 @@ def test_verdicts_as_csv_and_json(tmp_path: Path) -> None:
     assert row["class_name"] == "ant, emmet"
     assert row["prediction_set"] == "0 2"
     assert row["accept"] == "True"
-    assert float(row["probability"]) == found[0].to_json()["probability"] == 0.9
-    with pytest.raises(ArtefactError, match="cannot be written"):
+    assert float(row["probability"]) == found[0].to_dict()["probability"] == 0.9
+    with pytest.raises(ArtefactError, match="cannot be saved"):
         found.to_csv(tmp_path)
 
 

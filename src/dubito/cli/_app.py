@@ -67,4 +67,4 @@ for _name, _command, _example in (
     app.command(_name, epilog=f"Example: [bold]{_example}[/bold]")(_command)
 
 app.add_typer(search, name="search", help="Search that may refuse, and leaves unclear items out: `build`, `query`.")
-app.add_typer(guard, name="guard", help="Accept or abstain, with a promise: `fit`, `run`, `export`.")
+app.add_typer(guard, name="guard", help="Accept or abstain, with a guarantee: `fit`, `run`, `export`.")

@@ -1,4 +1,4 @@
-"""`dubito guard`: accept or abstain under a promise. `fit` makes a guard, `run` asks it, `export` writes it as ONNX."""
+"""`dubito guard`: accept or abstain under a guarantee. `fit` makes a guard, `run` asks it, `export` writes it as ONNX."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
@@ -47,7 +47,7 @@ def fit(  # noqa: PLR0913 (a command's options)
         float | None,
         typer.Option("--risk", help="At most this share of accepted images is wrong.", show_default="0.05"),
     ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="Of the promise.")] = 0.95,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of the guarantee.")] = 0.95,
     coverage: Annotated[
         float | None, typer.Option("--coverage", help="Instead: at least this share of images is accepted.")
     ] = None,
@@ -75,15 +75,15 @@ def fit(  # noqa: PLR0913 (a command's options)
     json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Find a threshold for labelled images of a CACHE that keeps a promise with a stated confidence.
+    """Find a threshold for labelled images of a CACHE that keeps a guarantee with a stated confidence.
 
     Scores are chosen on one part of the images and the threshold on another.
     """
     screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the cache"):
-        from dubito.guard.saving import check_place
+        from dubito.guard.saving import FOLDER
 
-        check_place(to)  # before anything that takes long
+        FOLDER.check_place(to)  # before anything that takes long
         table = dubito.open(cache)
         learned = None if train is None else dubito.open(train)
         if train is not None:
@@ -105,7 +105,7 @@ def fit(  # noqa: PLR0913 (a command's options)
             seed=seed,
         )
         guard.save(to)
-    screen.result({"guard": str(to), **guard.to_json()}, Text(str(guard)), Text(f"guard: {to}"))
+    screen.result({"guard": str(to), **guard.to_dict()}, Text(str(guard)), Text(f"guard: {to}"))
 
 
 @app.command("run", epilog="Example: [bold]dubito guard run guard photos --csv verdicts.csv[/bold]")
@@ -136,16 +136,16 @@ def run(  # noqa: PLR0913 (a command's options)
     with screen.waiting("loading the guard" if cached else "loading guard and model"):
         loaded = dubito.Guard.load(guard) if cached else _loaded(guard, model, weights, device)
     with screen.waiting("judging the cache" if cached else "asking the model"):
-        found = loaded.decide(dubito.open(Path(images)) if cached else loaded.asked(images))
+        found = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(images))
     if csv is not None:
         found.to_csv(csv)
     result = {
         "guard": str(guard),
-        "promise": str(loaded.promise),
+        "guarantee": str(loaded.guarantee),
         "images": len(found),
         "accepted": int(found.accept.sum()),
         "skipped": [{"id": name, "reason": why} for name, why in found.skipped],
-        "verdicts": [verdict.to_json() for verdict in found],
+        "verdicts": [verdict.to_dict() for verdict in found],
         "csv": str(csv) if csv else None,
     }
     screen.result(result, *_shown(found, result, top))
@@ -173,11 +173,13 @@ def export(
 
 
 def _sets(coverage: float | None, method: choices.SetMethod, class_wise: bool) -> "PredictionSets | bool":
+    from dubito.guard import PredictionSets
+
     if coverage == 0:
         return False
     if coverage is None and method == "lac" and not class_wise:
         return True
-    return dubito.PredictionSets(0.9 if coverage is None else coverage, method, class_wise)
+    return PredictionSets(0.9 if coverage is None else coverage, method, class_wise)
 
 
 def _loaded(folder: Path, name: str | None, weights: str, device: str | None) -> "Guard":
@@ -207,7 +209,7 @@ def _shown(found: "Decisions", result: dict[str, Any], top: int) -> list[Any]:
         ]
         for verdict, _ in zip(found, range(top), strict=False)
     ]
-    title = f"{result['accepted']} of {result['images']} images accepted; promised: {result['promise']}"
+    title = f"{result['accepted']} of {result['images']} images accepted; guaranteed: {result['guarantee']}"
     header = ["image", "verdict", "prediction", "probability", "aleatoric", "epistemic", "why"]
     shown: list[Any] = [grid(title, header, rows)] if rows else [Text(title)]
     return shown + ([Text(f"all verdicts: {result['csv']}")] if result["csv"] else [])

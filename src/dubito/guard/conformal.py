@@ -1,4 +1,4 @@
-"""Conformal prediction sets: several classes instead of one, so that the true one is among them as often as asked for.
+"""Conformal prediction sets: several classes instead of one, so that they contain the true one as often as required.
 
     s(x, y)   lac: 1 - p_y        aps: the sum of p over all classes at least as likely as y
     q         the ceil((n + 1) coverage)-th smallest s(x_i, y_i) of n calibration images
@@ -7,8 +7,8 @@
 For calibration images and a new one that are exchangeable, P(y in set(x)) >= coverage, whatever the model: the rank of
 the new score among n + 1 is uniform (Vovk et al. 2005). LAC is Sadinle et al. 2019: the smallest sets on average, and
 empty ones where no class is likely. APS is Romano et al. 2020: larger sets for harder images; ours does not draw lots
-at the edge, which is safe, and somewhat larger. Class-wise (Mondrian), there is one q a class, and the coverage holds
-for the images of every class by itself.
+at the boundary, which is safe, and somewhat larger. Class-wise (Mondrian), there is one q per class, and the coverage
+holds for the images of every class by itself.
 
 It holds on average over calibration sets and over all images, accepted and refused together.
 """
@@ -28,6 +28,7 @@ from dubito.guard.thresholds import check_levels
 from dubito.metrics import wrong_predictions
 from dubito.table import Table
 from dubito.types import Json
+from dubito.validate import check_choice
 
 
 def needed_for_sets(coverage: float) -> int:
@@ -67,7 +68,7 @@ def set_scores(logits: Float[Tensor, "n c"], method: SetMethod) -> Float64[Tenso
 @final
 @dataclass
 class PredictionSets:
-    """Sets of classes that hold the true one with a guaranteed probability.
+    """Sets of classes that contain the true one with a guaranteed probability.
 
     Attributes:
         coverage: That probability, at least.
@@ -86,8 +87,7 @@ class PredictionSets:
 
     def __post_init__(self) -> None:
         check_levels(coverage=self.coverage)
-        if self.method not in get_args(SetMethod):
-            raise ValueRangeError(f"sets: method must be one of {', '.join(get_args(SetMethod))}; got {self.method}.")
+        check_choice(self.method, get_args(SetMethod), by="sets", what="method")
 
     def fit(self, table: Table) -> "PredictionSets":
         """Take the quantiles from labelled images that nothing else was learned from.
@@ -100,7 +100,7 @@ class PredictionSets:
         if len(table) < least:
             raise GuardError(
                 f"prediction sets of coverage {self.coverage:g} need at least {least} labelled images; {table.name} "
-                f"has {len(table)} for it. Give more, or ask for a smaller coverage."
+                f"has {len(table)} for it. Give more, or choose a smaller coverage."
             )
         own, label = [], []
         for batch in table.batches("logit", "label"):
@@ -116,11 +116,11 @@ class PredictionSets:
                 f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; none of {c} "
                 f"classes has so many in {table.name}. Give more images, or leave class_wise out."
             )
-        if few := int(self.thresholds_.isinf().sum()):
+        if lacking := int(self.thresholds_.isinf().sum()):
             warnings.warn(
-                f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; {few} of {c} "
-                f"classes have fewer in {table.name} and are put into every set. Give more images of them, or leave "
-                f"class_wise out.",
+                f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; "
+                f"{lacking} of {c} classes have fewer in {table.name} and are put into every set. "
+                f"Give more images of them, or leave class_wise out.",
                 DubitoWarning,
                 stacklevel=2,
             )
@@ -163,12 +163,12 @@ class PredictionSets:
         }
 
     @classmethod
-    def from_json(cls, found: Json) -> "PredictionSets":
+    def from_json(cls, saved: Json) -> "PredictionSets":
         """What `to_json` gave."""
         try:
-            sets = cls(found["coverage"], found["method"], found["class_wise"])
-            q = [math.inf if one is None else float(one) for one in found["thresholds"]]
-            sets.rows_ = int(found["rows"])
+            sets = cls(saved["coverage"], saved["method"], saved["class_wise"])
+            q = [math.inf if one is None else float(one) for one in saved["thresholds"]]
+            sets.rows_ = int(saved["rows"])
         except (KeyError, TypeError, ValueError) as error:
             raise ArtefactError(f"prediction sets cannot be read ({error!r}). Save the guard again.") from error
         sets.thresholds_ = torch.tensor(q, dtype=torch.float64) if q else None
@@ -176,13 +176,13 @@ class PredictionSets:
 
 
 def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets | None:
-    """A fitted copy of those that were asked for; of the default, None where labels or images do not suffice."""
+    """A fitted copy of the user's sets; of the default ones, None where labels or images do not suffice."""
     if isinstance(sets, PredictionSets):
         return PredictionSets(sets.coverage, sets.method, sets.class_wise).fit(table)
     if not isinstance(sets, bool):
         raise ValueRangeError(
             f"guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}. "
-            f"Say sets=PredictionSets(coverage=...)."
+            f"Use sets=PredictionSets(coverage=...)."
         )
     default = PredictionSets()
     return default.fit(table) if sets and labelled and len(table) >= needed_for_sets(default.coverage) else None

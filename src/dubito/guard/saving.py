@@ -1,135 +1,108 @@
-"""Writes a guard into a folder (see `saved`): parts first, guard.json that names them last, then the sweep.
+"""A guard as a folder: JSON and safetensors. Nothing is pickled, and nothing in it is executed.
 
-One writer at a time; what a failed one has written is taken away at once, so that a full disk has its space again.
+guard.json                         guarantee, threshold, weights, prediction sets, provenance; sealed, replaced last
+parts-SIZE-CRC/state.safetensors   quantiles of the selection images
+parts-SIZE-CRC/00_NAME/            each score, as `save_score` writes it
 """
 
-import contextlib
-import errno
-import json
+import math
 import re
-import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
-from dubito.errors import ArtefactError, DiskFullError, DubitoError
-from dubito.guard.guard import Guard
-from dubito.guard.saved import DESCRIPTION, FORMAT, KNOWN, PARTS, STATE, digest, digests, sealed, told_in
-from dubito.scores import SCORES, save_score
+from dubito.errors import ArtefactError, DubitoError
+from dubito.guard.combination import Combination
+from dubito.guard.conformal import PredictionSets
+from dubito.guard.guarantee import Guarantee
+from dubito.guard.selection import Roles
+from dubito.guard.thresholds import Threshold
+from dubito.scores import SCORES, load_score, save_score
 from dubito.scores.temperature import Temperature
-from dubito.storage import write_file
+from dubito.storage import SavedFolder, write_file
+from dubito.table.provenance import Provenance
 from dubito.types import Score
 
-_LOCK, _UNFINISHED = ".lock", "parts.part"
+if TYPE_CHECKING:
+    from dubito.guard.guard import Guard
+
+FOLDER = SavedFolder(kind="guard", description="guard.json", format=2, parts=("parts",), how="Guard.save")
+_STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
 
 
-def write_guard(guard: Guard, to: str | Path) -> Path:
+def write_guard(guard: "Guard", folder: Path) -> None:
     """Replace the guard in a folder, or put the first one there."""
-    folder = Path(to)
     for name, score in guard.scores.items():
-        _check_known(name, score)
-    check_place(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / _LOCK, timeout=0):
-            try:
-                _write_all(guard, folder)
-            finally:  # what a failed writer has written is taken away, too
-                with contextlib.suppress(OSError):
-                    _sweep(folder)
-    except Timeout as error:
-        raise ArtefactError(
-            f"somebody else is saving a guard in '{folder}'. Wait until they have, or give another folder."
-        ) from error
-    except (OSError, DiskFullError) as error:
-        raise _told(error, folder) from error
-    return folder
-
-
-def check_place(folder: Path) -> None:
-    """Raise for a folder of other things, such as photographs: a guard there would lie among them."""
-    try:
-        names = {path.name for path in folder.iterdir()} - {_LOCK} if folder.exists() else set()
-    except OSError as error:
-        raise _told(error, folder) from error
-    ours = {name for name in names if _is_ours(name)}
-    strangers = sorted(names - ours - ({DESCRIPTION} if ours else set()))
-    if strangers and "promise" not in told_in(folder):
-        raise ArtefactError(
-            f"the guard cannot be saved in '{folder}': it holds other things ({', '.join(strangers[:3])}) and no "
-            f"guard. Give a new or empty folder, or that of a guard to replace."
-        )
-
-
-def _write_all(guard: Guard, folder: Path) -> None:
+        _check_registered(name, score)
     places = {name: f"{number:02d}_{re.sub(r'[^a-zA-Z0-9_.-]', '_', name)}" for number, name in enumerate(guard.scores)}
-    parts = _write_parts(guard, folder, places)
-    described = {
-        "format": FORMAT,
-        **guard.to_json(),
-        "roles": {
-            "aleatoric": guard.roles.aleatoric,
-            "epistemic": guard.roles.epistemic,
-            "density": guard.roles.density,
-        },
-        "classes": None if guard.classes is None else list(guard.classes),
-        "provenance": None if guard.provenance is None else guard.provenance.to_json(),
-        "scores": places,
-        "parts": parts.name,
-        "files": digests(parts),
-    }
-    # As it will be read: tuples are lists there, and keys are texts.
-    plain = json.loads(json.dumps(described, allow_nan=False))
-    write_file(folder / DESCRIPTION, (json.dumps(sealed(plain), indent=1) + "\n").encode())
+
+    def fill(part: Path) -> None:
+        for name, place in places.items():
+            save_score(guard.scores[name], part / place)
+        reference = {f"score.{name}": grid for name, grid in guard.reference_quantiles.items()}
+        write_file(part / _STATE, save({_UNCERTAINTY: guard.uncertainty_quantiles, **reference}))
+
+    def write(into: Path) -> dict[str, Any]:
+        return {
+            **guard.to_dict(),
+            "classes": None if guard.classes is None else list(guard.classes),
+            "provenance": None if guard.provenance is None else guard.provenance.to_json(),
+            "scores": places,
+            "parts": FOLDER.put_folder(into, "parts", fill),
+        }
+
+    FOLDER.save(folder, write)
 
 
-def _write_parts(guard: Guard, folder: Path, places: dict[str, str]) -> Path:
-    """Scores and quantiles in a folder of their own, named by its content."""
-    unfinished = folder / _UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    for name, place in places.items():
-        save_score(guard.scores[name], unfinished / place)
-    state = save({KNOWN: guard.known, **{f"grid.{name}": grid for name, grid in guard.grids.items()}})
-    write_file(unfinished / STATE, state)
-    found = digests(unfinished)
-    parts = folder / f"parts-{digest(json.dumps(found).encode())}"
-    if not parts.is_dir() or digests(parts) != found:
-        shutil.rmtree(parts, ignore_errors=True)  # damaged: it was no use to anybody
-        unfinished.replace(parts)
-    return parts
+def read_guard(folder: Path) -> "Guard":
+    """Read back what `write_guard` wrote, without its model; every part is checked before it is used."""
+    from dubito.guard.guard import Guard  # noqa: PLC0415 (which calls this)
+
+    described = FOLDER.read(folder)
+    parts = FOLDER.part(folder, described.get("parts"))
+    try:
+        state = load_file(parts / _STATE)
+        threshold = Threshold(**described["threshold"])
+        if not math.isfinite(threshold.value):
+            raise ValueError(f"a threshold of {threshold.value}")
+        guard = Guard(
+            guarantee=Guarantee(**described["guarantee"]),
+            threshold=threshold,
+            combination=Combination(described["weights"], described["aurc"]),
+            scores={name: load_score(_place(parts, place)) for name, place in described["scores"].items()},
+            reference_quantiles={name: state[f"score.{name}"] for name in described["scores"]},
+            uncertainty_quantiles=state[_UNCERTAINTY],
+            roles=Roles(**described["roles"]),
+            gate=described["gate"],
+            sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
+            classes=described["classes"],
+            provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
+            rows=described["rows"],
+        )
+    except ArtefactError:
+        raise
+    except (DubitoError, AttributeError, KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
+        raise ArtefactError(f"guard in '{folder}' cannot be restored ({error!r}). Save it again.") from error
+    unknown = [name for name in (*guard.combination.weights, *guard.roles.names) if name not in guard.scores]
+    if unknown or not guard.combination.weights:
+        raise ArtefactError(f"guard in '{folder}' lacks the score '{(unknown or ['any'])[0]}'. Save it again.")
+    return guard
 
 
-def _sweep(folder: Path) -> None:
-    """Remove our own parts that guard.json does not name: those before it, and those of writers that were killed."""
-    named = told_in(folder).get("parts")
-    for path in folder.iterdir():
-        if _is_ours(path.name) and path.name != named:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _is_ours(name: str) -> bool:
-    return name in (_UNFINISHED, f"{DESCRIPTION}.part") or PARTS.fullmatch(name) is not None
-
-
-def _check_known(name: str, score: Score) -> None:
+def _check_registered(name: str, score: Score) -> None:
     if type(score) is not SCORES.get(score.name):
         raise ArtefactError(
-            f"the guard cannot be saved: its score '{name}' ({type(score).__name__}) is none of dubito's own, so that "
-            f"it could not be read back. Fit the guard with registered scores."
+            f"the guard cannot be saved: its score '{name}' ({type(score).__name__}) is not one of dubito's own, so it "
+            f"could not be read back. Fit the guard with registered scores."
         )
     if isinstance(score, Temperature):
-        _check_known(name, score.score_of)
+        _check_registered(name, score.score_of)
 
 
-def _told(error: OSError | DiskFullError, folder: Path) -> DubitoError:
-    if isinstance(error, DiskFullError) or error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(
-            f"no space left for the guard in '{folder}'. The guard in memory is safe, and so is what was saved there "
-            f"before: free some space and save again."
-        )
-    return ArtefactError(f"the guard cannot be saved in '{folder}' ({error.strerror or error}). Give another place.")
+def _place(parts: Path, place: Any) -> Path:
+    """A score's folder, which must lie inside the guard's."""
+    if not isinstance(place, str) or not re.fullmatch(r"\d\d_[\w.-]+", place):
+        raise ArtefactError(f"guard in '{parts.parent}' names a score's folder {place!r}. Save it again.")
+    return parts / place

@@ -1,4 +1,4 @@
-"""Thresholds that keep a promise with a stated confidence, whatever the images are, with as many as there are.
+"""Thresholds that keep a guarantee with a stated confidence, whatever the images are, with as many as there are.
 
 Images with u <= t are accepted. With risk r, confidence 1 - delta, and k accepted calibration images, e of them wrong:
 
@@ -17,14 +17,14 @@ up to a_j: a fixed number. So the first bad one to pass is t_j with probability 
 together they are delta at most. Nothing is paid for the number of candidates.
 
 Where to begin is ours: at the very fewest, one unlucky image would end it. Seven tenths of delta lie where the test is
-most likely to pass, as far as the selection split tells; two tenths where three fifths as many are accepted, and most
+most likely to pass, as far as the selection split shows; two tenths where three fifths as many are accepted, and most
 of the rest where two fifths are, in case that was too bold; a fiftieth lies on candidates far above, so that with many
 images the best is found even if the error rate rises above r and falls again. A share that could not pass even without
 an error goes to the likeliest. All of this rests on the selection split and on n, never on calibration images. No
 candidate lies above the selection split: images more uncertain than all of them are refused, also where everything
-known could be accepted.
+in the selection split could be accepted.
 
-Shares of images (coverage, refused right answers) are order statistics: P(F(u_(k)) >= c) = P(Bin(n, c) <= k - 1).
+Shares of images (coverage, refused correct predictions) are order statistics: P(F(u_(k)) >= c) = P(Bin(n, c) <= k - 1).
 """
 
 import math
@@ -113,7 +113,7 @@ def risk_threshold(
         raise GuardError(
             f"an error rate of at most {risk:g} with confidence {confidence:g} needs at least {enough} calibration "
             f"images, accepted and right all of them (the chance of that, (1 - {risk:g})^{enough}, is then below "
-            f"{1 - confidence:.3g}); there are {len(u)}. Give more labelled images, or ask for a larger risk."
+            f"{1 - confidence:.3g}); there are {len(u)}. Give more labelled images, or choose a larger risk."
         )
     thresholds = _candidates(selection[0], candidates)
     accepted, errors = _counts(u, wrong, thresholds)
@@ -143,15 +143,15 @@ def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: fl
     if n < enough:
         raise GuardError(
             f"accepting {share:g} of them with confidence {confidence:g} needs at least {enough} {what}; there are "
-            f"{n}. Give more images, or ask for a smaller share."
+            f"{n}. Give more images, or choose a smaller share."
         )
     # With exactly as many as are needed, rounding may put k one above n.
     k = min(int(binom.ppf(confidence, n, share)) + 1, n)
     value = float(np.sort(u)[k - 1])
     if not math.isfinite(value):
         raise GuardError(
-            f"{share:g} of all images cannot be accepted: {int(np.isinf(u).sum())} of {n} {what} are unlike the known "
-            f"ones and always refused. Ask for a smaller share, or refuse fewer of them (novel=0)."
+            f"{share:g} of all images cannot be accepted: {int(np.isinf(u).sum())} of {n} {what} are unlike the "
+            f"in-distribution ones and always refused. Choose a smaller share, or refuse fewer of them (novel=0)."
         )
     return Threshold(value, int((u <= value).sum()), None, n)
 
@@ -210,11 +210,11 @@ def check_levels(**levels: Any) -> None:
 
 def _candidates(u: Float64[np.ndarray, "s"], most: int) -> Float64[np.ndarray, "t"]:
     """Uncertainties of selection images at evenly spaced ranks, rising."""
-    known = np.sort(u[np.isfinite(u)])
-    if len(known) == 0:
+    values = np.sort(u[np.isfinite(u)])
+    if len(values) == 0:
         raise GuardError("there is no selection image to take thresholds from. Give more labelled images.")
-    ranks = np.ceil(np.arange(1, most + 1) * len(known) / most).astype(int)
-    return np.unique(known[ranks - 1])
+    ranks = np.ceil(np.arange(1, most + 1) * len(values) / most).astype(int)
+    return np.unique(values[ranks - 1])
 
 
 def _counts(
@@ -252,14 +252,16 @@ def _levels(
 
 
 def _why_none(accepted: int, errors: int, *, risk: float, confidence: float, level: float) -> str:
-    told = f"of the {accepted} most certain calibration images, {errors} are wrong" if accepted else "none is accepted"
+    observed = (
+        f"of the {accepted} most certain calibration images, {errors} are wrong" if accepted else "none is accepted"
+    )
     if binom.sf(errors - 1, accepted, risk) > _CHANCE:  # so many errors may be bad luck, were the rate at the risk
-        repair = "Give more labelled images, or ask for a larger risk."
+        repair = "Give more labelled images, or choose a larger risk."
     else:
-        repair = "More images of this kind will not help: ask for a larger risk, or give a score that finds errors."
+        repair = "More images of this kind will not help: choose a larger risk, or give a score that finds errors."
     shown = risk_bound(errors, accepted, 1 - level)  # at the level of that very test
     bound = f", which only shows a rate below {shown:.3g}" if shown < 1 else ""
     return (
         f"no threshold keeps the error rate at or below {risk:g} with confidence {confidence:g}: where that was most "
-        f"likely, {told}{bound}. {repair}"
+        f"likely, {observed}{bound}. {repair}"
     )

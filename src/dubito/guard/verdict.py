@@ -1,47 +1,49 @@
-"""What a guard says of images: accept or not, and why, in numbers and in words."""
+"""What a guard decides about images: accept or abstain, and why, in numbers and in words.
+
+Ranks are shares of the reference images: the in-distribution images that the guard's scores were selected on.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import final, overload
+from dataclasses import dataclass
+from typing import Any, final, overload
 
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from dubito.storage import write_csv
+from dubito.result import Result, plain
 from dubito.types import Json
 
 _NEAR = 0.02
-"""Close to the threshold: within two percent of the known images."""
+"""Close to the threshold: within two percent of the reference images."""
 _RARE = 0.02
 _HIGH = 0.95
 _CLEAR, _SURE = 0.5, 0.9
-"""An answer is clear if half of the known images are more uncertain, and the softmax is this sure."""
+"""A prediction is clear if half of the reference images are more uncertain, and the softmax is this sure."""
 _RIVAL = 0.5
 """A second class counts as a rival from half the probability of the first on."""
 _PAIR = 0.5
-"""Two classes explain a doubt if they have half of all probability between them."""
+"""Two classes explain an abstention if they have half of all probability between them."""
 
 
 @final
 @dataclass(frozen=True)
-class Verdict:
-    """What a guard says of one image. Ranks are shares of the known images, those that the guard was chosen on.
+class Verdict(Result):
+    """The decision about one image.
 
     Attributes:
         id: The image's name.
         label: The predicted class.
         class_name: Its name, if names are known.
-        probability: That the softmax gives it.
-        aleatoric: How ambiguous the image is: the share of known images that are less so.
-        epistemic: How new it is to the model: the share of known images that are less so.
-        density_rank: The share of known images whose features are rarer still: near 0 is unlike all of them.
+        probability: Its softmax probability.
+        aleatoric: How ambiguous the image is: the share of reference images that are less so.
+        epistemic: How new it is to the model: the share of reference images that are less so.
+        density_rank: The share of reference images whose features are rarer still: near 0 is unlike all of them.
         uncertainty: What is compared with the threshold.
-        rank: The share of known images that are less uncertain.
-        accept: Whether the answer can be taken under the guard's promise.
+        rank: The share of reference images that are less uncertain.
+        accept: Whether the prediction can be used under the guard's guarantee.
         reason: Why, in words.
-        prediction_set: Classes that hold the true one as often as promised, most likely first.
+        prediction_set: Classes that contain the true one as often as guaranteed, most likely first.
     """
 
     id: str
@@ -57,21 +59,26 @@ class Verdict:
     reason: str
     prediction_set: tuple[int, ...] | None
 
-    def to_json(self) -> Json:
-        """Plain values."""
-        return asdict(self)
-
-    def __str__(self) -> str:
+    def title(self) -> str:
+        """The decision in one line."""
         name = self.class_name or f"class {self.label}"
         kinds = {"aleatoric": self.aleatoric, "epistemic": self.epistemic}
-        doubt = "".join(f", {kind} {value:.2f}" for kind, value in kinds.items() if value is not None)
-        said = f"{'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}{doubt})"
-        return f"{self.id}: {said}: {self.reason}"
+        numbers = "".join(f", {kind} {value:.2f}" for kind, value in kinds.items() if value is not None)
+        decision = f"{'accept' if self.accept else 'abstain'} {name} ({self.probability:.3f}{numbers})"
+        return f"{self.id}: {decision}: {self.reason}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row; the classes of a prediction set with spaces between."""
+        classes = None if self.prediction_set is None else " ".join(map(str, self.prediction_set))
+        return [{**plain(self), "prediction_set": classes}]
+
+    def __str__(self) -> str:
+        return self.title()
 
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
-class Decisions(Sequence[Verdict]):
+class Decisions(Result, Sequence[Verdict]):
     """Verdicts of many images: a sequence of them, and their parts as columns.
 
     Attributes:
@@ -80,12 +87,12 @@ class Decisions(Sequence[Verdict]):
         label: (n, 2) the most likely class and the second.
         probability: (n, 2) of these two.
         uncertainty: (n) what is compared with the threshold.
-        rank: (n) the share of known images that are less uncertain.
+        rank: (n) the share of reference images that are less uncertain.
         accept: (n).
         novel: (n) refused for their density alone.
         aleatoric: (n) as of `Verdict`; likewise epistemic and density_rank.
         sets: Of each image, the classes of its prediction set, most likely first.
-        edge: The share of known images below the threshold.
+        threshold_rank: The share of reference images below the threshold.
         skipped: Images that could not be decoded: (id, reason).
     """
 
@@ -101,7 +108,7 @@ class Decisions(Sequence[Verdict]):
     epistemic: Float64[Tensor, "n"] | None
     density_rank: Float64[Tensor, "n"] | None
     sets: list[tuple[int, ...]] | None
-    edge: float
+    threshold_rank: float
     skipped: Sequence[tuple[str, str]] = ()
 
     def __len__(self) -> int:
@@ -139,39 +146,45 @@ class Decisions(Sequence[Verdict]):
         """The share of images that is accepted; 0 of none."""
         return float(self.accept.double().mean()) if len(self) else 0.0
 
-    def to_csv(self, to: str | Path) -> Path:
-        """One line an image; the classes of a prediction set with spaces between."""
-        lines = ([_cell(value) for value in verdict.to_json().values()] for verdict in self)
-        return write_csv(to, [[one.name for one in fields(Verdict)], *lines])
+    def title(self) -> str:
+        """How many are accepted."""
+        return f"{int(self.accept.sum())} of {len(self)} images accepted"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per image."""
+        return [verdict.records()[0] for verdict in self]
+
+    def to_dict(self) -> Json:
+        """Every verdict, and the images that could not be decoded."""
+        accepted = int(self.accept.sum())
+        verdicts = [plain(verdict) for verdict in self]
+        return {"images": len(self), "accepted": accepted, "verdicts": verdicts, "skipped": plain(self.skipped)}
 
     def __repr__(self) -> str:
-        return f"Decisions({self._counted()})"
+        return f"Decisions({self.title()})"
 
     def __str__(self) -> str:
-        return "\n".join([self._counted(), *(str(verdict) for verdict in self)])
-
-    def _counted(self) -> str:
-        return f"{int(self.accept.sum())} of {len(self)} images accepted"
+        return "\n".join([self.title(), *map(str, self)])
 
     def _reason(self, row: int) -> str:
         rank = float(self.rank[row])
-        inside = 0 < rank < 1 and not self.novel[row]  # beyond all known images, ranks say nothing of distances
-        near = "; close to the threshold" if inside and abs(rank - self.edge) <= _NEAR else ""
+        inside = 0 < rank < 1 and not self.novel[row]  # beyond all reference images, ranks are no distances
+        near = "; close to the threshold" if inside and abs(rank - self.threshold_rank) <= _NEAR else ""
         if bool(self.accept[row]):
             how = "clear" if rank <= _CLEAR and float(self.probability[row, 0]) >= _SURE else "certain enough"
-            return f"{how}: more certain than {_percent(1 - rank)} of the known images{near}"
-        doubt = self._doubt(row)
-        if doubt is not None:
-            return f"{doubt}{near}"
-        limit = near or f"; accepted up to {_percent(self.edge)}"
-        return f"more uncertain than {_percent(rank)} of the known images{limit}"
+            return f"{how}: more certain than {_percent(1 - rank)} of the reference images{near}"
+        cause = self._cause(row)
+        if cause is not None:
+            return f"{cause}{near}"
+        limit = near or f"; accepted up to {_percent(self.threshold_rank)}"
+        return f"more uncertain than {_percent(rank)} of the reference images{limit}"
 
-    def _doubt(self, row: int) -> str | None:
-        """The first that explains a refusal: novelty, two likely classes, then what is high among known images."""
+    def _cause(self, row: int) -> str | None:
+        """What explains an abstention best: novelty, two likely classes, then what is high among reference images."""
         density, epistemic, aleatoric = (_at(one, row) for one in (self.density_rank, self.epistemic, self.aleatoric))
         if density is not None and (bool(self.novel[row]) or density <= _RARE):
             others = f"all but {_percent(density)} of them" if density > 0 else "all of them"
-            return f"unlike the known images: density below {others}"
+            return f"unlike the reference images: density below {others}"
         first, second = self.probability[row].tolist()
         one, other = (self._named(int(label)) for label in self.label[row])
         if second >= _RIVAL * first:
@@ -179,9 +192,9 @@ class Decisions(Sequence[Verdict]):
                 return f"no class stands out: the likeliest, {one} and {other}, have {first:.2f} and {second:.2f}"
             return f"ambiguous between {one} and {other} ({first:.2f} and {second:.2f})"
         if epistemic is not None and epistemic >= max(_HIGH, aleatoric or 0.0):
-            return f"new to the model: epistemic uncertainty above that of {_percent(epistemic)} of the known images"
+            return f"new to the model: epistemic uncertainty above {_percent(epistemic)} of the reference images"
         if aleatoric is not None and aleatoric >= _HIGH:
-            return f"hard to tell: aleatoric uncertainty above that of {_percent(aleatoric)} of the known images"
+            return f"ambiguous image: aleatoric uncertainty above {_percent(aleatoric)} of the reference images"
         return None
 
     def _named(self, label: int) -> str:
@@ -199,10 +212,6 @@ def top_two(logits: Tensor) -> tuple[Float64[Tensor, "n 2"], Int[Tensor, "n 2"]]
 
 def _at(column: Tensor | None, row: int) -> float | None:
     return None if column is None else float(column[row])
-
-
-def _cell(value: object) -> object:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _percent(share: float) -> str:

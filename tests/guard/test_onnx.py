@@ -11,8 +11,8 @@ from torch import nn
 import dubito
 from dubito.errors import ArtefactError, GuardError
 from dubito.guard import Guard
-from dubito.guard.combine import Combination, quantiles
-from dubito.guard.onnx_file import GuardModule
+from dubito.guard.combination import Combination, quantiles
+from dubito.guard.onnx import GuardModule
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores import (
     Density,
@@ -79,7 +79,7 @@ def test_every_score_that_can_be_written_is_the_same(model: WrappedClassifier, t
     x = inputs(40, seed=5)
     logits, u, accept = GuardModule(guard, x)(x)
     found = guard(x)
-    assert logits.numpy() == pytest.approx(guard.asked(x).logit.numpy(), abs=1e-5)
+    assert logits.numpy() == pytest.approx(guard.predict(x).logit.numpy(), abs=1e-5)
     assert u.detach().numpy() == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
     assert torch.equal(accept, found.accept)
     assert 0 < int(accept.sum()) < 40
@@ -92,13 +92,13 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     # Several scores and the gate.
     others = (MaxProbability(), GradNorm(), Mahalanobis().fit(table), MentalModel().fit(table), Neighbours().fit(table))
     guard.scores |= {score.name: score for score in others}
-    guard.grids = {name: quantiles(score.score(table)) for name, score in guard.scores.items()}
+    guard.reference_quantiles = {name: quantiles(score.score(table)) for name, score in guard.scores.items()}
     guard.combination = Combination({"density": 0.2} | {score.name: 0.2 for score in others}, {})
     guard.threshold = guard.threshold._replace(value=0.5)
     session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
     assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]
     told = session.get_modelmeta().custom_metadata_map
-    assert told["dubito.promise"] == "at most 20 % of the accepted images are wrong, with confidence 95 %"
+    assert told["dubito.guarantee"] == "at most 20 % of the accepted images are wrong, with confidence 95 %"
     assert json.loads(told["dubito.threshold"]) == 0.5
     assert json.loads(told["dubito.classes"]) == ["ant", "bee", "cat", "dog", "eel"]
     assert json.loads(told["dubito.transform"]) == model.transform.describe()
@@ -107,7 +107,7 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
         x = inputs(n, seed=9)
         logits, u, accept = session.run(None, {"input": x.numpy()})
         found = guard(x)
-        assert logits == pytest.approx(guard.asked(x).logit.numpy(), abs=1e-4)
+        assert logits == pytest.approx(guard.predict(x).logit.numpy(), abs=1e-4)
         assert u == pytest.approx(found.uncertainty.numpy(), abs=1e-4)
         assert np.array_equal(accept, found.accept.numpy())
     assert 0 < found.accept.sum() < 50
@@ -173,7 +173,7 @@ def test_examples_that_are_none(model: WrappedClassifier, table: Table, tmp_path
     guard = Guard.fit(model, table, coverage=0.7, scores=["entropy"])
     with pytest.raises(GuardError, match=r"example: tiny cannot take inputs of shape \(n, 5, 6, 6\) \(RuntimeE"):
         guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(2, 5, 6, 6))
-    with pytest.raises(GuardError, match=r"example must be a tensor with a batch of finished inputs.*\(4,\) came"):
+    with pytest.raises(GuardError, match=r"example must be a tensor with a batch of finished inputs.*got \(4,\)"):
         guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(4))
     with pytest.raises(ArtefactError, match="it is a folder"):
         guard.export_onnx(tmp_path, inputs(2))

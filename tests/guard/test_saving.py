@@ -14,9 +14,9 @@ from filelock import FileLock
 import dubito
 from dubito.errors import ArtefactError, DiskFullError, DubitoWarning, ModelError
 from dubito.guard import Guard, PredictionSets
-from dubito.guard.saved import sealed
 from dubito.models.wrap import WrappedClassifier
 from dubito.scores.temperature import Temperature
+from dubito.storage import _sealed
 from dubito.table import Table
 from dubito.types import Score
 
@@ -43,9 +43,9 @@ def test_what_is_read_back_decides_the_same(saved: tuple[Guard, Path], model: Wr
     again = Guard.load(path, model)
     x = inputs(30, seed=3)
     one, other = guard(x), again(x)
-    assert [verdict.to_json() for verdict in one] == [verdict.to_json() for verdict in other]
+    assert [verdict.to_dict() for verdict in one] == [verdict.to_dict() for verdict in other]
     assert str(again) == str(guard)
-    assert again.to_json() == guard.to_json()
+    assert again.to_dict() == guard.to_dict()
 
 
 def test_several_scores_and_class_wise_sets_come_back(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_several_scores_and_class_wise_sets_come_back(tmp_path: Path) -> None:
         guard = Guard.fit(None, table, coverage=0.5, sets=PredictionSets(0.99, "lac", class_wise=True))
     guard.combination = type(guard.combination)({"max_probability": 0.4, "density": 1.1}, {})
     guard.scores["max_probability"] = dubito.MaxProbability()
-    guard.grids["max_probability"] = torch.linspace(-1, 0, 9).double()
+    guard.reference_quantiles["max_probability"] = torch.linspace(-1, 0, 9).double()
     again = Guard.load(guard.save(tmp_path / "guard"))
     assert torch.equal(again.decide(table).uncertainty, guard.decide(table).uncertainty)
     assert again.decide(table).sets == guard.decide(table).sets
@@ -81,20 +81,17 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(format=9), "must be of format 1; got 9"),
-        (
-            changed(files={"state.safetensors": "0"}),
-            "state.safetensors is not the file that guard.json was written with",
-        ),
-        (changed(files=None), "does not tell which files are its own"),
-        (changed(parts="../elsewhere"), "does not tell which files are its own"),
+        (changed(format=9), "must be of format 2; got 9"),
+        (changed(parts="parts-1-00000000"), "is not the part that guard.json was written with"),
+        (changed(parts=None), "names a part None, which is none"),
+        (changed(parts="../elsewhere"), "names a part '../elsewhere', which is none"),
         (changed(threshold={"value": float("inf"), "accepted": 1, "errors": 0, "of": 1}), "cannot be restored"),
-        (changed(promise={"kind": "risk", "level": 2.0, "confidence": 0.95}), "cannot be restored"),
+        (changed(guarantee={"kind": "risk", "level": 2.0, "confidence": 0.95}), "cannot be restored"),
         (changed(weights={"other": 1.0}), "lacks the score 'other'"),
         (changed(weights={}), "lacks the score 'any'"),
         (changed(scores={"density": "../../elsewhere"}), "names a score's folder"),
         (lambda found: {key: value for key, value in found.items() if key != "roles"}, "cannot be restored"),
-        (lambda _: [], "must be of format 1; got list"),
+        (lambda _: [], "must be of format 2; got list"),
     ],
 )
 def test_a_damaged_description_is_told(
@@ -103,7 +100,7 @@ def test_a_damaged_description_is_told(
     path = saved[0].save(tmp_path / "guard")
     described = json.loads((path / "guard.json").read_text())
     after = change(described)
-    (path / "guard.json").write_text(json.dumps(sealed(after) if isinstance(after, dict) else after))
+    (path / "guard.json").write_text(json.dumps(_sealed(after) if isinstance(after, dict) else after))
     with pytest.raises(ArtefactError, match=message):
         Guard.load(path)
 
@@ -125,7 +122,7 @@ def test_a_score_of_another_guard_is_noticed(tmp_path: Path) -> None:
     )
     file = next(one.glob("parts-*/*_neighbours/state.safetensors"))
     file.write_bytes(next(other.glob("parts-*/*_neighbours/state.safetensors")).read_bytes())
-    with pytest.raises(ArtefactError, match=r"neighbours/state.safetensors is not the file .* damaged or replaced"):
+    with pytest.raises(ArtefactError, match=r"parts-.* is not the part .* damaged or replaced"):
         Guard.load(one)
 
 
@@ -139,7 +136,7 @@ def test_nothing_is_unpickled(saved: tuple[Guard, Path], tmp_path: Path) -> None
     for name in ("guard.json", "state.safetensors", "score.json"):
         path = saved[0].save(tmp_path / "guard")
         next(path.rglob(name)).write_bytes(pickle.dumps(Mark()))
-        with pytest.raises(ArtefactError, match=r"cannot be read|is not the file that guard.json was written with"):
+        with pytest.raises(ArtefactError, match=r"cannot be read|is not the part that guard.json was written with"):
             Guard.load(path)
     assert not (tmp_path / "executed").exists()
 
@@ -170,7 +167,7 @@ def test_a_save_that_fails_leaves_the_guard_before(
                 DiskFullError, match=r"no space left for the guard .* so is what was saved there before"
             ):
                 other.save(path)
-        assert Guard.load(path).to_json() == saved[0].to_json()
+        assert Guard.load(path).to_dict() == saved[0].to_dict()
         assert len([one for one in path.iterdir() if one.name != ".lock"]) == 2
 
 
@@ -178,7 +175,7 @@ def test_a_folder_of_other_things_is_refused(saved: tuple[Guard, Path], tmp_path
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "cat.jpg").touch()
-    with pytest.raises(ArtefactError, match=r"it holds other things \(cat.jpg\) and no guard. Give a new or empty"):
+    with pytest.raises(ArtefactError, match=r"it holds other things \(cat.jpg\) and no guard. Choose a new or empty"):
         saved[0].save(photos)
     assert [one.name for one in photos.iterdir()] == ["cat.jpg"]
     (photos / "guard.json").write_text("{}")  # somebody else's
@@ -190,12 +187,12 @@ def test_a_folder_of_other_things_is_refused(saved: tuple[Guard, Path], tmp_path
     assert (path / "README.md").exists()
     (path / "README.md").unlink()
     (path / "guard.json").write_text("damaged")
-    assert Guard.load(saved[0].save(path)).to_json() == saved[0].to_json()
+    assert Guard.load(saved[0].save(path)).to_dict() == saved[0].to_dict()
 
 
 def test_one_writer_at_a_time(saved: tuple[Guard, Path], tmp_path: Path) -> None:
     path = saved[0].save(tmp_path / "guard")
-    with FileLock(path / ".lock"), pytest.raises(ArtefactError, match="somebody else is saving a guard"):
+    with FileLock(path / ".lock"), pytest.raises(ArtefactError, match="another process is writing into"):
         saved[0].save(path)
 
 
@@ -211,7 +208,7 @@ def test_scores_that_could_not_be_read_back_are_not_saved(tmp_path: Path) -> Non
 
     for score in (Mine(), Temperature(Mine())):
         guard = Guard.fit(None, blobs(300), coverage=0.7, scores={"a": score})
-        with pytest.raises(ArtefactError, match=r"its score 'a' \(Mine\) is none of dubito's own"):
+        with pytest.raises(ArtefactError, match=r"its score 'a' \(Mine\) is not one of dubito's own"):
             guard.save(tmp_path / "guard")
     assert not (tmp_path / "guard").exists()
 
@@ -221,7 +218,7 @@ def test_missing_and_broken_files_are_told(saved: tuple[Guard, Path], tmp_path: 
         Guard.load(tmp_path)
     path = saved[0].save(tmp_path / "guard")
     next(path.glob("parts-*/state.safetensors")).write_bytes(b"short")
-    with pytest.raises(ArtefactError, match=r"state.safetensors is not the file that guard.json was written with"):
+    with pytest.raises(ArtefactError, match=r"is not the part that guard.json was written with"):
         Guard.load(path)
     shutil.rmtree(next(path.glob("parts-*")))
     with pytest.raises(ArtefactError, match="it is missing, damaged or replaced"):

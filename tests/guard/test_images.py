@@ -8,10 +8,17 @@ from PIL import Image
 
 import dubito
 from dubito.cache.runner import predict_table
+<<<<<<< HEAD:tests/guard/test_inputs.py
 from dubito.errors import BrokenImageError, ImagesError, ModelError, SkippedImagesWarning
 from dubito.guard.inputs import as_images
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes import PreActivation, Tiles
+=======
+from dubito.errors import ImagesError, ModelError
+from dubito.guard.guard import one_or_many
+from dubito.models.wrap import WrappedClassifier
+from dubito.probes import Tiles
+>>>>>>> 58aaeb1 (Guard: ten files instead of fifteen; guarantee, score selection and saving in the field's words; a guard is a Result):tests/guard/test_images.py
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,20 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_it_says_what_extract_says(model: WrappedClassifier, folder: Path, tmp_path: Path) -> None:
-    probes = [Tiles([2]), PreActivation()]
-    there = dubito.extract(model, folder, tmp_path / "cache", probes=probes, workers=0, progress=False)
-    here = predict_table(model, as_images(folder)[0], probes)
-    assert here.id.tolist() == there.id.tolist()
-    for column in ("feature", "logit", "tiles_2"):
-        assert torch.equal(here.whole(column).float(), there.whole(column).float()), column
-
-
 def test_a_folder_with_the_name_of_an_image_is_many(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "holiday.jpg"
     place.mkdir()
     (place / "1.png").write_bytes((folder / "1.png").read_bytes())
-    images, single = as_images(place)
+    images, single = one_or_many(place)
     assert (len(images), single) == (1, False)
 
 
@@ -60,39 +58,28 @@ def test_one_image_in_many_forms(model: WrappedClassifier, folder: Path, kind: s
         "pixels": np.asarray(picture),
         "grey": np.asarray(picture.convert("L")),
     }
-    images, single = as_images(forms[kind])
+    images, single = one_or_many(forms[kind])
     assert single
     found = predict_table(model, images, [])
     assert len(found) == 1
     if kind != "grey":
-        assert torch.allclose(found.logit, predict_table(model, as_images(folder)[0], []).logit[1:2], atol=1e-5)
+        assert torch.allclose(found.logit, predict_table(model, one_or_many(folder)[0], []).logit[1:2], atol=1e-5)
 
 
 def test_inputs_have_channels_first() -> None:
-    assert as_images(torch.zeros(3, 8, 8))[1]
-    assert not as_images(torch.zeros(2, 3, 8, 8))[1]
-    assert not as_images(np.zeros((2, 8, 8, 3), np.uint8))[1]
+    assert one_or_many(torch.zeros(3, 8, 8))[1]
+    assert not one_or_many(torch.zeros(2, 3, 8, 8))[1]
+    assert not one_or_many(np.zeros((2, 8, 8, 3), np.uint8))[1]
 
 
 def test_lists_of_files_and_of_pictures(model: WrappedClassifier, folder: Path) -> None:
-    files, single = as_images([folder / "2.png", str(folder / "0.png")])
+    files, single = one_or_many([folder / "2.png", str(folder / "0.png")])
     assert not single
     found = predict_table(model, files, [])
-    whole = predict_table(model, as_images(folder)[0], []).logit
+    whole = predict_table(model, one_or_many(folder)[0], []).logit
     assert torch.allclose(found.logit, whole[[2, 0]], atol=1e-5)
-    pictures, single = as_images([Image.open(folder / "2.png")])
+    pictures, single = one_or_many([Image.open(folder / "2.png")])
     assert (len(pictures), single) == (1, False)
-
-
-def test_broken_images_are_listed_and_a_single_one_raises(model: WrappedClassifier, tmp_path: Path) -> None:
-    Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    with pytest.warns(SkippedImagesWarning, match="1 of 2 images could not be decoded and were skipped"):
-        found = predict_table(model, as_images(tmp_path)[0], [])
-    assert found.id.tolist() == ["good.png"]
-    assert found.skipped[0][0] == "bad.png"
-    with pytest.raises(BrokenImageError, match=r"bad\.png"):
-        predict_table(model, as_images(tmp_path / "bad.png")[0], [])
 
 
 def test_features_are_as_precise_as_those_the_guard_was_fitted_on(model: WrappedClassifier, tmp_path: Path) -> None:
@@ -101,12 +88,16 @@ def test_features_are_as_precise_as_those_the_guard_was_fitted_on(model: Wrapped
         forward = dubito.probes.Forward(feature_dtype=dtype)
         table = dubito.extract(model, x, tmp_path / dtype, probes=[forward], workers=0, progress=False)
         guard = dubito.Guard.fit(model, table, coverage=0.5, scores={"neighbours": dubito.Neighbours(k=3)})
-        asked = guard.asked(x[:16])
-        assert torch.equal(asked.feature, table.feature[:16])
-        assert (asked.feature.half().float() == asked.feature).all() == (dtype == "float16")
+        predicted = guard.predict(x[:16])
+        assert torch.equal(predicted.feature, table.feature[:16])
+        assert (predicted.feature.half().float() == predicted.feature).all() == (dtype == "float16")
         guard.save(tmp_path / f"guard-{dtype}")
         loaded = dubito.Guard.load(tmp_path / f"guard-{dtype}", model)
+<<<<<<< HEAD:tests/guard/test_inputs.py
         assert torch.equal(loaded.asked(x[:16]).feature, table.feature[:16])
+=======
+        assert torch.equal(loaded.predict(x[:16]).feature, table.feature[:16])
+>>>>>>> 58aaeb1 (Guard: ten files instead of fifteen; guarantee, score selection and saving in the field's words; a guard is a Result):tests/guard/test_images.py
 
 
 def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Path) -> None:
@@ -122,18 +113,18 @@ def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Pat
     ("shape", "message"),
     [
         ((3, 8, 8), r"shape \(3, 8, 8\) may be one picture with channels first, or three grey ones"),
-        ((8, 8, 4), r"\(1, 8, 8, 4\). Give images\[..., :3\]"),
-        ((8, 8, 1), r"\(1, 8, 8, 1\). Give images\[..., 0\]"),
+        ((8, 8, 4), r"\(1, 8, 8, 4\)\. Give images\[..., :3\]"),
+        ((8, 8, 1), r"\(1, 8, 8, 1\)\. Give images\[..., 0\]"),
     ],
 )
 def test_a_picture_with_other_channels_is_no_stack_of_grey_ones(shape: tuple[int, ...], message: str) -> None:
     for array in (np.zeros(shape, np.uint8), torch.zeros(shape, dtype=torch.uint8)):
         with pytest.raises(ImagesError, match=message):
-            as_images(array)
+            one_or_many(array)
 
 
 def test_inputs_that_the_model_cannot_take_are_told(model: WrappedClassifier) -> None:
-    images, single = as_images(np.zeros((96, 96, 3), np.float32))
+    images, single = one_or_many(np.zeros((96, 96, 3), np.float32))
     assert single
     with pytest.raises(ModelError, match=r"tiny cannot take inputs of shape \(n, 96, 96, 3\) .* as uint8 \(h, w, 3\)"):
         predict_table(model, images, [])

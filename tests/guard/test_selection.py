@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dubito.errors import DubitoError, GuardError, TableError
-from dubito.guard.candidates import Roles, competing, fitted_scores, given_scores, learns, roles_of
+from dubito.guard.selection import Roles, competing, fitted_scores, must_learn, named_scores
 from dubito.scores import (
     Density,
     Entropy,
@@ -20,29 +20,29 @@ from .world import blobs
 
 
 def test_scores_by_name() -> None:
-    assert given_scores(["entropy", MaxProbability()]) == {"entropy": Entropy(), "max_probability": MaxProbability()}
-    assert given_scores({"mine": Entropy()}) == {"mine": Entropy()}
-    assert given_scores("entropy") == {"entropy": Entropy()}
+    assert named_scores(["entropy", MaxProbability()]) == {"entropy": Entropy(), "max_probability": MaxProbability()}
+    assert named_scores({"mine": Entropy()}) == {"mine": Entropy()}
+    assert named_scores("entropy") == {"entropy": Entropy()}
     with pytest.raises(TableError, match=r"guard.fit: scores in a list must have different names; two are called 'en"):
-        given_scores(["entropy", Entropy()])
-    with pytest.raises(DubitoError, match="got 'entropie'"):
-        given_scores(["entropie"])
+        named_scores(["entropy", Entropy()])
+    with pytest.raises(DubitoError, match="got .entropie."):
+        named_scores(["entropie"])
     with pytest.raises(TableError, match=r"guard.fit needs at least one score; got none"):
-        given_scores([])
+        named_scores([])
 
 
-@pytest.mark.parametrize(("given", "came"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
-def test_what_is_no_score_is_told(given: object, came: str) -> None:
+@pytest.mark.parametrize(("given", "kind"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
+def test_what_is_no_score_is_told(given: object, kind: str) -> None:
     for scores in ([given], {"mine": given}):
-        with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; got {came}"):
-            given_scores.__wrapped__(scores)  # past the type checks of the tests
+        with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; got {kind}"):
+            named_scores.__wrapped__(scores)  # past the type checks of the tests
 
 
 def test_what_must_learn() -> None:
-    assert learns(None)
-    assert learns({"entropy": Entropy(), "density": Density()})
-    assert not learns({"entropy": Entropy()})
-    assert not learns({"fitted": Neighbours(k=2).fit(blobs(20))})
+    assert must_learn(None)
+    assert must_learn({"entropy": Entropy(), "density": Density()})
+    assert not must_learn({"entropy": Entropy()})
+    assert not must_learn({"fitted": Neighbours(k=2).fit(blobs(20))})
 
 
 def test_given_scores_learn_as_copies() -> None:
@@ -77,15 +77,15 @@ def test_by_default_all_that_columns_allow() -> None:
 
 def test_a_head_from_the_shelf_does_not_compete_unless_it_is_given() -> None:
     found = {"head": UncertaintyHead(), "entropy": Entropy()}
-    assert competing(found, given=False) == ["entropy"]
-    assert competing(found, given=True) == ["head", "entropy"]
+    assert competing(found, chosen_by_user=False) == ["entropy"]
+    assert competing(found, chosen_by_user=True) == ["head", "entropy"]
 
 
 def test_roles() -> None:
     table = Table(logit=torch.zeros(2, 3))
     scores = {"m": MaxProbability(), "density": Density(), "mutual_information:tiles_2": MutualInformation("tiles_2")}
-    assert roles_of(scores, table) == Roles("entropy", "mutual_information:tiles_2", "density")
+    assert Roles.of(scores, table) == Roles("entropy", "mutual_information:tiles_2", "density")
     assert "entropy" in scores  # it stands in, so it must be there
     scores = {"expected": ExpectedEntropy(), "near": Neighbours()}
-    assert roles_of(scores, table) == Roles("expected", "near", None)
-    assert roles_of({"m": MaxProbability()}, Table(logit=torch.zeros(2, 1))).names == ()
+    assert Roles.of(scores, table) == Roles("expected", "near", None)
+    assert Roles.of({"m": MaxProbability()}, Table(logit=torch.zeros(2, 1))).names == ()

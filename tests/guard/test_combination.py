@@ -4,7 +4,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from dubito.errors import GuardError
-from dubito.guard.combine import Combination, _weights, choose, quantiles, rank
+from dubito.guard.combination import Combination, _weights, choose, quantiles, rank
 from dubito.metrics import aurc
 
 
@@ -50,9 +50,9 @@ def test_scores_that_find_different_errors_are_combined() -> None:
     found = choose(values, wrong)
     assert set(found.weights) == {"one", "two"}
     assert found.weights["one"] == pytest.approx(found.weights["two"], rel=0.3)
-    grids = {name: quantiles(torch.from_numpy(u)) for name, u in values.items()}
+    reference_quantiles = {name: quantiles(torch.from_numpy(u)) for name, u in values.items()}
     new, new_wrong = two_kinds(4000, seed=1)
-    u = found.of({name: torch.from_numpy(v) for name, v in new.items()}, grids)
+    u = found.of({name: torch.from_numpy(v) for name, v in new.items()}, reference_quantiles)
     assert aurc(u, new_wrong) < 0.8 * min(aurc(v, new_wrong) for v in new.values())
 
 

@@ -1,17 +1,17 @@
-"""Several scores as one uncertainty: a sum of ranks, weighed by how they find errors together; or one score as it is.
+"""Several scores as one uncertainty: a sum of ranks, weighted by how they find errors together; or one score as it is.
 
     u(x) = sum_j w_j F_j(s_j(x)),   w_j >= 0
 
 F_j is the share of selection images with a lower score, in between linear.
 
-Weights are those of a logistic regression of wrong answers on the ranks, kept at or above zero, so that u never falls
-while all scores rise.
+Weights are those of a logistic regression of wrong predictions on the ranks, kept at or above zero, so that u never
+falls while all scores rise.
 
 Noise must not choose: with a hundred images and a dozen scores, one always looks best. So the first score, which is
-max-probability where nobody says otherwise, stays unless another has a lower AURC by more than `_SURE` standard errors
+max-probability by default, stays unless another has a lower AURC by more than `_SURE` standard errors
 of their difference, over resamples that both share; and a score joins only if the sum, on folds that its weights were
 not fitted on, is that much better than the scores before it. All of it happens on the selection split. Whatever is
-chosen there, well or badly, the promise holds, because it is tested on other images; a bad choice costs coverage. The
+chosen there, well or badly, the guarantee holds, because it is tested on other images; a bad choice costs coverage. The
 rule is ours.
 """
 
@@ -37,7 +37,7 @@ _RESAMPLES = 200
 _FEWEST_ERRORS = 20
 _RIDGE = 1e-3
 _GRID = 513
-"""Quantiles of a score that are kept, to tell ranks by."""
+"""Quantiles of a score that are kept, to rank others by."""
 
 Values = Mapping[str, Float64[np.ndarray, "n"]]
 """By score, the uncertainty of every row."""
@@ -60,16 +60,20 @@ class Combination:
         parts = self.weights.items()
         return " + ".join(f"{weight:.2f} {name}" if len(parts) > 1 else name for name, weight in parts)
 
-    def of(self, scores: Mapping[str, Float64[Tensor, "n"]], grids: Mapping[str, Float64[Tensor, "_"]]) -> Tensor:
+    def of(
+        self, scores: Mapping[str, Float64[Tensor, "n"]], reference_quantiles: Mapping[str, Float64[Tensor, "_"]]
+    ) -> Tensor:
         """The uncertainty of rows from their scores, and the quantiles of these on the selection split."""
         names = list(self.weights)
         if len(names) == 1:
             return scores[names[0]]
-        return torch.stack([self.weights[name] * rank(scores[name], grids[name]) for name in names]).sum(0)
+        return torch.stack([self.weights[name] * rank(scores[name], reference_quantiles[name]) for name in names]).sum(
+            0
+        )
 
 
 def quantiles(values: Float64[Tensor, "n"]) -> Float64[Tensor, "q"]:
-    """Rising numbers that tell the rank of others: all of few, or evenly spaced ones of many; each once."""
+    """Rising numbers to rank others by: all values if they are few, evenly spaced ones of many."""
     ordered = values[values.isfinite()].sort().values
     if len(ordered) == 0:
         raise GuardError("a score is infinite for every selection image; there is nothing to rank others by.")
@@ -125,7 +129,7 @@ def choose(values: Values, wrong: Bool[np.ndarray, "n"], seed: int = 0) -> Combi
 def _clearly_better(
     than: Float64[np.ndarray, "n"], scores: list[Float64[np.ndarray, "n"]], wrong: Bool[np.ndarray, "n"], seed: int
 ) -> list[bool]:
-    """Whether the AURC of each is lower than that of the reference by more than chance would have it."""
+    """Whether the AURC of each is lower than that of the reference beyond chance."""
     if not scores:
         return []
     draws = paired_draws(aurc, [than, *scores], wrong, resamples=_RESAMPLES, seed=seed, by="guard.fit")
@@ -143,11 +147,11 @@ def _held_out(ranks: Values, names: list[str], wrong: Bool[np.ndarray, "n"], see
     """The sum of ranks of every row, by weights that were fitted on the other folds."""
     x = np.stack([ranks[name] for name in names])
     fold = np.random.default_rng(seed).permutation(len(wrong)) % _FOLDS
-    found = np.zeros(len(wrong))
+    held_out = np.zeros(len(wrong))
     for number in range(_FOLDS):
         inside = fold != number
-        found[~inside] = _weights(x[:, inside], wrong[inside]) @ x[:, ~inside]
-    return found
+        held_out[~inside] = _weights(x[:, inside], wrong[inside]) @ x[:, ~inside]
+    return held_out
 
 
 def _weights(x: Float64[np.ndarray, "j n"], wrong: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "j"]:
@@ -160,5 +164,5 @@ def _weights(x: Float64[np.ndarray, "j n"], wrong: Bool[np.ndarray, "n"]) -> Flo
         return float(value), np.append(gap.mean(), x @ gap / len(gap) + 2 * _RIDGE * b[1:])
 
     bounds = [(None, None), *[(0.0, None)] * len(x)]
-    found = minimize(loss, np.append(-1.0, np.ones(len(x))), jac=True, bounds=bounds, method="L-BFGS-B")
-    return np.asarray(found.x[1:], dtype=np.float64)
+    optimum = minimize(loss, np.append(-1.0, np.ones(len(x))), jac=True, bounds=bounds, method="L-BFGS-B")
+    return np.asarray(optimum.x[1:], dtype=np.float64)

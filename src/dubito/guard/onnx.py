@@ -9,8 +9,8 @@ Scores of logits and features can be written, with all that they have learned: a
 Those of members, and of gradients of more than the last layer, cannot, and are named. Ranks, reasons and prediction
 sets stay in Python.
 
-How inputs are made (size, mean, standard deviation ...), classes, promise, threshold and the model's fingerprint are in
-the file's metadata, under `dubito.transform` and so on, as JSON.
+How inputs are made (size, mean, standard deviation ...), classes, guarantee, threshold and the model's fingerprint are
+in the file's metadata, under `dubito.transform` and so on, as JSON.
 
 Logits, and uncertainties made of them or of ranks, agree with PyTorch to 1e-4; large ones, such as a density, which is
 a sum over all features, to 1e-4 of their value: a runtime rounds the last digit of a feature otherwise, and features
@@ -23,7 +23,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,31 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
-from dubito.guard.onnx_scores import as_graph
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
-from dubito.storage import write_file
+from dubito.scores import (
+    Density,
+    Energy,
+    Entropy,
+    GradNorm,
+    LastLayerGradient,
+    Mahalanobis,
+    Margin,
+    MaxLogit,
+    MaxProbability,
+    MentalModel,
+    Neighbours,
+    ScaledEntropy,
+    Temperature,
+    UncertaintyHead,
+)
+from dubito.scores.gaussians import Mixture
+from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
+from dubito.scores.mahalanobis import mahalanobis
+from dubito.scores.mental import mental_log_odds
+from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
+from dubito.storage import write_file, writing
+from dubito.types import Score
 
 if TYPE_CHECKING:
     from dubito.guard.guard import Guard
@@ -63,35 +84,34 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
         raise ArtefactError(f"'{path}' cannot be written (it is a folder). Give a file, such as guard.onnx.")
     proto = _exported(GuardModule(guard, example)).model_proto
     try:
-        _tell(proto, guard)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, proto.SerializeToString())
-    except OSError as error:
-        raise ArtefactError(f"'{path}' cannot be written ({error.strerror}). Give another place.") from error
+        _add_metadata(proto, guard)
+        with writing(f"'{path.name}'", path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, proto.SerializeToString())
     except ValueError as error:  # of protobuf, above 2 GB
         raise ArtefactError(f"'{path}' cannot be written as one file ({error}). Guard a smaller model.") from error
     return path
 
 
-def _tell(proto: Any, guard: "Guard") -> None:
-    """What a runtime cannot see in the graph, as metadata: how inputs are made, what is promised, whose it is."""
+def _add_metadata(proto: Any, guard: "Guard") -> None:
+    """What a runtime cannot see in the graph, as metadata: how inputs are made, what is guaranteed, whose it is."""
     from onnx.helper import set_model_props  # noqa: PLC0415 (optional)
 
-    told = {
-        "promise": str(guard.promise),
+    metadata = {
+        "guarantee": str(guard.guarantee),
         "threshold": guard.threshold.value,
         "gate": guard.gate,
         "scores": guard.combination.weights,
         "transform": guard.model.transform.describe() if guard.model else None,
         "classes": None if guard.classes is None else list(guard.classes),
-        "model": guard.provenance.to_json() if guard.provenance else {},
+        "model": {} if guard.provenance is None else guard.provenance.to_json(),
     }
-    props = {f"dubito.{key}": value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}
+    props = {f"dubito.{key}": value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
     set_model_props(proto, props)
 
 
 def _exported(module: "GuardModule") -> Any:
-    """The graph by torch's exporter, which tells its steps on both outputs, and warns of what it does by itself."""
+    """The graph by torch's exporter, which reports its steps on both outputs, and warns about its own doing."""
     quiet = io.StringIO()
     try:
         with (
@@ -149,34 +169,34 @@ class GuardModule(nn.Module):
                 f"agrees with PyTorch on every runtime. Wrap module.float(), and extract and fit with that."
             )
         self.of, self.example = model.name, _example(model) if example is None else example
-        _check_example(model, self.example)  # which also tells where the last layer is
+        _check_example(model, self.example)  # which also finds the last layer
         names = [*guard.combination.weights, *([guard.roles.density] if guard.gate is not None else [])]
         scores = {name: guard.scores[name] for name in dict.fromkeys(filter(None, names))}
         self._written = {name: as_graph(name, score, self) for name, score in scores.items()}
-        self._combination, self._grids = guard.combination, guard.grids
+        self._combination, self._reference_quantiles = guard.combination, guard.reference_quantiles
         self._threshold, self._density, self._gate = guard.threshold.value, guard.roles.density, guard.gate
-        self._base = base_probe(guard.provenance)
+        self._as_stored = base_probe(guard.provenance).as_stored
         self._features = any("feature" in score.needs for score in scores.values())
         self.backbone = copy.deepcopy(model.module).eval().requires_grad_(False)
         self._layer = None if model.layer is None else _same_place(model.module, self.backbone, model.layer)
         if self._layer is None and (self._features or model.output != "logits"):
             raise GuardError(
-                f"guard.export_onnx: the last layer of {model.name} is not one plain nn.Linear, so that its features "
+                f"guard.export_onnx: the last layer of {model.name} is not one plain nn.Linear, so its features "
                 f"cannot be read inside a graph. Fit the guard with scores=['max_probability'] or another of logits, "
                 f"and novel=0."
             )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, uncertainty, accept."""
-        z, logits = self._said(x)
-        scored = {name: score(z, logits) for name, score in self._written.items()}
-        u = self._combination.of(scored, self._grids)
+        z, logits = self._features_and_logits(x)
+        values = {name: score(z, logits) for name, score in self._written.items()}
+        u = self._combination.of(values, self._reference_quantiles)
         accept = u <= self._threshold
         if self._gate is not None and self._density is not None:
-            accept = accept & (scored[self._density] <= self._gate)
+            accept = accept & (values[self._density] <= self._gate)
         return logits, u, accept
 
-    def _said(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+    def _features_and_logits(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         if self._layer is None:
             out = self.backbone(x)  # of a known kind, as the example has gone through it
             return None, out if isinstance(out, Tensor) else out.logits
@@ -187,7 +207,7 @@ class GuardModule(nn.Module):
         finally:
             hook.remove()
         z = seen[0].flatten(1)
-        return self._base.as_stored(z), F.linear(z, self._layer.weight, self._layer.bias)
+        return self._as_stored(z), F.linear(z, self._layer.weight, self._layer.bias)
 
 
 def _example(model: WrappedClassifier) -> Tensor:
@@ -204,10 +224,10 @@ def _example(model: WrappedClassifier) -> Tensor:
 
 def _check_example(model: WrappedClassifier, example: object) -> None:
     if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
-        came = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+        shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise GuardError(
             f"guard.export_onnx: example must be a tensor with a batch of finished inputs, such as (2, 3, h, w); "
-            f"{came} came. Give model.transform's inputs, stacked."
+            f"got {shape}. Give model.transform's inputs, stacked."
         )
     try:
         model.features(example[:1])
@@ -218,8 +238,8 @@ def _check_example(model: WrappedClassifier, example: object) -> None:
 def _same_place(module: nn.Module, other: nn.Module, layer: nn.Module) -> nn.Linear | None:
     """The layer of a copy that stands where another one stands in the original."""
     name = next((name for name, one in module.named_modules() if one is layer), None)
-    found = None if name is None else other.get_submodule(name)
-    return found if isinstance(found, nn.Linear) else None
+    layer_copy = None if name is None else other.get_submodule(name)
+    return layer_copy if isinstance(layer_copy, nn.Linear) else None
 
 
 def _check_packages() -> None:
@@ -231,3 +251,85 @@ def _check_packages() -> None:
             f"guard.export_onnx needs the packages onnx and onnxscript, of which {error.name} is not installed. "
             f"Install them: pip install 'dubito[onnx]'."
         ) from error
+
+
+Written = Callable[[Tensor | None, Tensor], Tensor]
+"""A score as operations on features (n, d), where there are any, and logits (n, c)."""
+
+
+def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
+    """A score as tensor operations; its own networks become parts of the module that is exported."""
+    if isinstance(score, Temperature) and isinstance(score.score_of, tuple(_OF_LOGITS)):
+        inner, scale = as_graph(name, score.score_of, owner), score.temperature_
+        return lambda z, logits: inner(z, logits.double() / scale)
+    if isinstance(score, UncertaintyHead):
+        head = copy.deepcopy(score.module)
+        owner.add_module("head", head)
+        return lambda z, _: head(_there(z).float()).double()
+    if isinstance(score, Density) and score.nonlinearity == "after":
+        mixture, neurons = score.mixture, score.neurons_
+        return lambda z, _: -_log_density(mixture, _prepared(_there(z), score)[:, neurons])
+    if not isinstance(score, GradNorm) or score.of is None:
+        for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
+            if isinstance(score, kind):
+                return make(score)
+    raise GuardError(
+        f"guard.export_onnx: score '{name}' ({score.name}) cannot be written as an ONNX graph. Fit the guard with "
+        f"those that can, by scores=[...]: {', '.join(WRITABLE)}."
+    )
+
+
+_OF_LOGITS: dict[type[Score], Callable[[Any], Written]] = {
+    MaxProbability: lambda _: lambda _z, logits: max_probability(logits),
+    Entropy: lambda _: lambda _z, logits: entropy(logits),
+    Margin: lambda _: lambda _z, logits: margin(logits),
+    MaxLogit: lambda _: lambda _z, logits: max_logit(logits),
+    Energy: lambda score: lambda _z, logits: energy(logits, score.temperature),
+    ScaledEntropy: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
+}
+_OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
+    GradNorm: lambda score: lambda z, logits: -grad_norm(_there(z), logits, bias=score.bias),
+    LastLayerGradient: lambda score: (
+        lambda z, logits: last_layer_gradient(_there(z), logits, score.weighting, bias=score.bias)
+    ),
+    MentalModel: lambda score: lambda z, _: mental_log_odds(_there(z), score.weights_),
+    Mahalanobis: lambda score: lambda z, _: _nearest_class(_there(z).double(), score),
+    Neighbours: lambda score: lambda z, _: _kth_distance(_there(z), score),
+}
+WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), Temperature.name, Density.name, UncertaintyHead.name)
+"""Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
+
+
+def _nearest_class(z: Tensor, score: Mahalanobis) -> Tensor:
+    """As `Mahalanobis.score_batch`."""
+    nearest: Tensor = mahalanobis(z, score.means_, score.factor_).amin(1)
+    if score.relative:
+        nearest = nearest - mahalanobis(z, score.background_mean_[None], score.background_factor_)[:, 0]
+    return nearest
+
+
+def _kth_distance(z: Tensor, score: Neighbours) -> Tensor:
+    """As `neighbours.kth_distance`, by products with the whole bank in place of faiss."""
+    z = (z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)).float()
+    places = (z @ score.bank_.T).topk(score.k, dim=-1).indices[:, -1]
+    distance: Tensor = torch.linalg.vector_norm(z.double() - score.bank_[places].double(), dim=-1)
+    return distance
+
+
+def _log_density(mixture: Mixture, z: Tensor) -> Tensor:
+    """As `Mixture.log_density`, whose short cuts for full covariances depend on the rows, which a graph cannot."""
+    if mixture.covariance != "full":
+        return mixture.log_density(z)
+    parts = torch.einsum("nd,kde->nke", z, mixture.factors) - torch.einsum("kd,kde->ke", mixture.means, mixture.factors)
+    constants = mixture._constants()
+    return (constants - 0.5 * parts.square().sum(-1)).logsumexp(1)
+
+
+def _prepared(z: Tensor, score: Density) -> Tensor:
+    """As the density sees features, without the checks that a graph cannot make."""
+    return z.double() if score.space == "z" else (z.double() + score.offset).log()
+
+
+def _there(z: Tensor | None) -> Tensor:
+    assert z is not None, "scores of features are refused where there are none"  # noqa: S101 (our own invariant)
+    return z
