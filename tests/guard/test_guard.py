@@ -164,9 +164,7 @@ def test_novel_images_are_refused_whatever_the_scores(scores: Any) -> None:
 
 def test_without_a_density_a_guard_says_so() -> None:
     few = blobs(60)
-    with pytest.warns(
-        DubitoWarning, match=r"unlike the in-distribution ones will not be refused.*or use novel=0\."
-    ):
+    with pytest.warns(DubitoWarning, match=r"unlike the in-distribution ones will not be refused.*or use novel=0\."):
         guard = Guard.fit(None, few.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
     assert guard.gate is None
     assert "novelty       not looked at" in str(guard)
@@ -233,9 +231,7 @@ def test_images_need_the_model() -> None:
 
 def test_what_is_asked_for_must_make_sense() -> None:
     table = blobs(200)
-    with pytest.raises(
-        ValueRangeError, match=r"keeps one guarantee; got risk and coverage\. Choose one of them\."
-    ):
+    with pytest.raises(ValueRangeError, match=r"keeps one guarantee; got risk and coverage\. Choose one of them\."):
         Guard.fit(None, blobs(10), risk=0.05, coverage=0.9)
     with pytest.raises(ValueRangeError, match="one threshold keeps one guarantee; got coverage and false_alarms"):
         Guard.fit(None, table, coverage=0.5, false_alarms=0.1)

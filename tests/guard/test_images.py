@@ -8,17 +8,10 @@ from PIL import Image
 
 import dubito
 from dubito.cache.runner import predict_table
-<<<<<<< HEAD:tests/guard/test_inputs.py
-from dubito.errors import BrokenImageError, ImagesError, ModelError, SkippedImagesWarning
-from dubito.guard.inputs import as_images
-from dubito.models.wrap import WrappedClassifier
-from dubito.probes import PreActivation, Tiles
-=======
 from dubito.errors import ImagesError, ModelError
 from dubito.guard.guard import one_or_many
 from dubito.models.wrap import WrappedClassifier
 from dubito.probes import Tiles
->>>>>>> 58aaeb1 (Guard: ten files instead of fifteen; guarantee, score selection and saving in the field's words; a guard is a Result):tests/guard/test_images.py
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,11 +86,7 @@ def test_features_are_as_precise_as_those_the_guard_was_fitted_on(model: Wrapped
         assert (predicted.feature.half().float() == predicted.feature).all() == (dtype == "float16")
         guard.save(tmp_path / f"guard-{dtype}")
         loaded = dubito.Guard.load(tmp_path / f"guard-{dtype}", model)
-<<<<<<< HEAD:tests/guard/test_inputs.py
-        assert torch.equal(loaded.asked(x[:16]).feature, table.feature[:16])
-=======
         assert torch.equal(loaded.predict(x[:16]).feature, table.feature[:16])
->>>>>>> 58aaeb1 (Guard: ten files instead of fifteen; guarantee, score selection and saving in the field's words; a guard is a Result):tests/guard/test_images.py
 
 
 def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`dubito guard`: accept or abstain under a guarantee. `fit` makes a guard, `run` asks it, `export` writes it as ONNX."""
+"""`dubito guard`: accept or abstain under a guarantee: `fit` makes a guard, `run` uses it, `export` writes ONNX."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 

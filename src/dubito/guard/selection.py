@@ -22,8 +22,8 @@ from dubito.guard.guarantee import Guarantee, Outcomes
 from dubito.guard.thresholds import Threshold
 from dubito.metrics import wrong_predictions
 from dubito.scores import UncertaintyHead
-from dubito.scores.density import QUICK, Density, default_density
 from dubito.scores.available import available_scores
+from dubito.scores.density import QUICK, Density, default_density
 from dubito.scores.registry import by_name
 from dubito.scores.softmax import Entropy
 from dubito.scores.temperature import Temperature
