@@ -167,7 +167,7 @@ def test_without_a_density_a_guard_says_so() -> None:
     with pytest.warns(DubitoWarning, match=r"unlike the in-distribution ones will not be refused.*or use novel=0\."):
         guard = Guard.fit(None, few.extended(feature=torch.full((60, 6), torch.nan)), 0.4, scores=["entropy"])
     assert guard.gate is None
-    assert "novelty       not looked at" in str(guard)
+    assert "novelty       not checked" in str(guard)
     off = Guard.fit(None, few, 0.4, scores=["entropy"], novel=0.0)
     assert (off.gate, off.rows["learn"]) == (None, 0)
     with pytest.raises(GuardError, match="at least three rows"):
@@ -305,11 +305,11 @@ def test_what_is_not_a_model_or_a_table(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"guard.load: model must come from dubito.load or dubito.wrap; got str"):
         Guard.load.__func__.__wrapped__(Guard, Guard.fit(None, blobs(300), coverage=0.7).save(tmp_path), "resnet")
     fit, decide = Guard.fit.__func__.__wrapped__, Guard.decide.__wrapped__  # past the type checks of the tests
-    with pytest.raises(TableError, match=r'guard.fit: table must be a table; the path "cache/val" came. Open it: dub'):
+    with pytest.raises(TableError, match=r'guard.fit: table must be a table; got the path "cache/val". Open it: dub'):
         fit(Guard, None, "cache/val", 0.3)
-    with pytest.raises(TableError, match=r'guard.fit: train must be a table; the path "cache/train" came'):
+    with pytest.raises(TableError, match=r'guard.fit: train must be a table; got the path "cache/train"'):
         fit(Guard, None, blobs(3), 0.3, train="cache/train")
-    with pytest.raises(TableError, match=r'guard.decide: table must be a table; the path "cache/new" came'):
+    with pytest.raises(TableError, match=r'guard.decide: table must be a table; got the path "cache/new"'):
         decide(Guard.fit(None, blobs(300), 0.3), "cache/new")
 
 
