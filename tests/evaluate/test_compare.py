@@ -185,15 +185,15 @@ def test_tables_of_another_width_and_paths_are_refused():
     with pytest.raises(TableError, match=r"column 'logit' of ood 'x' \(.*\) must be 4 wide, as in set 0; got 7"):
         compare(table, {"x": Table(logit=torch.zeros(5, 7))})
     with pytest.raises(
-        TableError, match=r'compare: ood must be a table; the path "cache/x" came. Open it: dubito.open'
+        TableError, match=r'compare: ood must be a table; got the path "cache/x". Open it: dubito.open'
     ):
         compare.__wrapped__(table, "cache/x")
 
 
 def test_what_is_no_table_score_or_setting_is_refused():
-    with pytest.raises(TableError, match=r'compare: table must be a table; the path "cache/x" came'):
+    with pytest.raises(TableError, match=r'compare: table must be a table; got the path "cache/x"'):
         compare.__wrapped__("cache/x")  # past the type checks of the tests
-    with pytest.raises(TableError, match=r'compare: train must be a table; the path "cache/x" came. Open it: dubi'):
+    with pytest.raises(TableError, match=r'compare: train must be a table; got the path "cache/x". Open it: dubi'):
         compare.__wrapped__(images(20), train="cache/x")
     with pytest.raises(NotFittedError, match=r"density.score was called before fit"):
         compare(images(20), scores=["entropy", "density"])

@@ -290,7 +290,7 @@ def test_two_scores_of_one_name_are_refused(table):
 def test_a_path_in_place_of_a_table_is_an_error(table):
     # Under test, types are checked first; users call the function inside.
     unchecked = inspect.unwrap(evaluate)
-    with pytest.raises(TableError, match=r'evaluate: table must be a table; the path "cache/test" came\. Open it: '):
+    with pytest.raises(TableError, match=r'evaluate: table must be a table; got the path "cache/test"\. Open it: '):
         unchecked({"u": Entropy()}, "cache/test")
     with pytest.raises(TableError, match=r'evaluate: ood must be a table; .* dubito\.open\("cache/odd"\)\.'):
         unchecked({"u": Entropy()}, table, ood="cache/odd")

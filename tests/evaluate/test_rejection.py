@@ -436,7 +436,7 @@ class TestErrors:
             rejection_study(own)
 
     def test_no_such_ensemble(self, table):
-        text = r"needs an ensemble 'tiles_5'; set 0 has tiles_2, tiles_3\. It is written by the probe of tiles"
+        text = r"needs an ensemble 'tiles_5'; set 0 has tiles_2, tiles_3\. It is written by the tiles probe"
         with pytest.raises(MissingColumnError, match=text):
             rejection_study(table, ["tiles_5"])
 
@@ -450,7 +450,7 @@ class TestErrors:
 
     def test_temperature_without_logits(self, table, calibration):
         summaries = data(keep=False)
-        text = r"T = [\d.]+ needs column 'tiles_2_logit'.*dubito\.Tiles\(.*keep=.logits"
+        text = r"T = [\d.]+ needs column 'tiles_2_logit'.*dubito\.probes\.Tiles\(.*keep=.logits"
         with pytest.raises(MissingColumnError, match=text):
             rejection_study(summaries, calibration=calibration)
         assert rejection_study(summaries, calibration=calibration, temperatures=(1.0,), **QUICK).temperatures == (1.0,)
