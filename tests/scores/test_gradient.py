@@ -103,9 +103,9 @@ def test_needs_follow_the_settings():
         REGrad("root").score(Table(gradient=[[1.0]]))
     assert str(error.value) == (
         "regrad.score needs column 'gradient_root'; table in memory has gradient. It is written by the gradient probe "
-        '(extract(..., probes=[dubito.Gradient()])), with method="exact" and weightings=["root"].'
+        '(dubito.extract(..., probes=[dubito.probes.Gradient()])), with method="exact" and weightings=["root"].'
     )
-    assert writer_of("gradient") == "the gradient probe (extract(..., probes=[dubito.Gradient()]))"
+    assert writer_of("gradient") == "the gradient probe (dubito.extract(..., probes=[dubito.probes.Gradient()]))"
 
 
 @pytest.mark.parametrize("layers", ["exponential", "kept", [0.5, 2.0], (1.0, 0.0)])
