@@ -186,11 +186,11 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
         told("id,label\na,b,1\n")
     with pytest.raises(ArtefactError, match=r"one label; 'a' has '1' and, in line 4, '2'\. Keep one line"):
         told("id,label\na,1\n\na,2\n")
-    with pytest.raises(TableError, match=r"'b' stands for 2 rows of table in memory\. Give them ids of their own"):
+    with pytest.raises(TableError, match=r"'b' names 2 rows of table in memory\. Give them unique ids"):
         told("id,label\nb,1\n")
     with pytest.warns(DubitoWarning, match=r"1 of 2 labelled ids are not in table in memory: '1'\. Spreadsheets may"):
         assert told("id,label\n1,0\na,2\n\n").label.tolist() == [2, -1, -1]
-    with pytest.raises(TableError, match="names that differ, at least one; got 'a', 'A'"):
+    with pytest.raises(TableError, match="at least one name, all different; got 'a', 'A'"):
         told("id,label\na,1\n", classes=["a", "A"])
     (tmp_path / "m.csv").write_text("id,label\na,3\n")
     with pytest.raises(TableError, match=r"'a' has 2 in an earlier file and 3 in '.*m\.csv'\. Correct one"):

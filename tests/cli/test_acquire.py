@@ -46,7 +46,7 @@ def test_errors_are_told(run: Run, cache: Path, tmp_path: Path) -> None:
         f"'{tmp_path / 'nope.csv'}' cannot be read (No such file or directory). Give a CSV with a column id."
         in answer.err
     )
-    assert "which must not be negative" in run("acquire", cache, "-s", "energy").err
+    assert "requires uncertainties that are not negative" in run("acquire", cache, "-s", "energy").err
     assert "--set and --fit belong to a score; none is named" in run("acquire", cache, "--set", "cool.scale=2").err
     assert "takes no score; got energy" in run("acquire", cache, "-s", "energy", "--strategy", "bald").err
     assert run("acquire", cache, "--strategy", "best").code == 2

@@ -166,7 +166,7 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
             "has no labels. Extract it with some (images in class folders, or dubito extract --labels",
         ),
         (("--score", "entropy", "--head", "auto"), 2, "--score and --head are two ways to name the one score"),
-        (("--score", "neighbours"), 1, "Give it images that the model knows: --fit CACHE"),
+        (("--score", "neighbours"), 1, "give other in-distribution images to fit on. Use --fit CACHE"),
         (("--clean", "neither"), 2, "Invalid value for '--clean'"),
         (("--approximate", "nonsense"), 1, "faiss cannot build 'nonsense'"),
     ],
