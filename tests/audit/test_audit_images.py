@@ -126,7 +126,7 @@ def test_class_names_that_the_model_does_not_know(tmp_path):
     assert audit(model, tmp_path, label_space="own", workers=0, progress=False).issues == []
     nameless = only(look(Colours(), tmp_path, None))
     assert nameless.severity == "wrong"
-    assert "2 class names came for a model of 8 classes" in nameless.what
+    assert "got 2 class names for a model of 8 classes" in nameless.what
 
 
 def test_classes_in_a_circle_are_reported_in_the_original_labels():
