@@ -111,13 +111,13 @@ def test_in_blocks_the_same_rows_are_found(sizes: tuple[int, int], monkeypatch: 
 def test_of_the_larger_table_a_block_is_in_memory(larger: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = Table(feature=features(40, 0)), Table(feature=features(500, 1))
     searched = []
-    few_nearest = _shared._few_nearest
+    nearest_rows = _shared._nearest_rows
 
     def watched(queries: Tensor, bank: Tensor) -> tuple[Tensor, Tensor]:
         searched.append((len(queries), len(bank)))
-        return few_nearest(queries, bank)
+        return nearest_rows(queries, bank)
 
-    monkeypatch.setattr(_shared, "_few_nearest", watched)
+    monkeypatch.setattr(_shared, "_nearest_rows", watched)
     monkeypatch.setattr(_shared, "_AT_ONCE", 32)
     monkeypatch.setattr(_shared, "_BLOCK", 64)
     shared_rows(*((many, few) if larger == "table" else (few, many)))

@@ -89,7 +89,8 @@ class Forward:
         """Raise an error where the task loss cannot be computed: no targets for one that was chosen, or unfit ones."""
         if targets is None and self.task_loss != "cross_entropy":
             raise ImagesError(
-                f"Forward(task_loss={self.recorded_loss!r}) needs something to compare the logits with; the images have no labels of the model's classes and there are no targets. "
+                f"Forward(task_loss={self.recorded_loss!r}) needs something to compare the logits with; the images "
+                f"have no labels of the model's classes and there are no targets. "
                 f"Pass targets=..., one row per image."
             )
         if targets is not None and classes is not None:
