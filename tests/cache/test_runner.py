@@ -10,9 +10,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 import dubito
-from dubito.audit.prints import take_prints
-from dubito.audit.sample import drawn, take_sample
-from dubito.cache.fingerprint import model_identity
+from dubito.audit.duplicates import take_fingerprints
+from dubito.audit.sample import draw_subset, take_sample
+from dubito.cache.manifest import model_identity
 from dubito.cache.runner import ProbeRunner, in_batches, kept_memory, open_stream, predict_table
 from dubito.errors import BrokenImageError, SkippedImagesWarning, TableError
 from dubito.probes import Forward, PreActivation, Tiles
@@ -89,8 +89,8 @@ def test_bytes_of_a_table_in_memory(exact, images):
     assert list(table.id) == [name for name in images.ids if name != "007.png"]
 
 
-def test_bytes_of_the_audits_sample_and_prints(exact, images):
-    sample, _, broken = take_sample(exact, drawn(images, 15, 0), batch_size=4, workers=0, progress=False)
+def test_bytes_of_the_audits_sample_and_fingerprints(exact, images):
+    sample, _, broken = take_sample(exact, draw_subset(images, 15, 0), batch_size=4, workers=0, progress=False)
     assert sample.rows.tolist() == list(range(15))
     assert broken == []
     assert [sha(values) for values in (sample.feature, sample.logit, sample.x)] == [
@@ -98,8 +98,8 @@ def test_bytes_of_the_audits_sample_and_prints(exact, images):
         "20624bfbae3f5361",
         "7d895cdcaccea04a",
     ]
-    assert sha(sample.ways[0].predicted) == "0c2e6022f9be2c0a"
-    prints = take_prints(images, workers=0, progress=False)
+    assert sha(sample.predictions[0].predicted) == "0c2e6022f9be2c0a"
+    prints = take_fingerprints(images, workers=0, progress=False)
     assert sha(prints.thumbnails) == "edb71bb8982f1927"
     assert hashlib.sha256(b"".join(prints.hashes)).hexdigest()[:16] == "db53d59809a2f8f7"
 

@@ -47,13 +47,13 @@ def test_names_are_looked_up_in_known_classes():
 )
 def test_values_that_are_no_labels(bad):
     with pytest.raises(
-        ImagesError, match=r"labels must be one integer or class name an image; got .*\. Give class indices"
+        ImagesError, match=r"labels must be one integer or class name per image; got .*\. Give class indices"
     ):
         to_labels(bad, "labels")
 
 
 def test_ragged_values():
-    with pytest.raises(ImagesError, match=r"labels must be one integer or class name an image; .*inhomogeneous"):
+    with pytest.raises(ImagesError, match=r"labels must be one integer or class name per image; .*inhomogeneous"):
         to_labels([[1], [1, 2]], "labels")
 
 
@@ -130,7 +130,7 @@ def test_class_names_of_the_set_stay_only_where_it_had_no_labels():
 def test_wrong_length():
     with pytest.raises(
         ImagesError,
-        match=r"labels must be one an image; got 3 labels for the 2 images of 'photos'\. Give them in the order",
+        match=r"labels must be one per image; got 3 labels for the 2 images of 'photos'\. Give them in the order",
     ):
         with_labels(images("a", "b"), [0, 1, 2])
 
@@ -149,7 +149,7 @@ def test_images_without_a_label(tmp_path: Path):
 def test_file_names_that_come_twice():
     with pytest.raises(
         ImagesError,
-        match=r"labels must tell the images of 'photos' apart; 1 names stand for several images or "
+        match=r"labels must distinguish the images of 'photos'; 1 names stand for several images or "
         r"labels: '1'\. Use full ids such as 'a/1\.jpg'",
     ):
         with_labels(images("a/1.jpg", "b/1.jpg"), {"1.jpg": 0})
@@ -158,7 +158,7 @@ def test_file_names_that_come_twice():
 def test_keys_that_collide_once_shortened():
     with pytest.raises(
         ImagesError,
-        match=r"labels must tell the images of 'photos' apart; 1 names stand for several images or labels: '1'",
+        match=r"labels must distinguish the images of 'photos'; 1 names stand for several images or labels: '1'",
     ):
         with_labels(images("a/1.jpg"), {"x/1.jpg": 0, "y/1.jpg": 1})
 
@@ -173,7 +173,7 @@ def test_csv_with_repeated_names(tmp_path: Path):
     path = csv(tmp_path, "val_id,label\n1,52\n1,53\n2,3\n")
     with pytest.raises(
         ImagesError,
-        match=r"must name each image once; in column 'val_id' 1 of 2 names come more than once: '1'\. Leave one",
+        match=r"must name each image once; in column 'val_id' 1 of 2 names occur more than once: '1'\. Leave one",
     ):
         with_labels(images("1.jpg", "2.jpg"), path)
 

@@ -140,17 +140,17 @@ def test_missing_path_names_its_neighbours(folder):
     root = folder(FILES)
     with pytest.raises(
         ImagesError,
-        match=rf"images must be a folder or file that is there; '{root}s' is not\. Did you mean '{root}'\?",
+        match=rf"images must be an existing folder or file; '{root}s' does not exist\. Did you mean '{root}'\?",
     ):
         open_images(f"{root}s")
-    with pytest.raises(ImagesError, match=rf"is not\. Did you mean '{root}/cat'\?"):
+    with pytest.raises(ImagesError, match=rf"does not exist\. Did you mean '{root}/cat'\?"):
         open_images(root / "caat" / "1.png")
-    with pytest.raises(ImagesError, match=rf"is not\. Look in '{root}'"):
+    with pytest.raises(ImagesError, match=rf"does not exist\. Look in '{root}'"):
         open_images(root / "zzzzzz")
 
 
 def test_a_missing_part_of_a_missing_file(tmp_path: Path):
-    with pytest.raises(ImagesError, match=r"'.*cifar\.npz' is not"):
+    with pytest.raises(ImagesError, match=r"'.*cifar\.npz' does not exist"):
         open_images(f"{tmp_path}/cifar.npz#test")
 
 

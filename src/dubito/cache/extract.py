@@ -24,10 +24,9 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dubito.cache.column import forget_shards
-from dubito.cache.fingerprint import identity
 from dubito.cache.labels import check_count, check_range, names_of_labels, resolve_labels, to_targets
 from dubito.cache.loader import Batch
-from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, read_manifest
+from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, identity, read_manifest
 from dubito.cache.open import table_of_cache
 from dubito.cache.order import warn_of_order
 from dubito.cache.runner import (

@@ -8,15 +8,23 @@ image has been read, so a cache that is not finished has it shard by shard (`ext
 and no paths, so two extractions of the same images by the same model give the same bytes.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from dubito.data.augment import Augmented
+from dubito.data.digest import hash_array, hash_parts
+from dubito.data.image_set import ImageSet
 from dubito.errors import CacheError, StaleCacheError
-from dubito.storage import write_json
-from dubito.types import Json
+from dubito.storage import encode, write_json
+from dubito.table.provenance import CARRIED, Provenance
+from dubito.types import Classifier, Images, Json
 
 FORMAT = 2
 FILE = "manifest.json"
@@ -78,6 +86,42 @@ class Manifest:
     def finished(self) -> bool:
         """Rows and all probes have all their shards."""
         return all("shards" in kind for kind in (self.rows, *self.probes.values()))
+
+
+def identity(
+    model: Classifier,
+    images: Images,
+    labels: Int[Tensor, "n"] | None,
+    space: str | None,
+    targets: Shaped[Tensor, "rows ..."] | None = None,
+) -> Json:
+    """weights, transform, count, ids, images, labels: equal if and only if an extraction would give the same columns.
+
+    Augmented images add the augmentation, targets of the task loss add theirs. The images behind augmented rows and
+    their labels are counted and hashed by themselves, so that another seed does not appear as other images. `images`,
+    the hash of the contents, is None where it comes from the same reading as the pixels (`ImageSet.hashed_reads`).
+    """
+    behind = images.images if isinstance(images, Augmented) else images
+    hashed = isinstance(images, ImageSet) and images.hashed_reads
+    parts = {
+        **model_identity(model).model_parts,
+        "count": len(behind),
+        "ids": hash_parts(*map(encode, behind.ids)).hex(),
+        "images": None if hashed else behind.digest(),
+        "labels": _hash_labels(None if labels is None else labels[: len(behind)], space),
+    }
+    if isinstance(images, Augmented):
+        parts["augmentation"] = images.describe()
+    if targets is not None:
+        parts["targets"] = hash_array(targets.numpy()).hex()
+    return parts
+
+
+def model_identity(model: Classifier) -> Provenance:
+    """The model's part of a provenance, as it looks after a round trip through JSON."""
+    fingerprint = model.fingerprint()
+    plain: Json = json.loads(json.dumps({part: fingerprint.get(part) for part in CARRIED}))
+    return Provenance(model=model.name, **plain)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -147,3 +191,11 @@ def describe_part(part: Any, other: Any) -> str:
         theirs = other if isinstance(other, dict) else {}
         return ", ".join(f"{key}={value}" for key, value in part.items() if theirs.get(key) != value) or "nothing"
     return part[:8] if isinstance(part, str) else "none" if part is None else str(part)
+
+
+def _hash_labels(labels: Int[Tensor, "n"] | None, space: str | None) -> str:
+    if labels is None:
+        return "none"
+    state = hashlib.blake2b(str(space).encode(), digest_size=16)
+    state.update(labels.long().contiguous().numpy().tobytes())
+    return state.hexdigest()

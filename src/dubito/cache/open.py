@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.cache.column import HeadColumn, IdColumn, ShardedColumn
-from dubito.cache.fingerprint import model_identity
-from dubito.cache.manifest import FILE, Manifest, check_identity, read_manifest
+from dubito.cache.manifest import FILE, Manifest, check_identity, model_identity, read_manifest
 from dubito.cache.shard import HEAD, Shard, shard_named
 from dubito.errors import CacheError, DamagedShardError
 from dubito.table import Provenance, Table
@@ -51,7 +50,7 @@ def table_of_cache(folder: Path, known: Provenance | None) -> Table:
         label_names=manifest.label_names,
         skipped=[(name, why) for name, why in manifest.skipped],
         provenance=_provenance(manifest, known),
-        **columns,
+        **dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))),
     )
 
 

@@ -94,7 +94,7 @@ def diagnose(  # noqa: PLR0913 (a command's options)
 
 def _loaded(name: str, weights: str, table: "Table") -> "Classifier":
     """The model that made the table: the weights of another would give angles without a meaning."""
-    from dubito.cache.fingerprint import model_identity
+    from dubito.cache.manifest import model_identity
     from dubito.errors import ModelError
     from dubito.explain.last_layer import last_layer
 

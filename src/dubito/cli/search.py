@@ -182,7 +182,7 @@ def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, 
     name = name if model else options.stored_model(name, "the index")
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=options.parse_weights(weights))
-    from dubito.cache.fingerprint import model_identity
+    from dubito.cache.manifest import model_identity
     from dubito.cache.runner import default_workers, describe_skipped, predict_table
     from dubito.probes import base_probe
 

@@ -62,7 +62,7 @@ class DatasetImages(ImageSet):
 
     @property
     def labels(self) -> Int[Tensor, "n"] | None:
-        """One class index an image, or None."""
+        """One class index per image, or None."""
         if not self._asked:
             found, lost = self._read_labels()
             check_labels(found, len(self), self.classes, self.name)

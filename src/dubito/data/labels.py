@@ -1,4 +1,4 @@
-"""Labels from outside the images: a CSV file, a mapping from image to label, or one label an image in order.
+"""Labels from outside the images: a CSV file, a mapping from image to label, or one label per image in order.
 
 A key of a CSV or mapping names an image by its id, its file name, its stem or its number: for
 `a/00000293.jpg` these are `a/00000293.jpg`, `00000293.jpg`, `00000293` and `293`. The first of the four that
@@ -23,7 +23,7 @@ from dubito.errors import ImagesError
 from dubito.types import Images
 
 LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
-"""One class index or class name an image, in order."""
+"""One class index or class name per image, in order."""
 
 Labels = str | Path | Mapping[Any, Any] | LabelValues
 """What `open_images` takes as labels."""
@@ -38,7 +38,7 @@ def with_labels(images: Images, labels: Labels) -> Labelled:
         return _by_key(images, {str(key): value for key, value in labels.items()}, "labels")
     if len(labels) != len(images):
         raise ImagesError(
-            f"labels must be one an image; got {len(labels)} labels for the {len(images)} images of "
+            f"labels must be one per image; got {len(labels)} labels for the {len(images)} images of "
             f"'{images.name}'. Give them in the order of images.ids, or as a mapping from id to label."
         )
     return _labelled(images, *to_labels(labels, "labels"))
@@ -51,19 +51,19 @@ def to_labels(
 
     Args:
         values: A sequence, array or tensor (n) of integers, of integers as text, or of class names.
-        what: How an error calls them.
+        what: What an error calls them.
         classes: The class names in order, if known; without them, sorted names count 0..k-1.
     """
     known = None if classes is None else tuple(classes)
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except ValueError as error:
-        raise ImagesError(f"{what} must be one integer or class name an image; {error}.") from error
+        raise ImagesError(f"{what} must be one integer or class name per image; {error}.") from error
     if array.ndim == 1 and array.dtype.kind in "iu":
         return torch.from_numpy(array.astype(np.int64)), known
     if array.ndim != 1 or array.dtype.kind != "U":
         raise ImagesError(
-            f"{what} must be one integer or class name an image; got {array.dtype} of shape {array.shape}. "
+            f"{what} must be one integer or class name per image; got {array.dtype} of shape {array.shape}. "
             f"Give class indices of shape (n,)."
         )
     texts = [str(text) for text in array]
@@ -122,7 +122,7 @@ def _read(path: Path, what: str) -> dict[str, str]:
     if twice:
         raise ImagesError(
             f"{what} must name each image once; in column '{table.header[table.paths]}' {len(twice)} of "
-            f"{len(set(keys))} names come more than once: {some(twice)}. Leave one row for each."
+            f"{len(set(keys))} names occur more than once: {some(twice)}. Leave one row for each."
         )
     return dict(zip(keys, table.column(column), strict=True))
 
@@ -144,7 +144,7 @@ def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:
             return [label[name] for name in names]
     if clashing:
         raise ImagesError(
-            f"{what} must tell the images of '{images.name}' apart; {len(clashing)} names stand for several "
+            f"{what} must distinguish the images of '{images.name}'; {len(clashing)} names stand for several "
             f"images or labels: {some(clashing)}. Use full ids such as '{images.ids[0]}'."
         )
     raise ImagesError(

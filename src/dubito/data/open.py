@@ -1,6 +1,5 @@
 """One way in for every source of images: `open_images`."""
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dubito.data.labels import Labels, with_labels
 from dubito.data.tree import SUFFIXES, is_image
 from dubito.errors import ImagesError
 from dubito.types import Images
+from dubito.validate import nearest
 
 _ACCEPTED = "a folder, an image, a .csv, .zip or .npz file, an array, a tensor, or a torch Dataset with a length"
 
@@ -29,14 +29,14 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
     Args:
         source: One of
 
-            - a folder of images, flat or with one sub-folder a class;
+            - a folder of images, flat or with one sub-folder per class;
             - one image file;
             - a .csv of paths and labels, a .zip of images, an .npz of arrays ("file.npz#test" is one part);
             - a uint8 array or tensor (n,h,w,3) or (n,h,w) of pixels, or a float one (n,...) of model inputs;
             - a map-style torch Dataset, or another sequence of images;
             - anything that fulfils `Images` already, which is returned as it is.
         labels: Labels for the images instead of the source's own: a CSV file, a mapping from id, file name or
-            stem to label, or one label an image in order. Labels are class indices or class names.
+            stem to label, or one label per image in order. Labels are class indices or class names.
 
     Raises:
         ImagesError: There is no such place, it holds no images, or labels do not match.
@@ -107,6 +107,6 @@ def _missing(path: Path) -> ImagesError:
     while not there.is_dir():
         there = there.parent
     wanted = path.relative_to(there).parts[0]
-    near = difflib.get_close_matches(wanted, [entry.name for entry in there.iterdir()])
+    near = nearest(wanted, [entry.name for entry in there.iterdir()], cutoff=0.6, or_first=False)
     hint = f"Did you mean {some([str(there / name) for name in near])}?" if near else f"Look in '{there.resolve()}'."
-    return ImagesError(f"images must be a folder or file that is there; '{path}' is not. {hint}")
+    return ImagesError(f"images must be an existing folder or file; '{path}' does not exist. {hint}")

@@ -21,7 +21,7 @@ from jaxtyping import Float64, Shaped
 from PIL import Image
 from torch import Tensor
 
-from dubito.cache.fingerprint import model_identity
+from dubito.cache.manifest import model_identity
 from dubito.cache.runner import predict_table
 from dubito.data import open_images
 from dubito.data.files import FileImages

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dubito.cache.fingerprint import model_identity
+from dubito.cache.manifest import model_identity
 from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, write_head
 from dubito.heads.joint import WithUncertainty
