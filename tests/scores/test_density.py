@@ -317,7 +317,7 @@ def test_before_the_non_linearity_it_is_the_density_of_that_column():
 
 
 def test_before_needs_its_column_and_says_who_writes_it():
-    writer = r"It is written by the probe .*PreActivation.*$"
+    writer = r"It is written by .*PreActivation.*$"
     with pytest.raises(
         MissingColumnError, match=rf"^density\.fit needs column 'pre_activation'; table in memory has .*\. {writer}"
     ):

@@ -65,9 +65,9 @@ def test_what_cannot_be():
         PerturbationVariance().score(Table(logit=torch.ones(1, 2)))
     assert str(error.value) == (
         "perturbation_variance.score needs column 'noise_variance'; table in memory has logit. It is written by the "
-        "probe of noisy copies of an image (extract(..., probes=[dubito.Members.noise()]))."
+        "probe of noisy copies (dubito.extract(..., probes=[dubito.probes.Members.noise()]))."
     )
-    with pytest.raises(MissingColumnError, match=r'views\(\)\]\)\), with keep="logits", of which it is computed\.$'):
+    with pytest.raises(MissingColumnError, match=r'views\(\)\]\)\), with keep="logits", from which it is computed\.$'):
         PerturbationVariance("views").score(Table(logit=torch.ones(1, 2)))
     with pytest.raises(TableError, match=r"must have one variance per image, \(n\); got \(1, 2\)"):
         PerturbationVariance().score(Table(noise_variance=torch.ones(1, 2)))

@@ -137,9 +137,7 @@ def test_one_class_has_no_margin():
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_settings_that_would_turn_the_score_round_are_refused(value):
-    with pytest.raises(
-        ValueRangeError, match=rf"scaled_entropy: scale must be .*; got {value}\. The paper"
-    ):
+    with pytest.raises(ValueRangeError, match=rf"scaled_entropy: scale must be .*; got {value}\. The paper"):
         ScaledEntropy(value)
     with pytest.raises(ValueRangeError, match=rf"energy: temperature must be a positive number; got {value}\."):
         make_score("energy", temperature=value)
