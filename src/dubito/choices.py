@@ -1,6 +1,6 @@
 """Every choice by name, defined once: for the functions that act on it, and for the options of the command line.
 
-Nothing is imported here, so `dubito train --help` does not wait for torch.
+Nothing is imported here, so that help on the command line does not wait for torch.
 """
 
 from typing import Literal

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dubito.errors import MissingPackageError
 from dubito.storage import write_csv, write_file
-from dubito.types import Json
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from rich.console import RenderableType
 
+Json = dict[str, Any]
 _LEGIBLE = 10
 """Letters of a name that stay on one line, however narrow the terminal."""
 
@@ -131,8 +131,8 @@ class Result:
 def plain(value: Any) -> Any:
     """Any value of a result as JSON knows it: dataclasses and named tuples by field, arrays as lists, paths as text.
 
-    Fields that a dataclass leaves out of its repr (values of every image) are left out here too. NaN and infinity, which
-    JSON does not have, become None.
+    Fields that a dataclass leaves out of its repr (values of every image) are left out here too. NaN and infinity,
+    which JSON does not have, become None.
 
     >>> from pathlib import PurePosixPath
     >>> plain({"a": (1, PurePosixPath("x/y"))})
@@ -141,10 +141,9 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         shown = [one.name for one in fields(value) if one.repr and not one.name.startswith("_")]
         return {name: plain(getattr(value, name)) for name in shown}
-    if hasattr(value, "_asdict"):
-        return {key: plain(one) for key, one in value._asdict().items()}
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+    mapping = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(mapping, Mapping):
+        return {str(key): plain(one) for key, one in mapping.items()}
     if hasattr(value, "tolist"):  # tensors, arrays and their numbers
         return plain(value.tolist())
     if isinstance(value, list | tuple | set | frozenset | range):

@@ -26,10 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from torch import Tensor
 
 from dubito.errors import ArtefactError, DiskFullError, DubitoError
 
@@ -296,21 +294,6 @@ class SavedFolder:
 def encode(text: str) -> bytes:
     """Text as UTF-8; names of files that are not UTF-8 keep the bytes that the system gave."""
     return text.encode("utf-8", "surrogateescape")
-
-
-def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
-    """Strings as two tensors: all bytes, and where each string ends."""
-    encoded = [encode(string) for string in strings]
-    ends = torch.tensor([len(e) for e in encoded], dtype=torch.int64).cumsum(0)
-    blob = b"".join(encoded)
-    data = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
-    return {"id.bytes": data, "id.ends": ends}
-
-
-def unpack_strings(columns: Mapping[str, Tensor]) -> list[str]:
-    """The strings that `pack_strings` packed."""
-    blob, ends = columns["id.bytes"].numpy().tobytes(), columns["id.ends"].tolist()
-    return [blob[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _sealed(described: Mapping[str, Any]) -> dict[str, Any]:

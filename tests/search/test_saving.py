@@ -17,10 +17,10 @@ from filelock import FileLock
 from safetensors.numpy import load_file, save
 
 from dubito import storage
+from dubito.cache.shard import pack_strings
 from dubito.errors import ArtefactError, DiskFullError
 from dubito.scores import Neighbours
 from dubito.search import SafeIndex, saving
-from dubito.storage import pack_strings
 from dubito.table import Provenance, Table
 from dubito.types import Score
 

@@ -15,8 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dubito.cache.shard import Shard
-from dubito.storage import unpack_strings
+from dubito.cache.shard import Shard, unpack_strings
 from dubito.table import Exact
 
 _OPEN_AT_ONCE = 32

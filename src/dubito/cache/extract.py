@@ -25,11 +25,11 @@ from torch import Tensor
 
 from dubito.cache.column import forget_shards
 from dubito.cache.labels import check_count, check_range, names_of_labels, resolve_labels, to_targets
-from dubito.cache.loader import Batch
 from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, identity, read_manifest
 from dubito.cache.open import table_of_cache
 from dubito.cache.order import warn_of_order
 from dubito.cache.runner import (
+    Batch,
     Columns,
     ProbeRunner,
     default_batch_size,
@@ -40,7 +40,7 @@ from dubito.cache.runner import (
     joined,
     open_stream,
 )
-from dubito.cache.shard import HEAD, ROWS, Shard, check_name, is_leftover, list_shards, sweep, write_shard
+from dubito.cache.shard import HEAD, ROWS, Shard, check_name, is_leftover, list_shards, pack_strings, sweep, write_shard
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.digest import SIZE, hash_images
@@ -56,7 +56,7 @@ from dubito.errors import (
 )
 from dubito.probes import base_probe
 from dubito.probes.task_loss import Mixed
-from dubito.storage import LOCK, locked, pack_strings
+from dubito.storage import LOCK, locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
 from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe

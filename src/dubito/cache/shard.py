@@ -13,7 +13,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,3 +139,18 @@ def _crc_of(path: Path) -> int:
         while block := file.read(1 << 22):
             crc = zlib.crc32(block, crc)
     return crc
+
+
+def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
+    """Strings as two tensors: all bytes, and where each string ends."""
+    encoded = [encode(string) for string in strings]
+    ends = torch.tensor([len(e) for e in encoded], dtype=torch.int64).cumsum(0)
+    blob = b"".join(encoded)
+    data = torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
+    return {"id.bytes": data, "id.ends": ends}
+
+
+def unpack_strings(columns: Mapping[str, Tensor]) -> list[str]:
+    """The strings that `pack_strings` packed."""
+    blob, ends = columns["id.bytes"].numpy().tobytes(), columns["id.ends"].tolist()
+    return [blob[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]

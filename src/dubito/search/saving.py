@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float32
 from safetensors.torch import load_file, save
 
+from dubito.cache.shard import pack_strings, unpack_strings
 from dubito.errors import ArtefactError
 from dubito.scores.artefact import load_score, save_score
 from dubito.scores.registry import SCORES
@@ -31,7 +32,7 @@ from dubito.search.backend import Approximation, Origin
 from dubito.search.memory import MemoryBackend
 from dubito.search.radius import Radii
 from dubito.search.rule import Rule
-from dubito.storage import SavedFolder, pack_strings, unpack_strings, writing
+from dubito.storage import SavedFolder, writing
 from dubito.types import Score
 
 INDEX = SavedFolder("index", "index.json", 2, ("vectors", "items", "approximate", "score"), "SafeIndex.save")

@@ -3,6 +3,7 @@
 from dubito.table.columns import ColumnFamily, declare, ensembles_in, recorded_settings, settings_difference, writer_of
 from dubito.table.provenance import Provenance
 from dubito.table.table import Column, Exact, Rows, Table, check_table, to_tensor
+from dubito.table.views import chosen_rows, concat, ensemble
 
 __all__ = [
     "Column",
@@ -12,7 +13,10 @@ __all__ = [
     "Rows",
     "Table",
     "check_table",
+    "chosen_rows",
+    "concat",
     "declare",
+    "ensemble",
     "ensembles_in",
     "recorded_settings",
     "settings_difference",
