@@ -66,7 +66,7 @@ def measure(photos: Images, cache: Path, turns: int, rows: int) -> dict[str, flo
     model = dubito.load("pypi:efficientnet_lite0")
     made = seconds_of(lambda: dubito.extract(model, photos, cache, epochs=EPOCHS))
     batch = EPOCHS * len(photos)
-    recipe = dubito.Recipe(batch=batch, rows=rows)
+    recipe = dubito.heads.Recipe(batch=batch, rows=rows)
     plan = recipe.plan(batch)
     seconds: dict[str, list[float]] = {"cache": [], "network": [], "kept": []}
     for turn in track(range(turns), description="measure"):
@@ -91,7 +91,7 @@ def measure(photos: Images, cache: Path, turns: int, rows: int) -> dict[str, flo
     }
 
 
-def from_cache(cache: Path, recipe: dubito.Recipe) -> None:
+def from_cache(cache: Path, recipe: dubito.heads.Recipe) -> None:
     """The training as users run it, with files opened and verified again."""
     forget_shards()
     table = dubito.open(cache)
@@ -117,7 +117,7 @@ def features_and_losses(model: WrappedClassifier, images: Augmented, seed: int) 
     groups = [group.tolist() for group in order.split(FORWARD_BATCH)]
     rows, losses = [], []
     for batch in batches(images, model.transform, groups, cores()):
-        columns = dubito.Forward(feature_dtype="float32").run(
+        columns = dubito.probes.Forward(feature_dtype="float32").run(
             model, model.transform.finish(batch.inputs), images.labels[batch.indices]
         )
         rows.append(columns["feature"])

@@ -63,12 +63,12 @@ def main() -> None:
     print(json.dumps({"ratio": found["passes"], **found, **close, "resnet20": small, **told}))
 
 
-def build(name: str) -> tuple[WrappedClassifier, dubito.Gradient, tuple[int, ...]]:
+def build(name: str) -> tuple[WrappedClassifier, dubito.probes.Gradient, tuple[int, ...]]:
     """The classifier, its probe, and the shape of an input."""
     if name == "lite0":
-        return dubito.load("pypi:efficientnet_lite0"), dubito.Gradient(), (3, 224, 224)
+        return dubito.load("pypi:efficientnet_lite0"), dubito.probes.Gradient(), (3, 224, 224)
     torch.manual_seed(0)
-    return dubito.wrap(resnet20().eval(), name=name), dubito.Gradient("exact"), (3, 32, 32)
+    return dubito.wrap(resnet20().eval(), name=name), dubito.probes.Gradient("exact"), (3, 32, 32)
 
 
 def costs(name: str, batch: int, turns: int) -> dict[str, float]:
@@ -153,7 +153,7 @@ def agreement(data: Path) -> dict[str, float]:
     model = dubito.load("pypi:efficientnet_lite0")
     x = model.transform.finish(torch.stack([model.transform.prepare(photos.read(row)) for row in range(len(photos))]))
     exact = torch.tensor(list(kept.values()), dtype=torch.float64)
-    probe = dubito.Gradient()
+    probe = dubito.probes.Gradient()
     found = torch.cat([probe.run(model, part, None)["gradient"] for part in x.split(8)]).double()
     weight = torch.exp(4 * (torch.arange(exact.shape[1], dtype=torch.float64) + 1) / exact.shape[1])
     return {

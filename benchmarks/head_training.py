@@ -100,7 +100,7 @@ def in_new_process(folder: Path) -> dict[str, float]:
 def turn(folder: Path) -> dict[str, float]:
     """Bare steps, the training, bare steps; and the memory meanwhile."""
     table = dubito.open(folder)
-    recipe = dubito.Recipe(batch=BATCH, rows=round(PASSES * len(table)))
+    recipe = dubito.heads.Recipe(batch=BATCH, rows=round(PASSES * len(table)))
     plan = recipe.plan(len(table))
     steps = max(1, round(BARE_SHARE * plan.steps / 2))
     features = table.shape("feature")[1]

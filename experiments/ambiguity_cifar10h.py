@@ -67,11 +67,11 @@ def studied(tables: list[Table], counts: np.ndarray) -> dict[str, Any]:
     both = ensemble([chosen_rows(table, voted) for table in tables])
     people = vote_entropy(counts)
     scores = {
-        "head_given": dubito.UncertaintyHead(recipe=dubito.Recipe(**RECIPE)).fit(other).score(known),
-        "head_expected": dubito.UncertaintyHead(recipe=dubito.Recipe(target="expected", **RECIPE))
+        "head_given": dubito.UncertaintyHead(recipe=dubito.heads.Recipe(**RECIPE)).fit(other).score(known),
+        "head_expected": dubito.UncertaintyHead(recipe=dubito.heads.Recipe(target="expected", **RECIPE))
         .fit(other)
         .score(known),
-        "members": dubito.ExpectedEntropy().score(both),
+        "members": dubito.scores.ExpectedEntropy().score(both),
     }
     found = human_ambiguity(scores, known, ambiguous=people > AMBIGUOUS, degree=people)
     print(found)

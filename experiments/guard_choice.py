@@ -30,8 +30,8 @@ from guarantee import CONFIDENCE, table_of
 from rich.progress import track
 
 from dubito.errors import GuardError
-from dubito.guard.selection import competing, fitted_scores
 from dubito.guard.combination import Combination, Values, choose, quantiles
+from dubito.guard.selection import competing, fitted_scores
 from dubito.guard.thresholds import risk_threshold
 from dubito.metrics import aurc
 from dubito.table import Table
@@ -108,7 +108,12 @@ def one(
     selection = {name: u[parts[0]] for name, u in values.items()}
     chosen = rule(selection, wrong[parts[0]], seed)
     reference_quantiles = {name: quantiles(torch.from_numpy(selection[name])) for name in chosen.weights}
-    u = [chosen.of({name: torch.from_numpy(values[name][part]) for name in reference_quantiles}, reference_quantiles).numpy() for part in parts]
+    u = [
+        chosen.of(
+            {name: torch.from_numpy(values[name][part]) for name in reference_quantiles}, reference_quantiles
+        ).numpy()
+        for part in parts
+    ]
     left = list(chosen.weights) != [FIRST]
     try:
         found = risk_threshold((u[0], wrong[parts[0]]), (u[1], wrong[parts[1]]), risk=risk, confidence=CONFIDENCE)

@@ -156,7 +156,7 @@ class Study:
     def measured(self, name: str, corpus: dubito.Table, seeds: list[int]) -> dict[str, Any]:
         """One setting over all seeds."""
         setting = SETTINGS[name]
-        recipe = dubito.Recipe(rows=self.rows, **setting.recipe)
+        recipe = dubito.heads.Recipe(rows=self.rows, **setting.recipe)
         to = self.cache / "heads" / f"{len(corpus)}-{self.rows}" / "".join(c if c.isalnum() else "-" for c in name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstantHeadWarning)

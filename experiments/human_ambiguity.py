@@ -102,10 +102,10 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
     uncertainties = {}
     for target, seed in track(jobs, description="targets"):
         uncertainties[f"{target} {seed}"] = cross_fitted(
-            clean, augmented, halves, dubito.Recipe(target=target, **RECIPE), seed
+            clean, augmented, halves, dubito.heads.Recipe(target=target, **RECIPE), seed
         )
     for seed in seeds:
-        head = trained(dubito.concat(clean, augmented), dubito.Recipe(target="expected", **RECIPE), seed)
+        head = trained(dubito.concat(clean, augmented), dubito.heads.Recipe(target="expected", **RECIPE), seed)
         uncertainties[f"without labels {seed}"] = head.score(clean)
     result |= compared(uncertainties, clean, photos, seeds)
     result["halves"] = {
@@ -114,15 +114,15 @@ def study(data: Path, cache: Path, seeds: list[int]) -> dict:
     }
 
     ambiguous = torch.tensor([len(sets[str(int(Path(name).stem))]) != 1 for name in clean.id])
-    best = dubito.Recipe(target=BEST, **RECIPE)
+    best = dubito.heads.Recipe(target=BEST, **RECIPE)
     result["curve"] = [
         {"photographs": size, **point(clean, augmented, order, size, best, seeds, ambiguous)}
         for size in track(CURVE, description="curve")
     ]
-    random = dubito.Recipe(target=BEST, **RANDOM)
+    random = dubito.heads.Recipe(target=BEST, **RANDOM)
     result["at_1000"] = {
         "random start": point(clean, augmented, order, 1000, random, seeds, ambiguous),
-        "the paper's recipe": point(clean, augmented, order, 1000, dubito.Recipe(), seeds[:1], ambiguous),
+        "the paper's recipe": point(clean, augmented, order, 1000, dubito.heads.Recipe(), seeds[:1], ambiguous),
         "clean photographs only": point(clean, None, order, 1000, best, seeds, ambiguous),
         "with Tiny-ImageNet": point(clean, augmented, order, 1000, best, seeds, ambiguous, tiny),
     }
@@ -182,7 +182,7 @@ def one_half(
     return {"auroc": median, "distance": distance, "interval": [first.low, first.high], **own}
 
 
-def trained(table: dubito.Table, recipe: dubito.Recipe, seed: int) -> dubito.UncertaintyHead:
+def trained(table: dubito.Table, recipe: dubito.heads.Recipe, seed: int) -> dubito.UncertaintyHead:
     """A head, and the temperature with it, from these rows alone."""
     if recipe.target != "observed":
         recipe = replace(recipe, temperature=dubito.Temperature().fit(table).temperature_)
@@ -199,7 +199,11 @@ def corpus(clean: dubito.Table, augmented: dubito.Table | None, photos: torch.Te
 
 
 def cross_fitted(
-    clean: dubito.Table, augmented: dubito.Table, parts: tuple[torch.Tensor, ...], recipe: dubito.Recipe, seed: int
+    clean: dubito.Table,
+    augmented: dubito.Table,
+    parts: tuple[torch.Tensor, ...],
+    recipe: dubito.heads.Recipe,
+    seed: int,
 ) -> torch.Tensor:
     """Every part scored by a head trained on the others; as ranks within the part, as each head has its own scale."""
     u = torch.empty(len(clean), dtype=torch.float64)
@@ -215,7 +219,7 @@ def point(
     augmented: dubito.Table | None,
     order: torch.Tensor,
     size: int,
-    recipe: dubito.Recipe,
+    recipe: dubito.heads.Recipe,
     seeds: list[int],
     ambiguous: torch.Tensor,
     more: dubito.Table | None = None,

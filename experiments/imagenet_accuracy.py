@@ -37,9 +37,9 @@ def evaluated(name: str, data: Path, cache: Path) -> dict[str, float]:
     scores = [
         dubito.MaxProbability(),
         dubito.Entropy(),
-        dubito.ScaledEntropy(),
+        dubito.scores.ScaledEntropy(),
         dubito.Margin(),
-        dubito.MaxLogit(),
+        dubito.scores.MaxLogit(),
         dubito.Energy(),
     ]
     found = dubito.evaluate({score.name: score for score in scores}, known, ood=foreign)

@@ -40,7 +40,7 @@ def main() -> None:
         clean = dubito.extract(model, images, cache / "clean")
         augmented = several_epochs(model, images, cache)
         temperature = dubito.Temperature().fit(clean).temperature_
-        recipe = dubito.Recipe(target=BEST, temperature=temperature, **RECIPE)
+        recipe = dubito.heads.Recipe(target=BEST, temperature=temperature, **RECIPE)
         head = dubito.train(dubito.concat(clean, augmented), recipe=recipe, **SIZE).head
     head.save_pretrained(
         asked.to,

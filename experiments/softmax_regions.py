@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dubito.explain import pictures
 from torch import Tensor
 
+from dubito.explain import pictures
 from dubito.explain.fields import Gaussians, density_field, entropy_field, max_probability_field
 from dubito.explain.last_layer import Layer
 from dubito.explain.regions import LinearRegion, Region, exact_region, two_class_region

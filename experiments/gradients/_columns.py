@@ -47,11 +47,11 @@ class Case:
     name: str
     model: WrappedClassifier
     sets: Mapping[str, Images]
-    gradient: dubito.Gradient
-    likely: dubito.Gradient | None = None
+    gradient: dubito.probes.Gradient
+    likely: dubito.probes.Gradient | None = None
 
     @property
-    def gradients(self) -> list[dubito.Gradient]:
+    def gradients(self) -> list[dubito.probes.Gradient]:
         """The probes of gradients."""
         return [self.gradient] if self.likely is None else [self.gradient, self.likely]
 
@@ -62,7 +62,7 @@ class Case:
 
     def columns(self, which: str, cache: Path) -> dubito.Table:
         """Of one set: feature, logit, gradients and noisy copies; of training images no gradients."""
-        probes = [] if which == "train" else [*self.gradients, dubito.Members.noise()]
+        probes = [] if which == "train" else [*self.gradients, dubito.probes.Members.noise()]
         return self.extract(which, cache / self.name, probes)
 
     def extract(self, which: str, cache: Path, probes: Sequence[Probe], count: int | None = None) -> dubito.Table:
@@ -97,7 +97,7 @@ def cifar10(name: str, data: Path, more_data: Path, size: int, few: int) -> Case
         "Tiny-ImageNet": part(dubito.open_images(data / "tiny_imagenet_val_dev2400" / "images.zip"), 0, few),
         "textures": part(dubito.open_images(data / "dtd10_dev400" / "images.zip"), 0, few),
     }
-    return Case(name, model, sets, dubito.Gradient("exact", weightings=WEIGHTINGS, uniform=True))
+    return Case(name, model, sets, dubito.probes.Gradient("exact", weightings=WEIGHTINGS, uniform=True))
 
 
 def imagenet(name: str, data: Path, _: Path, size: int, few: int) -> Case:
@@ -113,8 +113,8 @@ def imagenet(name: str, data: Path, _: Path, size: int, few: int) -> Case:
         "notMNIST": part(dubito.open_images(letters(data / "notmnist_10k")), 0, few),
         "noise": dubito.open_images(noise(few)),
     }
-    likely = dubito.Gradient("top", LIKELY, 0, weightings=WEIGHTINGS, name="likely")
-    return Case(name, dubito.load(f"pypi:{name}"), sets, dubito.Gradient(uniform=True), likely)
+    likely = dubito.probes.Gradient("top", LIKELY, 0, weightings=WEIGHTINGS, name="likely")
+    return Case(name, dubito.load(f"pypi:{name}"), sets, dubito.probes.Gradient(uniform=True), likely)
 
 
 def part(images: Images, start: int, count: int) -> Images:

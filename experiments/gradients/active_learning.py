@@ -40,8 +40,8 @@ from _told import with_earlier, write
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.runner import kept_memory
 from dubito.cache.progress import bar
+from dubito.cache.runner import kept_memory
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import accuracy, nll
 from dubito.models import WrappedClassifier
@@ -174,12 +174,12 @@ ACQUISITIONS: dict[str, Callable[[WrappedClassifier, Tensor, torch.Generator], T
     "random": lambda _, x, draw: torch.rand(len(x), generator=draw),
     "entropy": lambda model, x, _: dubito.Entropy().score(columns(model, x)),
     "bald": lambda model, x, _: dubito.MutualInformation(of="dropout").score(
-        columns(model, x, dubito.Members.dropout())
+        columns(model, x, dubito.probes.Members.dropout())
     ),
-    "last_layer_gradient": lambda model, x, _: dubito.LastLayerGradient().score(columns(model, x)),
-    "regrad": lambda model, x, _: dubito.REGrad().score(columns(model, x, dubito.Gradient("exact"))),
-    "predicted_gradient": lambda model, x, _: dubito.PredictedGradient().score(
-        columns(model, x, dubito.Gradient("top", 1, 0))
+    "last_layer_gradient": lambda model, x, _: dubito.scores.LastLayerGradient().score(columns(model, x)),
+    "regrad": lambda model, x, _: dubito.scores.REGrad().score(columns(model, x, dubito.probes.Gradient("exact"))),
+    "predicted_gradient": lambda model, x, _: dubito.scores.PredictedGradient().score(
+        columns(model, x, dubito.probes.Gradient("top", 1, 0))
     ),
 }
 

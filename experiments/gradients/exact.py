@@ -35,7 +35,7 @@ def main() -> None:
         dubito.load(MODEL),
         chosen,
         to=asked.cache,
-        probes=[dubito.Gradient("exact")],
+        probes=[dubito.probes.Gradient("exact")],
         batch_size=BLOCK,
         shard_size=BLOCK,
     )

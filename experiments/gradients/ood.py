@@ -99,7 +99,7 @@ def studied(case: Case, cache: Path) -> dict:
     tables = {name: case.columns(name, cache) for name in case.sets}
     known = tables["known"]
     tuned = {
-        weighting + (f", {probe.classes} likely classes" if probe is case.likely else ""): dubito.tune_regrad(
+        weighting + (f", {probe.classes} likely classes" if probe is case.likely else ""): dubito.scores.tune_regrad(
             tables["validation"], (probe.name,), weighting=weighting
         )
         for probe in case.gradients
@@ -135,16 +135,16 @@ def all_scores(tables: Tables, tuned: Mapping[str, TunedREGrad]) -> dict[str, Sc
         "energy": dubito.Energy(),
         "density": default_density(train).fit(train),
         "neighbours": dubito.Neighbours().fit(train),
-        "perturbation_variance": dubito.PerturbationVariance(),
-        "grad_norm, last layer": dubito.GradNorm(),
-        "grad_norm, all layers": dubito.GradNorm(of="gradient"),
-        "predicted_gradient": dubito.PredictedGradient(beta=tuned["fisher"].score.beta),
+        "perturbation_variance": dubito.scores.PerturbationVariance(),
+        "grad_norm, last layer": dubito.scores.GradNorm(),
+        "grad_norm, all layers": dubito.scores.GradNorm(of="gradient"),
+        "predicted_gradient": dubito.scores.PredictedGradient(beta=tuned["fisher"].score.beta),
     }
     for which, one in tuned.items():
         scores[f"regrad {which}, chosen beta"] = one.score
         scores[f"regrad {which}, uniform"] = replace(one.score, layers="uniform")
         scores |= {f"regrad {which}, beta {beta}": replace(one.score, beta=beta) for beta in BETAS}
-    last = {f"regrad {weighting}, last layer": dubito.LastLayerGradient(weighting) for weighting in WEIGHTINGS}
+    last = {f"regrad {weighting}, last layer": dubito.scores.LastLayerGradient(weighting) for weighting in WEIGHTINGS}
     return scores | last
 
 
@@ -188,16 +188,18 @@ def costs(case: Case) -> dict[str, float]:
     """Processor seconds an image: the least of several runs, taken in turn, as others use the machine, too."""
     model, images, method = case.model, case.sets["known"], case.gradient.method
     x = model.transform.finish(torch.stack([model.transform.prepare(images.read(row)) for row in range(TIMED[method])]))
-    probes: dict[str, Probe] = {"fisher": dubito.Gradient(method)}
-    probes["fisher, noisy copies"] = dubito.Gradient(method, copies=COPIES)
+    probes: dict[str, Probe] = {"fisher": dubito.probes.Gradient(method)}
+    probes["fisher, noisy copies"] = dubito.probes.Gradient(method, copies=COPIES)
     if method == "exact":
-        probes["expected_l1"] = dubito.Gradient(method, weightings=("expected_l1",))
+        probes["expected_l1"] = dubito.probes.Gradient(method, weightings=("expected_l1",))
     if case.likely is not None:
         probes["likely, fisher"] = replace(case.likely, weightings=("fisher",))
         probes["likely, expected_l1"] = replace(case.likely, weightings=("expected_l1",))
-    probes["predicted"] = dubito.Gradient("top", 1, 0)
-    probes["uniform"] = dubito.Gradient("top", 1, 0, uniform=True)  # with the predicted class, which always comes along
-    probes["noise"] = dubito.Members.noise()
+    probes["predicted"] = dubito.probes.Gradient("top", 1, 0)
+    probes["uniform"] = dubito.probes.Gradient(
+        "top", 1, 0, uniform=True
+    )  # with the predicted class, which always comes along
+    probes["noise"] = dubito.probes.Members.noise()
     runs: dict[str, Callable[[], Any]] = {"forward": lambda: model.logits(model.features(x))}
     runs |= {name: lambda probe=probe: probe.run(model, x, None) for name, probe in probes.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -213,14 +215,14 @@ def costs(case: Case) -> dict[str, float]:
 def perturbed(case: Case, cache: Path, count: int) -> dict:
     """Gradients averaged over noisy copies, for the first images of every set."""
     method = case.gradient.method
-    probes = [dubito.Gradient(method)]
-    probes += [dubito.Gradient(method, copies=COPIES, sigma=sigma, name=name) for name, sigma in SIGMAS.items()]
+    probes = [dubito.probes.Gradient(method)]
+    probes += [dubito.probes.Gradient(method, copies=COPIES, sigma=sigma, name=name) for name, sigma in SIGMAS.items()]
     wanted = ("validation", "known", *case.foreign)
     tables = {name: case.extract(name, cache, probes, count) for name in wanted}
-    plain = dubito.tune_regrad(tables["validation"])
-    chosen = dubito.tune_regrad(tables["validation"], columns=("gradient", *SIGMAS))
+    plain = dubito.scores.tune_regrad(tables["validation"])
+    chosen = dubito.scores.tune_regrad(tables["validation"], columns=("gradient", *SIGMAS))
     scores = {"none": plain.score}
-    scores |= {f"sigma {sigma}": dubito.REGrad(beta=plain.score.beta, of=name) for name, sigma in SIGMAS.items()}
+    scores |= {f"sigma {sigma}": dubito.scores.REGrad(beta=plain.score.beta, of=name) for name, sigma in SIGMAS.items()}
     scores["chosen"] = chosen.score
     rows: dict[str, dict] = {name: {} for name in scores}
     for foreign in case.foreign:

@@ -67,18 +67,20 @@ def main() -> None:
 def studied(case: Case, cache: Path) -> dict:
     """One model."""
     validation, known = (case.columns(name, cache) for name in ("validation", "known"))
-    tuned = {weighting: dubito.tune_regrad(validation, weighting=weighting) for weighting in case.gradient.weightings}
+    tuned = {
+        weighting: dubito.scores.tune_regrad(validation, weighting=weighting) for weighting in case.gradient.weightings
+    }
     scores: dict[str, Score] = {
         "max_probability": dubito.MaxProbability(),
         "entropy": dubito.Entropy(),
         "energy": dubito.Energy(),
-        "grad_norm, last layer": dubito.GradNorm(),
-        "grad_norm, all layers": dubito.GradNorm(of="gradient"),
-        "perturbation_variance": dubito.PerturbationVariance(),
-        "predicted_gradient": dubito.PredictedGradient(beta=tuned["fisher"].score.beta),
-        "last_layer_gradient": dubito.LastLayerGradient(),
+        "grad_norm, last layer": dubito.scores.GradNorm(),
+        "grad_norm, all layers": dubito.scores.GradNorm(of="gradient"),
+        "perturbation_variance": dubito.scores.PerturbationVariance(),
+        "predicted_gradient": dubito.scores.PredictedGradient(beta=tuned["fisher"].score.beta),
+        "last_layer_gradient": dubito.scores.LastLayerGradient(),
         **{f"regrad {weighting}": one.score for weighting, one in tuned.items()},
-        "regrad fisher, uniform": dubito.REGrad(layers="uniform"),
+        "regrad fisher, uniform": dubito.scores.REGrad(layers="uniform"),
     }
     wrong, loss = ~correct(known.logit, known.label), nll_per_row(known.logit, known.label)
     doubts = {name: score.score(known) for name, score in scores.items()}

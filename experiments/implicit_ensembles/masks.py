@@ -2,7 +2,7 @@
 
     python experiments/implicit_ensembles/masks.py --data DIR --mlps DIR [--epochs 4] [--width 64] [--write]
 
-Ten members are extracted from one MLP of width x64 (`dubito.extract_members`, default recipe, training images of MNIST
+Ten members are extracted from one MLP of width x64 (`dubito.ensembles.extract_members`, default recipe, training images of MNIST
 alone) and set beside the explicit ensembles of ten MLPs of width x4 and x64, and beside the entropy of the single MLP:
 mean mutual information on every set, and how well mutual information and entropy tell Fashion-MNIST from MNIST. DIR
 holds MNIST/raw and FashionMNIST/raw; the MLPs are those of `_mlps`, and trained if they are not in --mlps; half of the

@@ -109,10 +109,13 @@ def extracted(data: Path, cache: Path, limit: int | None) -> dict[str, dubito.Ta
     photos = dubito.open_images(data / PHOTOS / "images256.zip", labels=data / PHOTOS / "labels.csv")
     if limit:
         photos = Subset(photos, list(range(limit)))
-    tiles = [dubito.Forward(), Tiles(keep="logits")]
+    tiles = [dubito.probes.Forward(), Tiles(keep="logits")]
     lites = [
         dubito.extract(
-            dubito.load(f"pypi:{name}"), photos, cache / name, probes=tiles if number == 0 else [dubito.Forward()]
+            dubito.load(f"pypi:{name}"),
+            photos,
+            cache / name,
+            probes=tiles if number == 0 else [dubito.probes.Forward()],
         )
         for number, name in enumerate(LITES)
     ]

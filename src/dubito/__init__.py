@@ -88,15 +88,16 @@ _EXPORTS = {
     "report": ("draw_map",),
     "errors": ("DubitoError",),
 }
-"""Public names by the room that defines them, imported on first use: help on the command line does not wait for torch."""
+"""Public names by the room that defines them: imported on first use, so that the command line's help is quick."""
 _NAMESPACES = ("scores", "probes", "metrics", "heads", "ensembles", "explain", "protocols", "report")
+_ROOMS = ("active", "cache", "data", "gradients", "guard", "models", "search", "table", *_NAMESPACES)
 _HOMES = {name: room for room, names in _EXPORTS.items() for name in names}
 
 __all__ = [*_HOMES, *_NAMESPACES]  # noqa: PLE0604 (all of them are strings)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMESPACES:
+    if name in _ROOMS:
         return import_module(f"dubito.{name}")
     if name in _HOMES:
         return getattr(import_module(f"dubito.{_HOMES[name]}"), "open_cache" if name == "open" else name)

@@ -57,7 +57,7 @@ def test_a_finished_cache_is_not_made_again(model, folder, tmp_path, monkeypatch
 
 def test_logits_are_rebuilt_when_they_are_not_stored(model, folder, tmp_path):
     stored = extract(model, folder, tmp_path / "stored")
-    rebuilt = extract(model, folder, tmp_path / "rebuilt", probes=[dubito.Forward(store_logit=False)])
+    rebuilt = extract(model, folder, tmp_path / "rebuilt", probes=[dubito.probes.Forward(store_logit=False)])
     manifest = json.loads((tmp_path / "rebuilt" / "manifest.json").read_text())
     assert "logit" not in manifest["probes"]["forward"]["columns"]
     torch.testing.assert_close(rebuilt.logit, stored.logit, rtol=0, atol=2e-3)
@@ -148,7 +148,7 @@ def test_a_stale_cache_is_refused_with_the_differing_part(model, network, folder
     refused(narrow, folder, cache, r"something else: the transform \(.*resize=16.* there, .*resize=17.* here\)")
     refused(model, folder, cache, "the labels", labels=[0] * 23)
     refused(model, folder, cache, "forward probe with other settings: store_logit=True there, False here",
-            probes=[dubito.Forward(store_logit=False)])  # fmt: skip
+            probes=[dubito.probes.Forward(store_logit=False)])  # fmt: skip
     (folder / "a" / "000.png").write_bytes((folder / "b" / "001.png").read_bytes())
     refused(model, folder, cache, r"something else: the contents of the images \(\w+ there, \w+ here\)")
     (folder / "a" / "000.png").unlink()
@@ -204,7 +204,7 @@ def test_features_beyond_half_precision_are_refused_and_repaired(network, folder
     model = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 16))
     with pytest.raises(ValueRangeError, match=r"beyond float16's 65504\. Extract with probes=\[Forward"):
         extract(model, folder, tmp_path / "half")
-    table = extract(model, folder, tmp_path / "full", probes=[dubito.Forward(feature_dtype="float32")])
+    table = extract(model, folder, tmp_path / "full", probes=[dubito.probes.Forward(feature_dtype="float32")])
     assert table.feature.max() > 65504
 
 

@@ -18,7 +18,7 @@ def extract(model, folder, to, *probes):
 
 
 def test_a_cache_tells_the_layers(model, folder, tmp_path):
-    probe = dubito.Gradient("exact", uniform=True)
+    probe = dubito.probes.Gradient("exact", uniform=True)
     table = extract(model, folder, tmp_path / "cache", probe)
     assert table.shape("gradient") == table.shape("gradient_uniform") == (23, 3)
     for opened in (table, dubito.open(tmp_path / "cache")):
@@ -30,8 +30,8 @@ def test_a_cache_tells_the_layers(model, folder, tmp_path):
 
 
 def test_two_gradient_probes_in_one_cache(model, folder, tmp_path):
-    last = dubito.Gradient(beta=3.0, tolerance=0.3, name="late")
-    table = extract(model, folder, tmp_path / "cache", dubito.Gradient(), last)
+    last = dubito.probes.Gradient(beta=3.0, tolerance=0.3, name="late")
+    table = extract(model, folder, tmp_path / "cache", dubito.probes.Gradient(), last)
     assert {"gradient", "gradient_predicted", "late", "late_predicted"} <= set(table.columns)
     probes = dubito.open(tmp_path / "cache").provenance.probes
     assert probes["late"]["notes"]["layers"] == ["1", "5"]
@@ -43,9 +43,9 @@ def test_two_gradient_probes_in_one_cache(model, folder, tmp_path):
 @pytest.mark.parametrize("stop_at", [2, 5])
 def test_stopped_and_taken_up_again(model, folder, tmp_path, monkeypatch, stop_at):
     """Stopped in the first block or in the second: the rest is done by a new probe, and the bytes are the same."""
-    extract(model, folder, tmp_path / "whole", dubito.Gradient())
+    extract(model, folder, tmp_path / "whole", dubito.probes.Gradient())
     batches = []
-    run = dubito.Gradient.run
+    run = dubito.probes.Gradient.run
 
     def stopping(self, *arguments):
         batches.append(1)
@@ -53,22 +53,22 @@ def test_stopped_and_taken_up_again(model, folder, tmp_path, monkeypatch, stop_a
             raise KeyboardInterrupt
         return run(self, *arguments)
 
-    monkeypatch.setattr(dubito.Gradient, "run", stopping)
+    monkeypatch.setattr(dubito.probes.Gradient, "run", stopping)
     with pytest.raises(KeyboardInterrupt):
-        extract(model, folder, tmp_path / "stopped", dubito.Gradient())
+        extract(model, folder, tmp_path / "stopped", dubito.probes.Gradient())
     assert len(list((tmp_path / "stopped").glob("gradient-*"))) == (stop_at - 1) // 2
-    table = extract(model, folder, tmp_path / "stopped", dubito.Gradient())
+    table = extract(model, folder, tmp_path / "stopped", dubito.probes.Gradient())
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
     assert table.provenance.probes["gradient"]["notes"]["layers"] == ["0", "1", "5"]
     done = len(batches)
-    extract(model, folder, tmp_path / "stopped", dubito.Gradient())
+    extract(model, folder, tmp_path / "stopped", dubito.probes.Gradient())
     assert len(batches) == done  # nothing is done again
 
 
 def test_gradients_come_later_and_leave_the_rest_alone(model, folder, tmp_path):
     extract(model, folder, tmp_path / "cache")
     before = {name: digest for name, digest in contents(tmp_path / "cache").items() if name.startswith("forward")}
-    table = extract(model, folder, tmp_path / "cache", dubito.Gradient())
+    table = extract(model, folder, tmp_path / "cache", dubito.probes.Gradient())
     assert table.provenance.probes["gradient"]["notes"]["of"] == 3
     assert before.items() <= contents(tmp_path / "cache").items()
     told = json.loads((tmp_path / "cache" / "manifest.json").read_text())["probes"]
@@ -77,23 +77,23 @@ def test_gradients_come_later_and_leave_the_rest_alone(model, folder, tmp_path):
 
 
 def test_other_settings_are_another_cache(model, folder, tmp_path):
-    extract(model, folder, tmp_path / "cache", dubito.Gradient())
-    for other in (dubito.Gradient(seed=1), dubito.Gradient(last=2), dubito.Gradient(copies=1)):
+    extract(model, folder, tmp_path / "cache", dubito.probes.Gradient())
+    for other in (dubito.probes.Gradient(seed=1), dubito.probes.Gradient(last=2), dubito.probes.Gradient(copies=1)):
         with pytest.raises(StaleCacheError, match="gradient"):
             extract(model, folder, tmp_path / "cache", other)
     with pytest.raises(DubitoError, match="gradient"):
-        extract(model, folder, tmp_path / "cache", dubito.Gradient(), dubito.Gradient(seed=1))
+        extract(model, folder, tmp_path / "cache", dubito.probes.Gradient(), dubito.probes.Gradient(seed=1))
 
 
 def test_broken_images_have_no_row(model, folder, tmp_path):
     (folder / "a" / "000.png").write_bytes(b"")
     with pytest.warns(dubito.errors.SkippedImagesWarning):
-        table = extract(model, folder, tmp_path / "cache", dubito.Gradient())
+        table = extract(model, folder, tmp_path / "cache", dubito.probes.Gradient())
     assert table.shape("gradient") == (22, 3)
 
 
 def test_joined_tables_keep_what_was_told(model, folder, tmp_path):
-    a, b = (extract(model, folder / part, tmp_path / part, dubito.Gradient()) for part in "ab")
+    a, b = (extract(model, folder / part, tmp_path / part, dubito.probes.Gradient()) for part in "ab")
     both = dubito.concat(a, b)
     assert both.shape("gradient") == (16, 3)
     assert torch.equal(both.whole("gradient"), torch.cat([a.whole("gradient"), b.whole("gradient")]))

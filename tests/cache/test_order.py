@@ -42,7 +42,7 @@ def brightest(classes=None):
 
 @pytest.mark.parametrize("store_logit", [True, False])
 def test_folders_by_place_are_told_of_once(folder, tmp_path, store_logit):
-    options = {"probes": [dubito.Forward(store_logit=store_logit)], "shard_size": 16, "workers": 0}
+    options = {"probes": [dubito.probes.Forward(store_logit=store_logit)], "shard_size": 16, "workers": 0}
     told = (
         r"labels of '.*photos' seem to be the model's classes in another order: they agree with its answers on 33\.3 % "
         r"of 60 images, and with classes exchanged on 100\.0 % \(label 0 'blue' -> class 2, label 2 'red' -> class "
@@ -54,7 +54,7 @@ def test_folders_by_place_are_told_of_once(folder, tmp_path, store_logit):
     assert len(warned) == 1
     assert table.label_space == "model"
     dubito.extract(brightest(), folder, tmp_path / "cache", **options)  # warnings are errors here
-    options["probes"].append(dubito.Members.noise(2))
+    options["probes"].append(dubito.probes.Members.noise(2))
     dubito.extract(brightest(), folder, tmp_path / "cache", **options)
 
 

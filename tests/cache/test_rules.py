@@ -69,7 +69,12 @@ def test_a_probe_s_name_must_fit_into_a_file_s(model, folder, tmp_path):
 
 def test_two_probes_of_one_name_are_not_one(model, folder, tmp_path):
     with pytest.raises(CacheError) as error:
-        extract(model, folder, tmp_path / "cache", probes=[dubito.Tiles([2]), Constant(1), dubito.Tiles([2, 3])])
+        extract(
+            model,
+            folder,
+            tmp_path / "cache",
+            probes=[dubito.probes.Tiles([2]), Constant(1), dubito.probes.Tiles([2, 3])],
+        )
     assert str(error.value) == (
         "extract: probes must have different names; two are called 'tiles': Tiles(grids=(2,), keep='summary', "
         "temperature=1.0, dtype='float16') and Tiles(grids=(2, 3), keep='summary', temperature=1.0, dtype='float16'). "
@@ -77,8 +82,15 @@ def test_two_probes_of_one_name_are_not_one(model, folder, tmp_path):
     )
     assert not (tmp_path / "cache").exists()
     with pytest.raises(CacheError, match="two are called 'forward'"):
-        extract(model, folder, tmp_path / "cache", probes=[dubito.Forward(), dubito.Forward(store_logit=False)])
-    table = extract(model, folder, tmp_path / "cache", probes=[Constant(1), dubito.Forward(feature_dtype="float32")])
+        extract(
+            model,
+            folder,
+            tmp_path / "cache",
+            probes=[dubito.probes.Forward(), dubito.probes.Forward(store_logit=False)],
+        )
+    table = extract(
+        model, folder, tmp_path / "cache", probes=[Constant(1), dubito.probes.Forward(feature_dtype="float32")]
+    )
     assert table.feature.dtype == torch.float32  # the one that was given, not the usual one
     assert "constant" in table
 
@@ -212,7 +224,7 @@ def test_a_fitted_score_refuses_another_model(model, folder, tmp_path):
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_rows_of_a_cache_are_those_of_memory(model, folder, tmp_path, stored):
-    disk = extract(model, folder, tmp_path / "cache", probes=[dubito.Forward(store_logit=stored)])
+    disk = extract(model, folder, tmp_path / "cache", probes=[dubito.probes.Forward(store_logit=stored)])
     memory = dubito.Table(feature=disk.feature, logit=disk.logit, label=disk.label, id=disk.id)
     mask = np.arange(23) % 3 == 0
     for rows in (slice(3, 19), slice(None, None, -2), [5, -1, 5], np.array([22, 0]), mask, torch.tensor(mask), []):

@@ -62,7 +62,7 @@ def test_the_table_knows_its_task_loss(model, photos, tmp_path):
     assert extract(model, photos, tmp_path / "own", loss=first, targets=target).provenance.task_loss == "first"
     assert extract(model, photos, tmp_path / "none").provenance.task_loss is None
     with pytest.raises(TableError, match=r"^head.fit with target 'mixed' .* come from 'bce'\. Train with"):
-        dubito.UncertaintyHead(recipe=dubito.Recipe(target="mixed")).fit(table)
+        dubito.UncertaintyHead(recipe=dubito.heads.Recipe(target="mixed")).fit(table)
 
 
 def test_a_callable_gets_logits_and_targets(model, photos, tmp_path):
@@ -202,5 +202,5 @@ def test_other_probes_are_given_the_targets(model, photos, tmp_path):
             return {}
 
     table = extract(model, photos, tmp_path / "cache", targets=SEVERAL.astype(np.float32), loss="bce", epochs=2,
-                    probes=[dubito.Forward(task_loss="bce"), Sum()])  # fmt: skip
+                    probes=[dubito.probes.Forward(task_loss="bce"), Sum()])  # fmt: skip
     assert table.whole("sum").tolist() == SEVERAL.sum(1).tolist() * 2

@@ -64,7 +64,7 @@ def test_text_and_page(run: Run, caches: dict[str, list[Path]], tmp_path: Path) 
 
 def test_one_cache_with_an_ensemble(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     model = dubito.load(MODEL, weights=weights)
-    probes = [dubito.Tiles([2], keep="logits")]
+    probes = [dubito.probes.Tiles([2], keep="logits")]
     table = dubito.extract(model, images, tmp_path / "cache", probes=probes, workers=0, progress=False)
     answer = run("ensemble", tmp_path / "cache", "--of", "tiles_2", "--resamples", 10, "--json")
     assert answer.code == 0, answer.err

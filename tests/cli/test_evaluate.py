@@ -129,7 +129,7 @@ def test_one_ensemble_by_choice(run: Run, labelled: Path, ensembles: Path) -> No
     answer = run("evaluate", labelled, "-s", "mutual_information", "--resamples", 5)
     assert answer.code == 1
     assert "mutual_information.score needs column 'members'" in answer.err
-    assert "dubito.Members(models)" in answer.err
+    assert "dubito.probes.Members(models)" in answer.err
 
 
 def test_temperature_and_pooled_weights_of_members(run: Run, ensembles: Path) -> None:
@@ -160,7 +160,7 @@ def test_scores_of_noisy_copies_where_there_are_any(run: Run, labelled: Path, im
     assert not any("noise" in note or "gradient" in note for note in plain["notes"])
     folder, labels = labelled.parent / "noisy", labelled.parent / "labels.csv"
     model = dubito.load(MODEL, weights=weights)
-    dubito.extract(model, images, folder, labels=labels, probes=[dubito.Members.noise(2)], workers=0)
+    dubito.extract(model, images, folder, labels=labels, probes=[dubito.probes.Members.noise(2)], workers=0)
     found = run("evaluate", folder, "--resamples", 5, "--json").json
     assert {"perturbation_variance", "mutual_information"} < set(found["scores"])
     assert not any("noise" in note for note in found["notes"])

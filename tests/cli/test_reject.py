@@ -22,7 +22,7 @@ def extracted(folder: Path, weights: Path, seed: int) -> Path:
     plain = dubito.extract(model, folder / "images", folder / "plain", workers=0, progress=False)
     label = (plain.logit.argmax(1) + (torch.arange(COUNT) % 3 == 0).long()) % 1000
     labels = dict(zip(plain.id.tolist(), label.tolist(), strict=True))
-    probes = [dubito.Forward(), Tiles([2, 3], keep="logits")]
+    probes = [dubito.probes.Forward(), Tiles([2, 3], keep="logits")]
     options = {"labels": labels, "label_space": "model", "probes": probes, "workers": 0, "progress": False}
     dubito.extract(model, folder / "images", folder / "cache", **options)
     return folder / "cache"

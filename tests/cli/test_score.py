@@ -67,7 +67,7 @@ def test_fit_unlocks_the_learned_ones(run: Run, cache: Path, labelled: Path) -> 
 
 def test_settings_reach_the_scores(run: Run, cache: Path) -> None:
     found = run("score", cache, "-s", "scaled_entropy", "--set", "scaled_entropy.scale=0.5", "--top", 1, "--json").json
-    expected = dubito.ScaledEntropy(scale=0.5).score(dubito.open(cache)).max()
+    expected = dubito.scores.ScaledEntropy(scale=0.5).score(dubito.open(cache)).max()
     assert found["top"][0]["scores"]["scaled_entropy"] == float(expected)
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import dubito
-from dubito.heads import shelf
-from dubito.heads import loop
+from dubito.heads import loop, shelf
 from dubito.heads.checkpoint import read_config
 from dubito.heads.held_out import HeldOut
 
@@ -86,7 +85,7 @@ def test_several_seeds_are_shown_with_their_spread(run: Run, labelled: Path) -> 
 
 
 def test_options_become_the_recipe(run: Run, labelled: Path, own: Path) -> None:
-    expected = dubito.Recipe(
+    expected = dubito.heads.Recipe(
         loss="l2",
         margin=0.2,
         leeway=0.01,
@@ -107,7 +106,7 @@ def test_options_become_the_recipe(run: Run, labelled: Path, own: Path) -> None:
         dropout=0.5,
         init="zero",
     )
-    usual = dubito.Recipe().to_json()
+    usual = dubito.heads.Recipe().to_json()
     settings = expected.to_json() | {"betas": "0.7,0.9"}
     assert all(value != usual[name] for name, value in settings.items())  # or an option that does nothing passes
     options = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -126,7 +125,7 @@ def test_a_head_from_zero_is_told_of(run: Run, labelled: Path) -> None:
 
 def test_defaults_are_those_of_the_recipe(run: Run, labelled: Path) -> None:
     found = run("train", labelled, "--to", "mine", "--rows", 40, "--json").json
-    assert found["recipe"] == dubito.Recipe(rows=40).to_json()
+    assert found["recipe"] == dubito.heads.Recipe(rows=40).to_json()
     assert read_config(found["seeds"][0]["folder"]).width == 512
 
 

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from dubito.errors import MissingColumnError, NotFittedError, ValueRangeError
 from dubito.heads import Recipe
-from dubito.metrics.streaming import VarianceStream
-from dubito.metrics.streaming import MemberStream
+from dubito.metrics.streaming import MemberStream, VarianceStream
 from dubito.scores import SCORES, MutualInformation, load_score, make_score, save_score
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.table import Table, writer_of

@@ -184,9 +184,7 @@ def test_tables_of_another_width_and_paths_are_refused():
     table = images(20)
     with pytest.raises(TableError, match=r"column 'logit' of ood 'x' \(.*\) must be 4 wide, as in set 0; got 7"):
         compare(table, {"x": Table(logit=torch.zeros(5, 7))})
-    with pytest.raises(
-        TableError, match=r'compare: ood must be a table; got the path "cache/x". Open it: dubito.open'
-    ):
+    with pytest.raises(TableError, match=r'compare: ood must be a table; got the path "cache/x". Open it: dubito.open'):
         compare.__wrapped__(table, "cache/x")
 
 
@@ -268,7 +266,7 @@ def test_in_distribution_images_that_are_given_as_ood_are_reported():
 
 
 def test_a_head_may_have_learned_from_these_images() -> None:
-    head = dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.Recipe(rows=500))
+    head = dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.heads.Recipe(rows=500))
     draw = torch.Generator().manual_seed(0)
     table = Table(
         feature=torch.randn(60, 4, generator=draw),

@@ -332,7 +332,7 @@ def test_what_a_fitted_density_was_fitted_on_cannot_be_checked():
     found = diagnose(table, ood, density=Density(covariance="diagonal").fit(train), **QUICK)
     assert found.notes == (note,)
     assert note in str(found)
-    assert "4 Gaussians (one a class), diagonal covariances" in found.density
+    assert "4 Gaussians (one per class), diagonal covariances" in found.density
     assert diagnose(table, ood, density=Density(covariance="diagonal"), train=train, **QUICK).notes == ()
     assert diagnose(table, ood, density=First(), **QUICK).notes == ()  # there is nothing that it could learn
 

@@ -91,7 +91,9 @@ def test_an_operation_without_a_rule_is_named():
 def test_layers_that_take_no_part_are_named():
     borrowed, plan = planned(Wrapping())
     assert plan.layers == ("used",)
-    with pytest.warns(UnusedLayersWarning, match=r"net predicts for these images does not depend on spare, .* no column"):
+    with pytest.warns(
+        UnusedLayersWarning, match=r"net predicts for these images does not depend on spare, .* no column"
+    ):
         warn_unused(borrowed, plan)
 
 
@@ -107,7 +109,9 @@ def test_images_that_are_mixed():
     module = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(16, 4)
     )
-    with pytest.raises(ModelError, match=r"net predicts for an image depends on the other images .* Look for a BatchNorm"):
+    with pytest.raises(
+        ModelError, match=r"net predicts for an image depends on the other images .* Look for a BatchNorm"
+    ):
         planned(module)
 
 

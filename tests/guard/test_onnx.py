@@ -70,7 +70,7 @@ def table(model: WrappedClassifier, tmp_path_factory: pytest.TempPathFactory) ->
         Density(2, start="free"),
         Density(2, "tied", start="free"),
         Density(2, "diagonal", "log", start="free"),
-        dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.Recipe(rows=2000)),
+        dubito.UncertaintyHead(width=4, depth=1, recipe=dubito.heads.Recipe(rows=2000)),
     ],
     ids=lambda score: f"{score.name}-{getattr(score, 'covariance', '')}",
 )

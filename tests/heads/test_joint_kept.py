@@ -44,7 +44,7 @@ def test_kept_and_read_back_it_says_what_it_said_in_training(tmp_path):
         wrapped(model.module),
         x,
         tmp_path / "cache",
-        probes=[dubito.Forward(feature_dtype="float32")],
+        probes=[dubito.probes.Forward(feature_dtype="float32")],
         progress=False,
     )
     u = model.eval()(x).u.detach()

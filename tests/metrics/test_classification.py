@@ -109,9 +109,7 @@ def test_arguments_that_do_not_fit_are_errors(metric):
     with pytest.raises(TableError, match=f"{name}: labels must be integers; got torch.float64"):
         metric([[1.0, 2.0]], [0.0])
     for label, classes in ((2, "2 to 2"), (-1, "-1 to -1")):
-        with pytest.raises(
-            ValueRangeError, match=f"{name}: labels must be classes of .*, 0 to 1; got {classes}"
-        ):
+        with pytest.raises(ValueRangeError, match=f"{name}: labels must be classes of .*, 0 to 1; got {classes}"):
             metric([[1.0, 2.0]], [label])
     with pytest.raises(ValueRangeError, match=f"{name}: logits from row 0 on: 1 of 2 values are NaN or infinite"):
         metric([[1.0, float("nan")]], [0])

@@ -341,5 +341,5 @@ def test_nothing_to_choose_from(wrong):
 
 
 def test_it_is_public():
-    assert dubito.tune_regrad is tune_regrad
+    assert dubito.scores.tune_regrad is tune_regrad
     assert paired_errors in vars(dubito.metrics).values()

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from dubito.guard._given import check_apart
 from torch import Tensor
 
 from dubito import Table
 from dubito.errors import GuardError
-from dubito.guard._given import check_apart
 from dubito.table import overlap as _shared
 from dubito.table.overlap import example, shared_rows
 

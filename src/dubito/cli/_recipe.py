@@ -1,4 +1,4 @@
-"""Options of `dubito train` for the settings of `dubito.Recipe`, in their order."""
+"""Options of `dubito train` for the settings of `dubito.heads.Recipe`, in their order."""
 
 from functools import partial
 from typing import Annotated

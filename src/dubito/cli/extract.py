@@ -146,8 +146,8 @@ def extract(  # noqa: PLR0913 (a command's options)
         epochs=epochs,
         augment=_augment(epochs, strong, augment_seed),
         probes=[
-            dubito.Forward(store_logit=not no_logit, task_loss=task_loss),
-            *([dubito.PreActivation()] if before else []),
+            dubito.probes.Forward(store_logit=not no_logit, task_loss=task_loss),
+            *([dubito.probes.PreActivation()] if before else []),
             *ensembles,
             *gradients,
         ],

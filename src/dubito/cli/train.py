@@ -80,7 +80,7 @@ def train(  # noqa: PLR0913 (a command's options)
     chosen, pair = _seeds(seeds), setting.parse_betas(betas)
     setting.check_temperature(temperature, target)
     with screen.waiting("opening the caches"):
-        recipe = dubito.Recipe(
+        recipe = dubito.heads.Recipe(
             loss=loss,
             margin=margin,
             leeway=leeway,

@@ -112,7 +112,7 @@ class Density(Score):
         memory: Gigabytes that the fit may take, for the mixture or for k-means, whose sample shrinks to fit; more is
             refused before it is taken.
         nonlinearity: "after" reads the column `feature`; "before" what lies before the last non-linearity, the column
-            `pre_activation` of the probe `dubito.PreActivation`. The paper's best was after.
+            `pre_activation` of the probe `dubito.probes.PreActivation`. The paper's best was after.
         weights_: (k), once fitted.
         means_: (k, d).
         factors_: Cholesky factors of the precisions: full (k, d, d), tied (d, d), diagonal (k, d), spherical (k).
