@@ -1,4 +1,4 @@
-"""Where must the feature of a foreign image fall to be noticed? The valid OOD region of an uncertainty U.
+"""Where must the feature of an OOD image fall to be detected? The valid OOD region of an uncertainty U.
 
     R = { z : P_train[ U(z) > U(z_train) ] > 1 - epsilon }      more uncertain than 1 - epsilon of the training data
 
@@ -249,5 +249,5 @@ def _checked(epsilon: float) -> None:
     if not 0 < epsilon < 1:
         raise ValueRangeError(
             f"epsilon must lie between 0 and 1; got {epsilon}. It is the share of training data that may be more "
-            f"uncertain than a foreign image: the paper takes 0.05."
+            f"uncertain than an OOD image: the paper takes 0.05."
         )
