@@ -120,8 +120,8 @@ class Corrupted(View):
     def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
         """The image, corrupted, or why it is broken, and its hash."""
         image, content = super().read_hashed(index)
-        broken = isinstance(image, BrokenImageError)
-        return image if broken else self._corrupt(image, index), hash_parts(content, self._mark)
+        corrupted = image if isinstance(image, BrokenImageError) else self._corrupt(image, index)
+        return corrupted, hash_parts(content, self._mark)
 
     def _corrupt(self, image: Image.Image | Tensor, index: int) -> Image.Image:
         if isinstance(image, Tensor):
