@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from dubito import scores as scores
     from dubito.active import Acquire as Acquire
     from dubito.active import find_label_issues as find_label_issues
-    from dubito.audit import audit as audit
+    from dubito.audit.audit import audit as audit
     from dubito.cache import extract as extract
     from dubito.cache import open_cache
     from dubito.data import Augment as Augment
     from dubito.data import open_images as open_images
     from dubito.errors import DubitoError as DubitoError
-    from dubito.evaluate import compare as compare
-    from dubito.evaluate import evaluate as evaluate
-    from dubito.evaluate import rejection_study as rejection_study
+    from dubito.evaluate.compare import compare as compare
+    from dubito.evaluate.evaluate import evaluate as evaluate
+    from dubito.evaluate.rejection import rejection_study as rejection_study
     from dubito.explain import diagnose as diagnose
     from dubito.guard import Guard as Guard
     from dubito.heads import train as train

@@ -95,7 +95,7 @@ def settings_from_text(
 
 def check_bootstrap(*, by: str, confidence: Any = 0.95, resamples: Any = 1000, seed: Any = 0, least: int = 1) -> None:
     """Raise ValueRangeError for arguments that no bootstrap can have; a generator counts as a seed."""
-    share = isinstance(confidence, Real) and 0 < confidence < 1
+    share = isinstance(confidence, Real) and 0 < float(confidence) < 1
     seeded = isinstance(seed, torch.Generator) or _at_least(0, seed)
     if not (share and seeded and _at_least(least, resamples)):
         raise ValueRangeError(
@@ -171,7 +171,7 @@ def check_model_labels(table: Table, *, by: str) -> None:
 
 
 def _at_least(least: int, count: Any) -> bool:
-    return isinstance(count, Integral) and not isinstance(count, bool) and int(count) >= least
+    return type(count) is not bool and isinstance(count, Integral) and int(count) >= least
 
 
 def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allowed: float) -> str | None:

@@ -18,7 +18,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dubito.cache.labels import names_of_labels, resolve_labels
-from dubito.cache.loader import Batch, batches
+from dubito.cache.loader import Batch as Batch  # noqa: PLC0414 (extract reads batches through the runner)
+from dubito.cache.loader import batches
 from dubito.cache.progress import bar
 from dubito.data.image_set import ImageSet
 from dubito.errors import BrokenImageError, SkippedImagesWarning, TableError, ValueRangeError

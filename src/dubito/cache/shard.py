@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from dubito.errors import CacheError, DamagedShardError
-from dubito.storage import UNFINISHED, write_file
+from dubito.storage import UNFINISHED, encode, write_file
 
 ROWS, HEAD = "rows", "head"
 """Kinds of shards that no probe writes."""

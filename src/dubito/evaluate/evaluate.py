@@ -124,7 +124,7 @@ class Reliability(NamedTuple):
 
     confidence: tuple[float, ...]
     accuracy: tuple[float, ...]
-    count: tuple[int, ...]
+    images: tuple[int, ...]
 
 
 class OodHistogram(NamedTuple):
@@ -200,8 +200,12 @@ class Evaluation(Result):
             score: The score of the histograms. Default: the first.
             ax: Axes to draw on. Default: those of a new figure.
         """
-        has = {"risk_coverage": self.risk_coverage, "ood": self.ood, "reliability": self.reliability}
-        chosen = kind or next((name for name, data in has.items() if data), "risk_coverage")
+        has: dict[str, object] = {
+            "risk_coverage": self.risk_coverage,
+            "ood": self.ood,
+            "reliability": self.reliability,
+        }
+        chosen: str = kind or next((name for name, data in has.items() if data), "risk_coverage")
         check_choice(chosen, has, by="Evaluation.plot", what="kind")
         if not has[chosen]:
             missing = "OOD images: evaluate(..., ood=table)" if chosen == "ood" else "labels of the model's classes"
@@ -220,10 +224,10 @@ class Evaluation(Result):
 
 def _plot_reliability(result: Evaluation, picture: "Axes") -> "Axes":
     bins = result.reliability or Reliability((), (), ())
-    largest = max(bins.count, default=1)
+    largest = max(bins.images, default=1)
     picture.plot([0, 1], [0, 1], color="grey", linestyle="--", label="calibrated")
     picture.plot(bins.confidence, bins.accuracy, label="model")
-    picture.scatter(bins.confidence, bins.accuracy, s=[10 + 90 * count / largest for count in bins.count])
+    picture.scatter(bins.confidence, bins.accuracy, s=[10 + 90 * count / largest for count in bins.images])
     picture.set(xlabel="confidence", ylabel="accuracy", title=result.title(), xlim=(0, 1), ylim=(0, 1))
     picture.legend(frameon=False)
     return picture

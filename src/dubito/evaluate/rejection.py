@@ -275,7 +275,11 @@ def _intervals(figures: Float64[np.ndarray, "r f"], confidence: float) -> dict[s
     for name, (value, *resampled) in zip(FIGURES, figures.T.tolist(), strict=True):
         defined = np.array([one for one in resampled if np.isfinite(one)])
         known = np.isfinite(value) and len(defined)
-        intervals[name] = Interval(value, *percentiles(defined, confidence).tolist(), confidence) if known else None
+        if not known:
+            intervals[name] = None
+            continue
+        low, high = percentiles(defined, confidence).tolist()
+        intervals[name] = Interval(value, low, high, confidence)
     return intervals
 
 

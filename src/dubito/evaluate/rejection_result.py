@@ -231,7 +231,7 @@ class RejectionStudy(Result):
         for result in self.results:
             original = result.order.ensemble == ORIGINAL
             if result.order.temperature == at and (original or result.order.uncertainty == shown):
-                style = {"color": "black", "linestyle": "--"} if original else {}
+                style: Any = {"color": "black", "linestyle": "--"} if original else {}
                 picture.plot(self.levels, result.curves[kind][metric], label=result.order.size, **style)
         picture.set(xlabel="quantile of uncertainty", ylabel=f"{METRICS[metric]} ({kind})")
         picture.set(title=f"{UNCERTAINTIES[shown]}, T = {at:.3g}")

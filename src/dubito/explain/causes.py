@@ -238,7 +238,7 @@ class Diagnosis(Result):
         ax = axes(ax)
         values = {self.in_distribution: self.scores[score]}
         values |= {name: scores[score] for name, scores in self.ood_scores.items()}
-        edges = np.histogram_bin_edges(torch.cat(list(values.values())).numpy(), 40)
+        edges = np.histogram_bin_edges(torch.cat(list(values.values())).numpy(), 40).tolist()
         for name, one in values.items():
             ax.hist(one.numpy(), edges, density=True, alpha=0.5, label=name)
         ax.set(xlabel=score.replace("_", " "), ylabel="density of images", yticks=[])

@@ -199,12 +199,13 @@ def filtering(
         Responses(
             one.name,
             len(one),
-            *(_distribution(side[key], edges[key]) for key in keys),
+            _distribution(side["norm"], edges["norm"]),
+            _distribution(side["max_cosine"], edges["max_cosine"]),
             _counted(side["other_counts"], side["other_sums"]),
         )
         for one, side in zip((table, ood), sides, strict=True)
     ]
-    return Filtering(name, len(layer.weight), *responses, *aurocs)
+    return Filtering(name, len(layer.weight), responses[0], responses[1], aurocs[0], aurocs[1])
 
 
 def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tensor]:

@@ -225,7 +225,8 @@ class Map(Result):
         rgba = np.concatenate([shades, self.opacity[:, None]], axis=1)
         # The uncertain ones first, so that the certain ones stay visible on top of them.
         order = np.argsort(-self.share, kind="stable")
-        panel.scatter(*self.points[order].T, s=_area(self, self.share)[order], c=rgba[order], linewidths=0)
+        x, y = self.points[order].T
+        panel.scatter(x, y, s=_area(self, self.share)[order], c=rgba[order], linewidths=0)
         title = f"{len(self):,} images by {METHODS[self.method]}; larger and more transparent = more uncertain"
         panel.set(xticks=[], yticks=[])
         panel.set_aspect("equal", adjustable="datalim")
