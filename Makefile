@@ -42,11 +42,11 @@ demo: $(READY)  ## score real photographs and their corrupted copies, and write 
 test: $(READY) $(BROWSER)  ## run all tests and doctests; PROCESSES=N for more than two at once
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PROCESSES) --dist loadscope
 
-check: $(READY)  ## format, lint, types, import rule, docs
+check: $(READY)  ## format, lint, types, rules of the house, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_import_rule.py
+	$(BIN)/python -m pytest tests/test_rules.py
 	$(BIN)/mkdocs build --strict --quiet
 
 examples: $(READY)  ## run every example of README and documentation, and compare what it prints
