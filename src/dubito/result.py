@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dubito.errors import MissingPackageError
-from dubito.storage import write_csv, write_file
+from dubito.storage import export, write_csv
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +74,7 @@ class Result:
         """`to_dict` as JSON text, also written to a file if a path is given."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         if path is not None:
-            write_file(Path(path), text.encode())
+            export(path, text.encode())
         return text
 
     def to_csv(self, path: str | Path) -> Path:

@@ -92,12 +92,14 @@ def export(path: str | Path, data: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, busy: type[DubitoError] = ArtefactError) -> Iterator[None]:
+def locked(
+    folder: Path, *, busy: type[DubitoError] = ArtefactError, refused: type[DubitoError] = ArtefactError
+) -> Iterator[None]:
     """Hold a folder's lock, making the folder; the system lets go of it however a process dies.
 
     Raises:
         busy: Somebody else is writing there.
-        ArtefactError: The folder cannot be made or written.
+        refused: The folder cannot be made or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,9 +110,7 @@ def locked(folder: Path, *, busy: type[DubitoError] = ArtefactError) -> Iterator
             f"another process is writing into '{folder}'. Wait until it has ended, or choose another folder."
         ) from error
     except OSError as error:
-        raise ArtefactError(
-            f"the folder '{folder}' cannot be written ({error.strerror}). Choose another one."
-        ) from error
+        raise refused(f"the folder '{folder}' cannot be written ({error.strerror}). Choose another one.") from error
     try:
         yield
     finally:
@@ -273,8 +273,8 @@ class SavedFolder:
     def _sweep(self, folder: Path) -> None:
         """Remove our own parts that the description does not name."""
         try:
-            named = (folder / self.description).read_text(encoding="utf-8")
-        except OSError:
+            named = (folder / self.description).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
             named = ""
         for path in folder.iterdir():
             if self._is_ours(path.name) and f'"{path.name}"' not in named:

@@ -12,7 +12,6 @@ from torchvision.transforms import ToTensor
 import dubito
 from dubito.cache.extract import _Extraction
 from dubito.errors import (
-    ArtefactError,
     CacheBusyError,
     CacheError,
     ImagesError,
@@ -178,7 +177,7 @@ def test_foreign_folders_are_left_alone(model, folder, tmp_path):
 
 def test_a_folder_that_cannot_be_made(model, folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtefactError, match="cannot be written"):
+    with pytest.raises(CacheError, match="cannot be written"):
         extract(model, folder, tmp_path / "file" / "cache")
 
 

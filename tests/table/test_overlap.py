@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from dubito.guard._given import check_apart
 from torch import Tensor
 
 from dubito import Table
-from dubito.errors import GuardError
+from dubito.errors import TableError
 from dubito.table import overlap as _shared
 from dubito.table.overlap import example, shared_rows
+from dubito.validate import check_disjoint
 
 
 def features(n: int, seed: int, width: int = 96) -> Tensor:
@@ -151,10 +151,10 @@ def test_ids_only_name_an_example() -> None:
     assert not len(shared_rows(one, Table(feature=features(3, 1), id=["tench/1.jpg", "2", "3"])).here)
 
 
-def test_a_guard_refuses_images_that_were_extracted_anew_in_other_batches() -> None:
+def test_images_that_were_extracted_anew_in_other_batches_are_refused() -> None:
     x = features(200, 0)
     table = Table(feature=x, name="mine", id=[f"a/{i}" for i in range(200)])
     train = Table(feature=torch.cat([features(100, 1), again(x[:3], "relative")]), name="theirs")
-    with pytest.raises(GuardError, match=r"at least 3 of the 200 images of mine are in train, theirs, too \(such as"):
-        check_apart(table, train)
-    check_apart(table, train.rows(range(102)))
+    with pytest.raises(TableError, match=r"at least 3 of the 200 images of mine are also in train \(theirs\)"):
+        check_disjoint(table, train, by="fit", what="train", harm="No.")
+    check_disjoint(table, train.rows(range(102)), by="fit", what="train", harm="No.")

@@ -364,8 +364,8 @@ def test_ensembles_that_of_different_settings_are_not_joined():
         )
 
     refused(
-        "concat: 'dropout' of cache/10 and cache/20 were extracted with different settings (passes=10 and passes=20), so "
-        "their numbers cannot be compared. Extract both alike, or select other columns.",
+        "concat: 'dropout' of cache/10 and cache/20 were extracted with different settings (passes=10 and passes=20), "
+        "so their numbers cannot be compared. Extract both alike, or select other columns.",
         table(10),
         table(20),
     )

@@ -109,7 +109,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     if base is not None:
         base.check_targets(values, None)
     folder = Path(to)
-    with locked(folder, busy=CacheBusyError):
+    with locked(folder, busy=CacheBusyError, refused=CacheError):
         manifest = Manifest(
             identity=identity(model, opened, stored, space, compared),
             model=model.name,

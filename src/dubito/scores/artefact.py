@@ -15,7 +15,7 @@ from torch import Tensor
 from dubito.errors import ArtefactError, DubitoError
 from dubito.heads.recipe import as_recipe
 from dubito.scores.registry import SCORES, make_score
-from dubito.storage import write_file
+from dubito.storage import write_file, write_json, writing
 from dubito.table import Provenance
 from dubito.types import Json, Score
 
@@ -26,21 +26,19 @@ _DESCRIPTION, _STATE = "score.json", "state.safetensors"
 def save_score(score: Score, to: str | Path) -> Path:
     """Write a score, fitted or not, into a folder."""
     folder = Path(to)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtefactError(f"'{folder}' cannot be made ({error.strerror}). Give another place.") from error
     learned = {name: getattr(score, name) for name in score.learned if hasattr(score, name)}
     tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in learned.items() if name not in tensors}
-    write_file(folder / _STATE, save(tensors))
     described = {
         "format": FORMAT,
         **_described(score),
         "learned": plain,
         "provenance": None if score.provenance_ is None else score.provenance_.to_json(),
     }
-    write_file(folder / _DESCRIPTION, (json.dumps(described, sort_keys=True, indent=1) + "\n").encode())
+    with writing("the score", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / _STATE, save(tensors))
+        write_json(folder / _DESCRIPTION, described)
     return folder
 
 

@@ -41,7 +41,7 @@ from torch import Tensor
 from dubito.choices import ClassWeighting, Nonlinearity
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.metrics import aurc, paired_errors, wrong_predictions
-from dubito.result import Result
+from dubito.result import Result, plain
 from dubito.scores._features import classes_of, finite_features, rows_named
 from dubito.scores.density import Density, class_count, in_space, reads
 from dubito.scores.gaussians import Mixture
@@ -74,7 +74,7 @@ class _Tuned(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Every candidate as plain values."""
-        return {"tried": self.tried}
+        return {"tried": plain(self.tried)}
 
     def cell(self, key: str, value: Any) -> str:
         """Small settings such as 1e-05 keep their digits."""
