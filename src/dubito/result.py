@@ -8,10 +8,11 @@ a notebook view. Where a picture says more, a result has `plot(ax=None)`, which 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dubito.errors import MissingPackageError
 from dubito.storage import export, write_csv
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Json = dict[str, Any]
+_Any = TypeVar("_Any", bound="Result")
 _LEGIBLE = 10
 """Letters of a name that stay on one line, however narrow the terminal."""
 
@@ -90,6 +92,12 @@ class Result:
         except ImportError as error:
             raise MissingPackageError("to_pandas needs pandas: pip install pandas") from error
         return pandas.DataFrame([_flat(record) for record in self.records()])
+
+    def head(self: _Any, rows: int | None) -> _Any:
+        """The same result, but its text has only so many rows of the table; None for all of them."""
+        shown = copy(self)
+        object.__setattr__(shown, "text_rows", rows)  # frozen dataclasses, too
+        return shown
 
     def lines(self) -> list[list[str]]:
         """The table as text: a header and one line per row, at most `text_rows`; empty without records."""

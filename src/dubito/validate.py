@@ -51,7 +51,11 @@ def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> N
 
 
 def settings_from_text(
-    cls: type, texts: Mapping[str, str], *, by: str, parsers: Mapping[Any, Callable[[str], Any]] = _NO_PARSERS
+    cls: type | Mapping[str, Any],
+    texts: Mapping[str, str],
+    *,
+    by: str,
+    parsers: Mapping[Any, Callable[[str], Any]] = _NO_PARSERS,
 ) -> dict[str, Any]:
     """Settings of a dataclass from text, each converted to the type that its field declares.
 
@@ -59,7 +63,7 @@ def settings_from_text(
     where None is allowed.
 
     Args:
-        cls: The dataclass.
+        cls: The dataclass, or by name the type annotations of the settings.
         texts: By field name, the text of its value.
         by: How errors call the settings.
         parsers: By type, how to convert text to types beyond these.
@@ -76,8 +80,7 @@ def settings_from_text(
     Traceback (most recent call last):
     dubito.errors.ValueRangeError: recipe: batch must be a whole number or none; got 'many'.
     """
-    hints = get_type_hints(cls)
-    kinds = {field.name: hints[field.name] for field in fields(cls) if field.init}
+    kinds = dict(cls) if isinstance(cls, Mapping) else setting_types(cls)
     values = {}
     for name, text in texts.items():
         if name not in kinds:
@@ -89,8 +92,14 @@ def settings_from_text(
         try:
             values[name] = _from_text(text, kinds[name], parsers)
         except ValueError as error:
-            raise ValueRangeError(f"{by}: {name} must be {_expected(kinds[name])}; got '{text}'.") from error
+            raise ValueRangeError(f"{by}: {name} must be {describe_type(kinds[name])}; got '{text}'.") from error
     return values
+
+
+def setting_types(cls: type) -> dict[str, Any]:
+    """The settings of a dataclass by name, with their type annotations."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
 
 def check_bootstrap(*, by: str, confidence: Any = 0.95, resamples: Any = 1000, seed: Any = 0, least: int = 1) -> None:
@@ -207,6 +216,8 @@ def _from_text(text: str, kind: Any, parsers: Mapping[Any, Callable[[str], Any]]
         return words[text.lower()]
     if kind is Any:
         return text
+    if not isinstance(kind, type):
+        raise ValueError(text)
     return kind(text)
 
 
@@ -227,17 +238,26 @@ def _words(kind: Any) -> Mapping[str, Any]:
     return _SWITCH if kind is bool else {str(w).lower(): w for w in get_args(kind) if get_origin(kind) is Literal}
 
 
-def _expected(kind: Any) -> str:
-    """A type in words."""
+def describe_type(kind: Any) -> str:
+    """What a text must be to become a value of a type, in words.
+
+    >>> describe_type(int | None), describe_type(tuple[float, float])
+    ('a whole number or none', '2 items separated by commas, each a number')
+    """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join(_expected(one) for one in inner)
+        return " or ".join(describe_type(one) for one in inner if _from_any_text(one))
     if origin in (tuple, list, Sequence):
         many = "some items" if origin is not tuple or inner[-1] is Ellipsis else f"{len(inner)} items"
-        return f"{many} separated by commas, each {_expected(inner[0])}"
+        return f"{many} separated by commas, each {describe_type(inner[0])}"
     if kind is type(None):
         return "none"
     if words := _words(kind):
         return f"one of {', '.join(words)}"
     names = {int: "a whole number", float: "a number", str: "text"}
     return names.get(kind) or str(getattr(kind, "__name__", kind))
+
+
+def _from_any_text(kind: Any) -> bool:
+    """Whether text can become a value of a type: of functions and the like it cannot."""
+    return isinstance(kind, type) or get_origin(kind) in (Literal, tuple, list, Sequence)

@@ -12,15 +12,7 @@ from .conftest import Run
 @pytest.mark.parametrize(
     ("command", "original"),
     [
-        (("extract", "timm:test_resnet", "photos", "--to", "c", "--task-loss"), choices.KnownLoss),
-        (("extract", "timm:test_resnet", "photos", "--to", "c", "--strong"), choices.Strong),
         (("extract", "timm:test_resnet", "photos", "--to", "c", "--label-space"), choices.LabelSpace),
-        (("extract", "timm:test_resnet", "photos", "--to", "c", "--gradient-method"), choices.GradientMethod),
-        (("train", "cache", "--to", "mine", "--loss"), choices.LossName),
-        (("train", "cache", "--to", "mine", "--target"), choices.Target),
-        (("train", "cache", "--to", "mine", "--init"), choices.Init),
-        (("train", "cache", "--to", "mine", "--optimizer"), choices.Optimizer),
-        (("train", "cache", "--to", "mine", "--schedule"), choices.Schedule),
         (("diagnose", "cache", "other", "--covariance"), choices.Covariance),
         (("map", "cache", "--to", "map.html", "--colour"), choices.Colouring),
         (("map", "cache", "--to", "map.html", "--method"), choices.Layout),

@@ -1,4 +1,4 @@
-"""`dubito extract`: its summary, notes and errors."""
+"""`dubito extract`: its summary, notes, probes and errors."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import dubito
-from dubito.cli.extract import _by_place
+from dubito.cli._results import _by_order
+from dubito.probes import Gradient
 from dubito.table import Table
 
 from .conftest import COUNT, MODEL, Run, write_images
@@ -23,7 +24,7 @@ def test_summary_as_text(run: Run, images: Path, weights: Path, tmp_path: Path) 
     assert f"{COUNT} images at" in answer.out
     again = run(*command)
     assert again.code == 0
-    assert "all was there already" in again.out
+    assert "everything was there already" in again.out
 
 
 def test_summary_as_json(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
@@ -79,12 +80,12 @@ def test_accuracy_of_the_models_own_labels(run: Run, images: Path, weights: Path
     assert found["accuracy"] == 8 / 12  # every third of the twelve labels is wrong
 
 
-def test_class_names_by_place_are_told_beside_the_accuracy() -> None:
+def test_class_names_by_order_are_shown_beside_the_accuracy() -> None:
     columns = {"logit": [[1.0, 0.0], [1.0, 0.0]], "label": [0, 1]}
-    assert _by_place(Table(**columns, label_names=["cat", "dog"]))
-    assert not _by_place(Table(**columns))  # integers: the user counted
-    assert not _by_place(Table(**columns, label_names=["cat", "dog"], classes=["cat", "dog"]))
-    assert not _by_place(Table(**columns, label_names=["cat", "dog"], label_space="own"))
+    assert _by_order(Table(**columns, label_names=["cat", "dog"]))
+    assert not _by_order(Table(**columns))  # integers: the user counted
+    assert not _by_order(Table(**columns, label_names=["cat", "dog"], classes=["cat", "dog"]))
+    assert not _by_order(Table(**columns, label_names=["cat", "dog"], label_space="own"))
 
 
 def test_labels_of_another_set(run: Run, weights: Path, tmp_path: Path) -> None:
@@ -92,58 +93,79 @@ def test_labels_of_another_set(run: Run, weights: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "images" / "puppies", 2, seed=1)
     command = ("extract", MODEL, tmp_path / "images", "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     answer = run(*command)
-    assert "classes of their own, not the model's: no accuracy" in answer.out
+    assert "classes of another set, not the model's: no accuracy" in answer.out
     assert run(*command, "--label-space", "own", "--json").json["label_space"] == "own"
 
 
 def test_options_reach_the_extraction(run: Run, images: Path, tmp_path: Path) -> None:
-    options = ("--weights", "none", "--workers", 0, "--batch-size", 5, "--no-logit", "--device", "cpu")
+    options = (
+        "--weights",
+        "none",
+        "--workers",
+        0,
+        "--batch-size",
+        5,
+        "--probe",
+        "forward:store_logit=no",
+        "--device",
+        "cpu",
+    )
     answer = run("extract", MODEL, images, "--to", tmp_path / "cache", *options, "--json")
     assert answer.code == 0, answer.err
     assert list(tmp_path.glob("cache/head-*")), "without stored logits the head is kept"
     assert dubito.open(tmp_path / "cache").shape("logit") == (COUNT, 1000)
 
 
-def test_features_before_the_non_linearity_come_later_if_asked_for(
-    run: Run, images: Path, weights: Path, tmp_path: Path
-) -> None:
+def test_a_probe_can_be_added_later(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
-    assert "before" not in run(*command).json["columns"]
-    found = run(*command, "--before").json["columns"]
-    assert found["before"] == found["feature"]
+    assert "pre_activation" not in run(*command).json["columns"]
+    columns = run(*command, "--probe", "pre_activation").json["columns"]
+    assert columns["pre_activation"] == columns["feature"]
 
 
 def test_augmented_epochs(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
-    found = run(*command, "--epochs", 2, "--strong", "box", "--json").json
+    found = run(*command, "--epochs", 2, "--augment", "strong=box", "--json").json
     assert (found["epochs"], found["images"], found["rows"]) == (2, 2 * COUNT, 2 * COUNT)
     assert found["columns"]["photo"] == [2 * COUNT]
-    assert f"{2 * COUNT} ({COUNT} in 2 augmented epochs)" in run(*command, "--epochs", 2, "--strong", "box").out
-    stale = run(*command, "--epochs", 2, "--strong", "box", "--augment-seed", 3)
+    assert f"{2 * COUNT} ({COUNT} in 2 augmented epochs)" in run(*command, "--epochs", 2, "--augment", "strong=box").out
+    stale = run(*command, "--epochs", 2, "--augment", "strong=box,seed=3")
     assert stale.code == 1
     assert "the augmentation (seed=0 there, seed=3 here)" in stale.err
     assert run(*command, "--epochs", 0).code == 2
-    assert "'fog' is not one of" in run(*command, "--strong", "fog").err
+    for text, message in (
+        (
+            "strong=fog",
+            "--augment: strong must be one of augmix, cutmix, mixup, blur, crop, box, noise or none; got 'fog'",
+        ),
+        ("stronk=box", "--augment has no setting 'stronk'; it has scale, ratio, flip"),
+        ("stronk=box", "Did you mean strong?"),
+        ("box", "Invalid value for '--augment': expected KEY=VALUE, with commas between several; got 'box'."),
+    ):
+        answer = run(*command, "--augment", text)
+        assert (answer.code, message in answer.err) == (2, True), answer.err
+    answer = run(*command, "--augment", "scale=0.5,0.1")
+    assert (answer.code, "augment: scale must be two growing positive numbers" in answer.err) == (1, True)
 
 
 def test_a_seed_alone_augments_one_epoch(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
-    found = run(*command, "--augment-seed", 1, "--json").json
+    found = run(*command, "--augment", "seed=1", "--json").json
     assert (found["epochs"], found["rows"]) == (1, COUNT)
     assert dubito.open(tmp_path / "cache").whole("epoch").tolist() == [0] * COUNT
 
 
-def test_several_labels_an_image(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+def test_several_labels_per_image(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     several = np.zeros((COUNT, 1000), dtype=bool)
     several[:, :3] = True
     np.save(tmp_path / "targets.npy", several)
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
-    without = run(*command, "--task-loss", "bce", "--json")
+    without = run(*command, "--probe", "forward:task_loss=bce", "--json")
     assert without.json["kind"] == "ImagesError"
     assert "Forward(task_loss='bce') needs something to compare the logits with" in without.err
     missing = run(*command, "--targets", "none.npy", "--json")
     assert "targets file 'none.npy' must be an .npy or .npz file" in missing.err
-    answer = run(*command, "--task-loss", "bce", "--targets", tmp_path / "targets.npy", "--json")
+    answer = run(*command, "--probe", "forward:task_loss=bce", "--targets", tmp_path / "targets.npy", "--json")
     assert (answer.code, answer.json["epochs"], answer.json["columns"]["loss"]) == (0, 1, [COUNT])
     table = dubito.open(tmp_path / "cache")
     reference = F.binary_cross_entropy_with_logits(table.logit, torch.from_numpy(several).float(), reduction="none")
@@ -179,51 +201,113 @@ def _plain(text: str) -> str:
 
 def test_ensembles(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
-    found = run(*command, "--tiles", "--grids", "2,3", "--views", "--keep-logits").json["columns"]
+    found = run(*command, "--probe", "tiles:grids=2,3,keep=logits", "-p", "views:keep=logits").json["columns"]
     assert {"tiles_2", "tiles_3", "tiles_2_logit", "tiles_3_logit", "views", "views_between", "views_logit"} < set(
         found
     )
     assert found["views_logit"] == [COUNT, 8, 1000]
-    # Later, one more, into the same cache; --grids alone means tiles.
-    assert run(*command, "--grids", "2,3", "--keep-logits").json["new_rows"] == 0
-    plain = run(*command[:4], tmp_path / "plain", *command[5:], "--tiles").json["columns"]
+    assert run(*command, "-p", "tiles:grids=2,3,keep=logits").json["new_rows"] == 0
+    plain = run(*command[:4], tmp_path / "plain", *command[5:], "--probe", "tiles").json["columns"]
     assert not any(name.endswith("_logit") for name in plain)
     assert {"tiles_2", "tiles_3"} < set(plain)
 
 
 def test_dropout(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", "timm:test_vit", images, "--to", tmp_path / "cache", "--weights", "none", "--workers", 0)
-    answer = run(*command, "--dropout", 3)
+    answer = run(*command, "--probe", "dropout:passes=3")
     assert answer.code == 1
     assert "have rate 0, as pretrained models often do" in answer.err
-    found = run(*command[:4], tmp_path / "other", *command[5:], "--dropout", 3, "--dropout-rate", 0.2, "--json").json
+    found = run(*command[:4], tmp_path / "other", *command[5:], "--probe", "dropout:passes=3,rate=0.2", "--json").json
     assert found["columns"]["dropout"][0] == COUNT
     table = dubito.open(tmp_path / "other")
     assert bool((table.whole("dropout")[:, 3] > 0).all())
     answer = run(
-        "extract", MODEL, images, "--to", tmp_path / "none", "--weights", weights, "--workers", 0, "--dropout", 2
+        "extract",
+        MODEL,
+        images,
+        "--to",
+        tmp_path / "none",
+        "--weights",
+        weights,
+        "--workers",
+        0,
+        "--probe",
+        "dropout:passes=2",
     )
     assert "calls no dropout, so all passes would be equal" in answer.err
 
 
-def test_options_of_ensembles_that_are_not_there(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
-    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
-    for options, told in (
-        (("--keep-logits",), "--keep-logits needs an ensemble: --tiles, --dropout N, --noise N or --views."),
-        (("--dropout-rate", 0.1), "--dropout-rate needs --dropout N, the number of passes."),
-        (("--noise-sigma", 0.1), "--noise-sigma needs --noise N, the number of copies."),
-        (("--grids", "2;3"), "--grids takes numbers with commas, such as 2,3,7; got '2;3'."),
-    ):
-        answer = run(*command, *options)
-        assert answer.code == 2
-        assert told in " ".join(answer.err.replace("│", " ").split())
-    assert not (tmp_path / "cache").exists()
-
-
 def test_noise(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0, "--json")
-    found = run(*command, "--noise", 3, "--noise-sigma", 0.2).json["columns"]
+    found = run(*command, "--probe", "noise:copies=3,sigma=0.2").json["columns"]
     assert {"noise", "noise_variance"} < set(found)
     asked = dubito.open(tmp_path / "cache").provenance.probes["noise"]["settings"]
     assert (asked["copies"], asked["sigma"]) == (3, 0.2)
-    assert run(*command, "--noise", 3, "--json").json["kind"] == "StaleCacheError"  # another sigma
+    assert run(*command, "--probe", "noise:copies=3", "--json").json["kind"] == "StaleCacheError"  # another sigma
+
+
+def extracted(run: Run, images: Path, weights: Path, to: Path, *options: object) -> dict:
+    """What the cache tells of its gradients; every call has a cache of its own."""
+    command = ("extract", MODEL, images, "--to", to, "--weights", weights, "--workers", 0, "--json")
+    answer = run(*command, "--probe", ":".join(["gradient", *options]))
+    assert answer.code == 0, answer.err
+    probe = dubito.open(to).provenance.probes["gradient"]
+    assert answer.json["columns"]["gradient"] == [COUNT, len(probe["notes"]["layers"])]
+    return {"settings": probe["settings"], **probe["notes"], "columns": set(answer.json["columns"])}
+
+
+def test_gradient_by_default(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    found = extracted(run, images, weights, tmp_path / "cache")
+    assert found["settings"] == Gradient().settings()
+    assert {"gradient", "gradient_predicted"} < found["columns"]
+    assert len(found["layers"]) == found["of"]
+    scored = run("score", tmp_path / "cache", "-s", "regrad", "--json")
+    assert scored.code == 0, scored.err
+
+
+def test_every_setting_of_the_gradient_probe(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    options = "method=top,classes=1,draws=0,last=2,weightings=root,expected_l1,uniform=yes"
+    found = extracted(run, images, weights, tmp_path / "one", options)
+    settings = {"weightings": ["root", "expected_l1"], "uniform": True, "last": 2}
+    assert found["settings"] == Gradient("top", 1, 0, **settings).settings()
+    assert {"gradient_root", "gradient_l1", "gradient_uniform"} < found["columns"]
+    assert len(found["layers"]) == 2
+
+    options = "beta=9,tolerance=0.5,method=signs,draws=1,copies=1,sigma=0.2,seed=3"
+    found = extracted(run, images, weights, tmp_path / "two", options)
+    settings = {"beta": 9.0, "tolerance": 0.5, "copies": 1, "sigma": 0.2, "seed": 3}
+    assert found["settings"] == Gradient("signs", draws=1, **settings).settings()
+    assert len(found["layers"]) < found["of"]
+
+
+def test_mistakes_in_probes(run: Run, images: Path, weights: Path, tmp_path: Path) -> None:
+    command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
+    for text, message in (
+        ("tils", "--probe: the name must be one of forward, pre_activation, tiles, dropout, views, noise, gradient; "),
+        ("tils", "got 'tils'. Did you mean tiles?"),
+        (
+            "tiles:grid=2",
+            "--probe tiles has no setting 'grid'; it has grids, keep, temperature, dtype.",
+        ),
+        ("tiles:grids=2;3", "--probe tiles: grids must be some items separated by commas, each a whole number or none"),
+        ("tiles:keep=all", "--probe tiles: keep must be one of summary, logits; got 'all'."),
+        ("dropout:passes=many", "--probe dropout: passes must be a whole number; got 'many'."),
+        (
+            "noise:sigma",
+            "'--probe' / '-p': expected KEY=VALUE, with commas between several; got 'sigma'.",
+        ),
+        ("forward:task_loss=mse", "--probe forward: task_loss must be one of cross_entropy, bce; got 'mse'."),
+        ("gradient:method=all", "--probe gradient: method must be one of exact, top, signs, combined; got 'all'."),
+        ("gradient:weightings=mean", "each one of fisher, root, expected_l1; got 'mean'."),
+        ("gradient:uniform=maybe", "--probe gradient: uniform must be one of true, false, yes, no; got 'maybe'."),
+    ):
+        answer = run(*command, "--probe", text)
+        assert (answer.code, message in answer.err) == (2, True), answer.err
+    answer = run(*command, "--probe", "gradient:weightings=root", "--json")
+    assert (answer.code, answer.json["kind"]) == (1, "ValueRangeError")
+    assert "weighting 'root' is a sum of norms, which random signs do not estimate" in answer.err
+    for text in ("dropout:passes=1", "noise:copies=1"):
+        assert run(*command, "--probe", text).code == 1
+    answer = run(*command, "--probe", "tiles", "--probe", "tiles:grids=2")
+    assert (answer.code, "tiles" in answer.err) == (1, True)
+    assert not (tmp_path / "cache").exists()

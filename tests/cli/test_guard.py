@@ -1,4 +1,4 @@
-"""`dubito guard`: fit, run and export do what the library does; errors are told in one sentence."""
+"""`dubito guard`: fit, run and export do what the library does; errors are one sentence."""
 
 import csv
 from pathlib import Path
@@ -31,14 +31,14 @@ def test_fit_is_that_of_the_library(guard: Path, labelled: Path) -> None:
     assert dubito.Guard.load(guard).threshold == same.threshold
 
 
-def test_fit_shows_the_promise(run: Run, labelled: Path, tmp_path: Path) -> None:
+def test_fit_shows_the_guarantee(run: Run, labelled: Path, tmp_path: Path) -> None:
     answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", *COVER)
     assert answer.code == 0, answer.err
     assert "at least 50 % of the images are accepted, with confidence 60 %" in answer.out
-    assert f"guard: {tmp_path / 'guard'}" in answer.out
+    assert f"written: {tmp_path / 'guard'}" in answer.out
 
 
-def test_few_images_are_told_and_nothing_is_written(run: Run, labelled: Path, tmp_path: Path) -> None:
+def test_too_few_images_are_reported_and_nothing_is_written(run: Run, labelled: Path, tmp_path: Path) -> None:
     answer = run("guard", "fit", labelled, "--to", tmp_path / "guard", "-s", "entropy", "--novel", "0")
     assert answer.code == 1
     assert "needs at least 59 calibration images" in answer.err
@@ -58,14 +58,14 @@ def test_run_decides_and_writes(run: Run, guard: Path, images: Path, weights: Pa
     assert answer.code == 0, answer.err
     found = answer.json
     loaded = dubito.Guard.load(guard, dubito.load(MODEL, weights=weights))
-    assert found["verdicts"] == [verdict.to_json() for verdict in loaded(images)]
+    assert found["verdicts"] == [verdict.to_dict() for verdict in loaded(images)]
     assert found["images"] == COUNT
     assert found["accepted"] == sum(verdict["accept"] for verdict in found["verdicts"])
     with (tmp_path / "verdicts.csv").open(newline="") as file:
         assert [row["reason"] for row in csv.DictReader(file)] == [one["reason"] for one in found["verdicts"]]
 
 
-def test_run_judges_a_cache_without_the_model(
+def test_run_decides_on_a_cache_without_the_model(
     run: Run, guard: Path, labelled: Path, images: Path, weights: Path
 ) -> None:
     answer = run("guard", "run", guard, labelled, "--json")
@@ -86,7 +86,7 @@ def test_a_guard_of_a_wrapped_model_says_what_to_do(run: Run, labelled: Path, im
         assert answer.code == 2
         told = " ".join(answer.err.replace("│", " ").split())
         assert said in told
-        assert "of a module of your own --model python:FILE.py:FUNCTION" in told
+        assert "or --model python:FILE.py:FUNCTION for a module of your own" in told
 
 
 OWN = """
@@ -150,16 +150,18 @@ def test_fit_does_not_write_among_other_things(run: Run, labelled: Path, images:
     answer = run("guard", "fit", labelled, "--to", images, *COVER)
     assert answer.code == 1
     assert "it holds other things" in answer.err
-    assert "Give a new or empty folder, or that of a guard to replace." in answer.err
+    assert "Choose a new or empty folder, or the folder of the guard to replace." in answer.err
     assert sorted(images.iterdir()) == before
 
 
 def test_run_shows_reasons(run: Run, guard: Path, images: Path, weights: Path) -> None:
     answer = run("guard", "run", guard, images, "--weights", weights, "--top", 3)  # the guard names its model
     assert answer.code == 0, answer.err
-    assert f"of {COUNT} images accepted; guaranteed: at least 50 %" in answer.out
+    assert f"of {COUNT} images accepted" in answer.out
+    assert f"and {COUNT - 3} more" in answer.out
+    assert "guarantee: at least 50 %" in answer.out
     assert answer.out.count(".png") == 3
-    assert "of the known images" in answer.out or "ambiguous between" in answer.out
+    assert "of the reference images" in answer.out or "ambiguous between" in answer.out
 
 
 def test_another_model_is_refused(run: Run, guard: Path, images: Path) -> None:
@@ -168,7 +170,7 @@ def test_another_model_is_refused(run: Run, guard: Path, images: Path) -> None:
     assert "was fitted for another model" in answer.err
 
 
-def test_export_tells_the_size(
+def test_export_shows_the_size(
     run: Run, guard: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def written(_: object, to: Path, example: object = None) -> Path:
@@ -179,7 +181,7 @@ def test_export_tells_the_size(
     monkeypatch.setattr("dubito.guard.onnx.export_onnx", written)
     answer = run("guard", "export", guard, "--to", tmp_path / "guard.onnx", "--weights", weights)
     assert answer.code == 0, answer.err
-    assert f"{tmp_path / 'guard.onnx'}: 2.0 MB" in answer.out
+    assert f"size: 2.0 MB\nwritten: {tmp_path / 'guard.onnx'}" in answer.out
 
 
 def test_a_folder_that_is_no_guard(run: Run, images: Path) -> None:

@@ -1,9 +1,15 @@
 """`dubito list`: everything that is registered is listed."""
 
+from dataclasses import fields
+
 import pytest
 
 from dubito import metrics
+from dubito.data import Augment
+from dubito.heads import Recipe
+from dubito.probes import PROBES, probe_settings
 from dubito.scores.registry import SCORES
+from dubito.validate import settings_from_text
 
 from .conftest import Run
 
@@ -30,14 +36,13 @@ def test_probes_and_metrics(run: Run) -> None:
         probes.items()
         >= {
             "forward": ("1 forward pass", "Features and logits."),
-            "before": ("1 forward pass", "Features before the last non-linearity, in the column `before`."),
-            "gradient": (
-                "1 forward pass, and 4 backward passes or as many as are asked for",
-                "Gradient norms of every layer.",
+            "pre_activation": (
+                "1 forward pass",
+                "Features before the last non-linearity, in the column `pre_activation`.",
             ),
-            "members": (
-                "1 forward pass a member",
-                "What several members say of each image: models, checkpoints, dropout, views or noisy copies.",
+            "gradient": (
+                "1 forward pass, 4 backward passes",
+                "Gradient norms of every layer.",
             ),
         }.items()
     )
@@ -60,7 +65,7 @@ def test_models_by_filter(run: Run, filter_: str) -> None:
 def test_models_as_text(run: Run) -> None:
     answer = run("list", "models", "efficientnet_lite0")
     assert "pypi:efficientnet_lite0\n" in answer.out
-    assert answer.out.endswith(" models\n")
+    assert " models\n" in answer.out
     counts = run("list", "models").out
     assert "3 pypi:" in counts
     assert "torchvision:" in counts
@@ -72,10 +77,45 @@ def test_overview(run: Run) -> None:
     assert answer.code == 0
     for text in ("scores", "entropy", "probes", "forward", "models", "timm:", "metrics", "auroc"):
         assert text in answer.out
-    assert set(run("list", "--json").json) == {"filter", "scores", "heads", "probes", "models", "metrics", "notes"}
+    assert set(run("list", "--json").json) == {
+        "filter",
+        "scores",
+        "heads",
+        "probes",
+        "models",
+        "metrics",
+        "recipe",
+        "augment",
+        "notes",
+    }
 
 
 def test_an_unknown_kind_is_a_usage_error(run: Run) -> None:
     answer = run("list", "cats")
     assert answer.code == 2
     assert "'cats' is not one of" in answer.err
+
+
+def test_settings_of_probes(run: Run) -> None:
+    (tiles,) = run("list", "probes", "tiles", "--json").json["probes"]
+    settings = {one["name"]: (one["value"], one["default"]) for one in tiles["settings"]}
+    assert settings["keep"] == ("one of summary, logits", "summary")
+    assert settings["grids"][1] == "none"
+    everything = run("list", "probes", "--json").json["probes"]
+    assert [probe["name"] for probe in everything] == list(PROBES)
+    for probe in everything:
+        assert [one["name"] for one in probe["settings"]] == list(probe_settings(probe["name"]))
+    shown = run("list", "probes").out
+    for text in ("passes", "weightings", "cross_entropy", "--probe NAME:KEY=VALUE", "Monte-Carlo dropout"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("recipe", Recipe), ("augment", Augment)])
+def test_settings_are_listed_as_they_are_typed(run: Run, kind: str, settings: type) -> None:
+    """What is listed as a default is understood, and gives that default."""
+    found = run("list", kind, "--json").json[kind]
+    assert [one["name"] for one in found] == [one.name for one in fields(settings)]
+    texts = {one["name"]: one["default"] for one in found if one["name"] != "ratio"}  # 4/3 is rounded
+    assert settings(**settings_from_text(settings, texts, by=kind)) == settings()
+    assert sum(bool(one["about"]) for one in found) > len(found) / 2
+    assert "KEY=VALUE" in run("list", kind).out

@@ -33,7 +33,9 @@ def test_help_and_version_import_nothing_heavy() -> None:
         "from dubito.cli import main\n"
         "assert main(['--help']) == 0 and main(['--version']) == 0\n"
         "assert main(['extract', '--help']) == 0 and main(['train', '--help']) == 0\n"
-        "assert main(['score', 'cache', '--set', 'k=5']) == 2 and main(['train', 'cache', '--loss', 'hinge']) == 2\n"
+        "assert main(['score', 'cache', '--set', 'k=5']) == 2\n"
+        "assert main(['train', 'cache', '--to', 'head', '--set', 'loss']) == 2\n"
+        "assert main(['extract', 'm', 'i', '--to', 'c', '--probe', 'tiles:2']) == 2\n"
         "heavy = {'torch', 'numpy', 'timm', 'torchvision', 'PIL', 'faiss', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -74,7 +76,10 @@ def test_every_help_has_an_example(run: Run, command: str) -> None:
         (["list", "--colour"], "No such option: --colour"),
         (["score", "cache", "--top", "-1"], "Invalid value for '--top'"),
         (["score", "cache", "--to", "scores.txt"], "--to takes a file that ends in .csv or .npz; got 'scores.txt'."),
-        (["score", "cache", "--set", "k=5"], "--set takes NAME.KEY=VALUE, such as neighbours.k=5; got 'k=5'."),
+        (
+            ["score", "cache", "--set", "k=5"],
+            "'--set': expected NAME.KEY=VALUE, such as neighbours.k=5; got 'k=5'.",
+        ),
     ],
 )
 def test_usage_errors_leave_with_two(run: Run, arguments: list[str], text: str) -> None:
@@ -95,8 +100,7 @@ def test_an_error_is_one_sentence(run: Run) -> None:
     assert answer.out == ""
     assert answer.err == (
         "error: no cache in 'no/such/cache': there is no manifest.json. "
-        "Make one with dubito.extract(model, images, to='no/such/cache') or "
-        "`dubito extract MODEL IMAGES --to no/such/cache`.\n"
+        "Make one with `dubito extract MODEL IMAGES --to no/such/cache`.\n"
     )
 
 
@@ -133,14 +137,14 @@ def test_ctrl_c_is_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (answer.code, answer.err) == (130, "error: stopped.\n")
 
 
-def test_ctrl_c_during_extraction_tells_what_is_safe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_extraction_says_what_is_safe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dubito.cache.extract", stopped)
     answer = run("extract", "timm:test_resnet", "images", "--to", "cache", "--weights", "none")
     assert answer.code == 130
-    assert answer.err == "error: stopped. Finished shards are safe: the same command goes on from there.\n"
+    assert answer.err == "error: stopped. Finished shards are safe: the same command continues from there.\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes close otherwise there")

@@ -117,7 +117,7 @@ def test_a_class_without_items_names_options(run: Run, labelled: Path, tmp_path:
     SafeIndex.build(few, dubito.Entropy(), per_class=True).save(tmp_path / "index")
     answer = run("search", "query", tmp_path / "index", labelled, "--k", 1)
     assert answer.code == 1
-    assert f"no item has class {int(table.label[0])}, as {labelled} has. Ask without these images, or" in answer.err
+    assert f"no item has class {int(table.label[0])}, as {labelled} has. Leave these images out, or" in answer.err
 
 
 def test_another_model_is_told_before_its_classes(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
@@ -163,10 +163,14 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
         (
             ("--per-class",),
             1,
-            "has no labels. Extract it with some (images in class folders, or dubito extract --labels",
+            "has no labels. Extract it with labels (images in class folders, or dubito extract --labels",
         ),
-        (("--score", "entropy", "--head", "auto"), 2, "--score and --head are two ways to name the one score"),
-        (("--score", "neighbours"), 1, "give other in-distribution images to fit on. Use --fit CACHE"),
+        (
+            ("--score", "entropy", "--head", "auto"),
+            2,
+            "Give --score entropy or --head auto.",
+        ),
+        (("--score", "neighbours"), 1, "Use --train CACHE."),
         (("--clean", "neither"), 2, "Invalid value for '--clean'"),
         (("--approximate", "nonsense"), 1, "faiss cannot build 'nonsense'"),
     ],

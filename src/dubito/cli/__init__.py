@@ -1,6 +1,6 @@
 """The command line: parsing, progress bars and output only. Nothing heavy is imported before a command runs.
 
-Exit codes: 0 done; 1 an error, told in one sentence; 2 a call that cannot be understood; 3 `audit` found a
+Exit codes: 0 done; 1 an error, reported in one sentence; 2 a call that cannot be understood; 3 `audit` found a
 fault; 130 stopped by Ctrl-C.
 """
 
@@ -20,11 +20,11 @@ _ClickError = typer.BadParameter.__mro__[2]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    texts = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     # JSON is known before parsing, so that a call that cannot be parsed is answered in JSON too.
-    screen = Screen(json="--json" in given, debug=os.environ.get("DUBITO_DEBUG", "") not in ("", "0"))
+    screen = Screen(json="--json" in texts, debug=os.environ.get("DUBITO_DEBUG", "") not in ("", "0"))
     with screen.watching():
-        return _run(given, screen)
+        return _run(texts, screen)
 
 
 def _run(arguments: list[str], screen: Screen) -> int:
@@ -38,7 +38,7 @@ def _run(arguments: list[str], screen: Screen) -> int:
         screen.fail(f"stopped. {screen.when_stopped}".strip(), "KeyboardInterrupt")
         return 130
     except BrokenPipeError:
-        _let_go_of_stdout()
+        _close_stdout()
         return 1
     except DubitoError as error:
         screen.fail(str(error), type(error).__name__)
@@ -46,12 +46,12 @@ def _run(arguments: list[str], screen: Screen) -> int:
             raise
         return 1
     except Exception as error:
-        return _answer(error, screen)
+        return _report(error, screen)
     return 0
 
 
-def _answer(error: Exception, screen: Screen) -> int:
-    """A call that cannot be parsed, a place that cannot be used, or a bug."""
+def _report(error: Exception, screen: Screen) -> int:
+    """Report a call that cannot be parsed, a place that cannot be used, or a bug, and return the exit code."""
     if isinstance(error, _ClickError):
         text: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         path = getattr(getattr(error, "ctx", None), "command_path", "dubito")
@@ -71,6 +71,6 @@ def _answer(error: Exception, screen: Screen) -> int:
     return 1
 
 
-def _let_go_of_stdout() -> None:
+def _close_stdout() -> None:
     """The reader has gone (`dubito list models | head`): nothing more can be written, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,21 +5,15 @@ from typing import Annotated
 import typer
 
 from dubito import __version__
-from dubito.cli._console import Screen
-from dubito.cli._options import Debug
-from dubito.cli.acquire import acquire
+from dubito.cli._console import Debug, Screen
+from dubito.cli.active import acquire, label_issues
 from dubito.cli.audit import audit
-from dubito.cli.compare import compare
-from dubito.cli.demo import demo
-from dubito.cli.diagnose import diagnose
-from dubito.cli.ensemble import ensemble
-from dubito.cli.evaluate import evaluate
+from dubito.cli.evaluate import compare, evaluate, reject
+from dubito.cli.explain import diagnose, ensemble
 from dubito.cli.extract import extract
 from dubito.cli.guard import app as guard
-from dubito.cli.label_issues import label_issues
 from dubito.cli.listing import list_
-from dubito.cli.map import map_
-from dubito.cli.reject import reject
+from dubito.cli.report import demo, map_
 from dubito.cli.score import score
 from dubito.cli.search import app as search
 from dubito.cli.train import train
@@ -27,11 +21,11 @@ from dubito.cli.train import train
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
-def _version(asked: bool) -> bool:
-    if asked:
+def _version(wanted: bool) -> bool:
+    if wanted:
         typer.echo(f"dubito {__version__}")
         raise typer.Exit
-    return asked
+    return wanted
 
 
 @app.callback(
@@ -40,7 +34,7 @@ def _version(asked: bool) -> bool:
 )
 def start(
     version: Annotated[  # noqa: ARG001 (its callback answers)
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -49,10 +43,10 @@ def start(
 
 
 for _name, _command, _example in (
-    ("extract", extract, "dubito extract pypi:efficientnet_lite0 photos --to cache/photos"),
-    ("train", train, "dubito train cache/photos --held-out 0.1 --to mine"),
+    ("extract", extract, "dubito extract pypi:efficientnet_lite0 photos --to cache/photos --probe tiles:grids=2,7"),
+    ("train", train, "dubito train cache/photos --held-out 0.1 --set target=expected --to mine"),
     ("score", score, "dubito score cache/photos --score entropy --top 20 --to scores.csv"),
-    ("evaluate", evaluate, "dubito evaluate cache/test --fit cache/train --ood cache/other"),
+    ("evaluate", evaluate, "dubito evaluate cache/test --train cache/train --ood cache/other"),
     ("compare", compare, "dubito compare cache/test --train cache/train --ood cache/other"),
     ("diagnose", diagnose, "dubito diagnose cache/test cache/other --train cache/train --html why.html"),
     ("ensemble", ensemble, "dubito ensemble cache/lite0 cache/lite1 cache/lite2 --html members.html"),
@@ -66,5 +60,5 @@ for _name, _command, _example in (
 ):
     app.command(_name, epilog=f"Example: [bold]{_example}[/bold]")(_command)
 
-app.add_typer(search, name="search", help="Search that may refuse, and leaves unclear items out: `build`, `query`.")
+app.add_typer(search, name="search", help="Similar images, where uncertain queries are refused: `build`, `query`.")
 app.add_typer(guard, name="guard", help="Accept or abstain, with a guarantee: `fit`, `run`, `export`.")

@@ -1,104 +1,84 @@
-"""Options of the commands that score: --score, --set, --fit, --head and --load, parsed and looked up in `scores`."""
+"""The options of commands that score: --score, --set, --train, --head and --load, read and looked up in `scores`."""
 
-import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import typer
 
 import dubito
-from dubito.cache import open_cache
-from dubito.cache.manifest import Manifest, read_manifest
-from dubito.cli import _options as options
 from dubito.cli._console import Screen
-from dubito.errors import ArtefactError, DubitoError, DubitoWarning, MissingColumnError, NotFittedError, TableError
+from dubito.cli._options import ScoreSetting, reading
+from dubito.errors import ArtefactError, DubitoError, MissingColumnError, NotFittedError
+from dubito.heads.shelf import entry_for
 from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.registry import SCORES, make_score
 from dubito.table import Table
-from dubito.table.provenance import MODEL_PARTS
 from dubito.types import Score
+from dubito.validate import check_same_model, settings_from_text, warn_shared
 
 _HEAD, _AUTO = "head", "auto"
-_SWITCH = {"true": True, "false": False, "yes": True, "no": False}
+_SELF = "Each of them is compared with itself, and its nearest neighbour is itself. Give other images of the same kind."
 
 
-def ready_scores(  # noqa: PLR0913 (a command's options)
-    cache: Path,
-    table: Table,
+def ready_scores(
     screen: Screen,
+    table: Table,
     *,
     names: Sequence[str],
-    settings: options.Values,
-    fit: Path | None,
-    heads: Sequence[str],
-    load: Path | None,
-    option: str = "--fit",
+    settings: Sequence[ScoreSetting] = (),
+    train: Path | Table | None = None,
+    heads: Sequence[str] = (),
+    load: Path | None = None,
 ) -> dict[str, Score]:
-    """What `--score`, `--set`, `--fit`, `--head` and `--load` ask for, ready for the table of a cache.
-
-    `option` is what the command calls `--fit`, for messages.
-    """
-    learn_from = open_fit(fit, cache, option)
-    return choose_scores(
-        names, settings, table, learn_from, load, screen, heads=open_heads(heads, table), option=option
-    )
+    """The scores that `--score`, `--set`, `--train`, `--head` and `--load` name, ready for a table."""
+    learned = open_train(train, table) if isinstance(train, Path) else train
+    return choose_scores(screen, table, names, settings, learned, load, heads=_open_heads(heads, table))
 
 
-def open_fit(fit: Path | None, cache: Path, option: str = "--fit") -> Table | None:
-    """The table to learn from, which must be the same model's."""
-    if fit is None:
+def one_score(
+    screen: Screen,
+    table: Table,
+    *,
+    score: str | None,
+    settings: Sequence[ScoreSetting],
+    train: Path | None,
+    head: str | None,
+) -> Score | None:
+    """The one score that `--score` or `--head` names, ready; None for neither."""
+    if score and head and score != _HEAD:
+        raise typer.BadParameter(f"--score and --head both name the score. Give --score {score} or --head {head}.")
+    if not score and not head:
+        if settings or train:
+            raise typer.BadParameter("--set and --train belong to a score, and none is named. Give --score NAME, too.")
         return None
-    table = open_cache(fit)
-    check_same_model(cache, fit, option)
-    if _manifest(fit).identity["images"] == _manifest(cache).identity["images"]:
-        warnings.warn(
-            f"{option}: '{fit}' holds the very images of '{cache}', so every image is compared with itself, and its "
-            f"nearest neighbour is itself. Fit on other images of the same kind.",
-            DubitoWarning,
-            stacklevel=2,
-        )
-    return table
+    names, heads = [score or _HEAD], ([head] if head else [])
+    scores = ready_scores(screen, table, names=names, settings=settings, train=train, heads=heads)
+    if len(scores) > 1:
+        raise typer.BadParameter(f"--score must name one score; got {', '.join(scores)}. Set {score}.of with --set.")
+    return next(iter(scores.values()))
 
 
-def check_same_model(cache: Path, other: Path, option: str) -> None:
-    """Raise TableError when two caches come from different weights or transforms."""
-    here, there = _manifest(cache), _manifest(other)
-    if any(here.identity.get(part) != there.identity.get(part) for part in MODEL_PARTS):
-        raise TableError(
-            f"{option}: '{other}' and '{cache}' must come from one model with one transform; got {there.model} and "
-            f"{here.model}, with different weights or transforms. Extract both with the same model."
-        )
-
-
-def open_heads(values: Sequence[str], table: Table) -> dict[str, Score]:
-    """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
-    values = list(dict.fromkeys(values))
-    if not values:
-        return {}
-    heads: list[Score] = [dubito.UncertaintyHead.from_pretrained(_fitting(table, value)) for value in values]
-    if len(values) == 1:
-        return {_HEAD: heads[0]}
-    short = [value.rstrip("/").rpartition("/")[2] for value in values]
-    unique = Counter(short)
-    names = [name if unique[name] == 1 else value for name, value in zip(short, values, strict=True)]
-    return {f"{_HEAD}:{name}": head for name, head in zip(names, heads, strict=True)}
+def open_train(path: Path, table: Table) -> Table:
+    """The cache to learn from, which must be the same model's; a warning if it holds images of the table."""
+    train = dubito.open(path)
+    check_same_model(table, {"train": train}, by="scores")
+    warn_shared(table, train, by="scores", what="train", harm=_SELF)
+    return train
 
 
 def choose_scores(
-    names: Sequence[str],
-    settings: options.Values,
-    table: Table,
-    fit: Table | None,
-    load: Path | None,
     screen: Screen,
+    table: Table,
+    names: Sequence[str],
+    settings: Sequence[ScoreSetting] = (),
+    train: Table | None = None,
+    load: Path | None = None,
     *,
     heads: Mapping[str, Score] = MappingProxyType({}),
-    option: str = "--fit",
 ) -> dict[str, Score]:
     """The scores to use, ready for the table; those that cannot be made are left out with a note, unless named."""
     loaded = _loaded(load) if load else {}
@@ -106,112 +86,99 @@ def choose_scores(
         head.check_columns(table)
     # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
     wanted = [name for name in dict.fromkeys(names or loaded) if not (heads and name == _HEAD)]
-    stray = [name for name in settings if name in loaded or ((names or loaded) and name not in wanted)]
-    if stray:
-        made = ", ".join(name for name in wanted or SCORES if name not in loaded) or "none"
-        raise typer.BadParameter(f"--set names '{stray[0]}', which is not made here, only {made}.")
-    values = {name: _values(name, texts) for name, texts in settings.items()}
-    found = AvailableScores(dict(heads))
+    values = _values(settings, [name for name in wanted or SCORES if name not in loaded])
+    chosen = AvailableScores(dict(heads))
+    for name in wanted:
+        if name in loaded:
+            _add_loaded(chosen, name, loaded[name], table, strict=bool(names))
+        else:
+            chosen.scores |= _available(table, train, names=[name], settings=values).scores
+    if not names and not loaded:
+        every = _available(table, train, settings=values, head=False)
+        chosen = replace(every, scores=chosen.scores | every.scores)
+    _note(screen, chosen)
+    if not chosen.scores:
+        raise MissingColumnError(f"scores: nothing can be computed from {table.name}; see the notes above.")
+    return chosen.scores
+
+
+def _available(table: Table, train: Table | None, **options: Any) -> AvailableScores:
     try:
-        for name in wanted:
-            if name in loaded:
-                _add_loaded(found, name, loaded[name], table, strict=bool(names))
-            else:
-                found.scores |= available_scores(table, fit, names=[name], settings=values).scores
-        if not names and not loaded:
-            every = available_scores(table, fit, settings=values, head=False)
-            found = replace(every, scores=found.scores | every.scores)
+        return available_scores(table, train, **options)
     except NotFittedError as error:
-        raise NotFittedError(f"{error} Use {option} CACHE.") from error
-    _note(found, screen, option)
-    chosen = found.scores
-    if not chosen:
-        raise MissingColumnError(f"score: nothing can be computed from {table.name}; see the notes above.")
-    return chosen
+        raise NotFittedError(f"{error} Use --train CACHE.") from error
 
 
-def _add_loaded(found: AvailableScores, name: str, score: Score, table: Table, *, strict: bool) -> None:
+def _values(settings: Sequence[ScoreSetting], made: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By score, the settings as values of its own types."""
+    texts: dict[str, dict[str, str]] = {}
+    for name, key, text in settings:
+        if name not in made:
+            raise typer.BadParameter(f"--set names '{name}', which is not made here, only {', '.join(made) or 'none'}.")
+        texts.setdefault(name, {})[key] = text
+    with reading():
+        return {
+            name: settings_from_text(SCORES[name], texts[name], by=f"--set: {name}", parsers={Score: _inner_score})  # type: ignore[arg-type]
+            for name in texts
+            if name in SCORES
+        }
+
+
+def _inner_score(text: str) -> Score:
+    """A score within a score: NAME, or NAME:ENSEMBLE."""
+    name, _, of = text.partition(":")
+    return make_score(name, **({"of": of} if of else {}))
+
+
+def _add_loaded(chosen: AvailableScores, name: str, score: Score, table: Table, *, strict: bool) -> None:
     try:
         score.check_columns(table)
     except DubitoError as error:
         if strict:
             raise
-        found.left_out[name] = str(error)
+        chosen.left_out[name] = str(error)
     else:
-        found.scores[name] = score
+        chosen.scores[name] = score
 
 
-def _note(found: AvailableScores, screen: Screen, option: str) -> None:
+def _note(screen: Screen, chosen: AvailableScores) -> None:
     """What was left out, except for scores of probes that have not run, which nobody expects."""
-    if found.unfitted:
+    if chosen.unfitted:
         screen.note(
-            f"left out: {', '.join(found.unfitted)}, which learn first. Give in-distribution images: {option} CACHE."
+            f"left out: {', '.join(chosen.unfitted)}, which learn first. Give in-distribution images: --train CACHE."
         )
-    for name, reason in found.left_out.items():
-        if name not in found.unfitted and name not in found.not_extracted:
+    for name, reason in chosen.left_out.items():
+        if name not in chosen.unfitted and name not in chosen.not_extracted:
             screen.note(f"left out: {reason if reason.startswith(name.partition(':')[0]) else f'{name}: {reason}'}")
-    for remark in found.remarks:
-        screen.note(f"{remark} For another one: --score density, with --set density.covariance=full or what you like.")
-
-
-def _values(name: str, texts: dict[str, str]) -> dict[str, Any]:
-    """Settings as the score's own types."""
-    kinds = {setting.name: setting.type for setting in fields(SCORES[name]) if setting.init} if name in SCORES else {}  # type: ignore[arg-type]
-    unknown = [key for key in texts if name in SCORES and key not in kinds]
-    if unknown:
-        raise DubitoError(f"--set: {name} has no setting '{unknown[0]}'; it has {', '.join(kinds) or 'none'}.")
-    return {key: _value(f"{name}.{key}", text, kinds[key]) for key, text in texts.items() if key in kinds}
-
-
-def _value(where: str, text: str, kind: Any) -> Any:
-    """A text as what a setting is declared to be: a number, a switch, one of some words, a score; or None.
-
-    >>> _value("density.components", "5", int | None), _value("mahalanobis.relative", "yes", bool)
-    (5, True)
-    """
-    kinds = (kind,) if get_origin(kind) is Literal else get_args(kind) or (kind,)
-    if type(None) in kinds and text.lower() == "none":
-        return None
-    target = next(one for one in kinds if one is not type(None))
-    if target is Score:
-        inner, _, of = text.partition(":")
-        return make_score(inner, **({"of": of} if of else {}))
-    if target is bool or get_origin(target) is Literal:
-        words = _SWITCH if target is bool else {word: word for word in get_args(target)}
-        if text.lower() not in words:
-            raise DubitoError(f"--set: {where} must be one of {', '.join(words)}; got '{text}'.")
-        return words[text.lower()]
-    try:
-        return target(text)
-    except ValueError as error:
-        raise DubitoError(f"--set: {where} must be of type {target.__name__}; got '{text}'.") from error
+    for remark in chosen.remarks:
+        screen.note(f"{remark} For another one: --score density, with --set density.covariance=full or the like.")
 
 
 def _loaded(folder: Path) -> dict[str, Score]:
-    found = sorted(path.parent for path in folder.glob("*/score.json"))
-    if not found:
+    folders = sorted(path.parent for path in folder.glob("*/score.json"))
+    if not folders:
         raise ArtefactError(f"--load: no saved scores in '{folder}'. Save some: dubito score CACHE --save {folder}.")
-    scores = {path.name: dubito.load_score(path) for path in found}
+    scores = {path.name: dubito.load_score(path) for path in folders}
     times = Counter(score.name for score in scores.values())
-    # Several heads have one name: their folders tell them apart.
-    return {score.name if times[score.name] == 1 else folder: score for folder, score in scores.items()}
+    # Several heads have one name: their folders distinguish them.
+    return {score.name if times[score.name] == 1 else name: score for name, score in scores.items()}
 
 
-def folder_name(name: str) -> str:
-    """Where `--save` keeps a score: its name, without what file systems do not take.
+def _open_heads(values: Sequence[str], table: Table) -> dict[str, Score]:
+    """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
+    values = list(dict.fromkeys(values))
+    heads: list[Score] = [dubito.UncertaintyHead.from_pretrained(_place(value, table)) for value in values]
+    if len(values) < 2:
+        return dict(zip([_HEAD], heads, strict=False))
+    short = [value.rstrip("/").rpartition("/")[2] for value in values]
+    names = [name if short.count(name) == 1 else value for name, value in zip(short, values, strict=True)]
+    return {f"{_HEAD}:{name}": head for name, head in zip(names, heads, strict=True)}
 
-    >>> folder_name("head:org/mine")
-    'head_org_mine'
-    """
-    return re.sub(r"[^\w.-]", "_", name)
 
-
-def _fitting(table: Table, value: str) -> str:
-    """What from_pretrained takes: the value itself, or for auto the folder of the head that was made for this model."""
+def _place(value: str, table: Table) -> str:
+    """What from_pretrained takes: the value itself, or for auto the folder of the head that fits the model."""
     if value != _AUTO:
         return value
-    from dubito.heads.shelf import entry_for  # noqa: PLC0415 (as above)
-
     entry = entry_for(table.provenance)
     if entry is None:
         model = (table.provenance.model if table.provenance else None) or "its model"
@@ -220,9 +187,3 @@ def _fitting(table: Table, value: str) -> str:
             f"{table.name}. See `dubito list heads`, or train one with `dubito train`."
         )
     return str(entry.path)
-
-
-def _manifest(folder: Path) -> Manifest:
-    found = read_manifest(folder)
-    assert found is not None, "only opened caches are compared"  # noqa: S101 (our own invariant)
-    return found

@@ -1,23 +1,22 @@
-"""`dubito search`: an index of a cache, and what it answers; unclear queries are refused, unclear items left out."""
+"""`dubito search`: an index of a cache, and its answers; uncertain queries are refused, uncertain items left out."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import dubito
 from dubito.choices import Clean
 from dubito.cli import _options as options
-from dubito.cli._console import Screen, facts
+from dubito.cli._console import Screen, command
 from dubito.errors import SkippedImagesWarning, TableError
 
 if TYPE_CHECKING:
     from dubito.search import SafeIndex
     from dubito.table import Table
-    from dubito.types import Score
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
 
@@ -25,7 +24,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="
 @app.command(
     "build", epilog="Example: [bold]dubito search build cache/photos --to index --head auto --quantile 0.9[/bold]"
 )
+@command
 def build(  # noqa: PLR0913 (a command's options)
+    screen: Screen,
     cache: options.Cache,
     *,
     to: Annotated[
@@ -34,14 +35,15 @@ def build(  # noqa: PLR0913 (a command's options)
     score: Annotated[
         str | None,
         typer.Option(
-            "--score", "-s", metavar="NAME", help="Judges items and queries; by default the model's own head."
+            "--score",
+            "-s",
+            metavar="NAME",
+            help="The uncertainty of items and queries; by default the model's own head, or max_probability.",
         ),
     ] = None,
-    fit: options.Fit = None,
+    train: options.Train = None,
     settings: options.Settings = [],  # noqa: B006 (typer copies it)
-    head: Annotated[
-        str | None, typer.Option("--head", metavar="NAME|PATH|HUB", help="A trained uncertainty head, or auto.")
-    ] = None,
+    head: options.OneHead = None,
     quantile: Annotated[float, typer.Option("--quantile", metavar="Q", help="The share of items that is kept.")] = 0.9,
     clean: Annotated[
         Clean, typer.Option("--clean", help="Refuse uncertain queries, leave uncertain items out, both or none.")
@@ -53,13 +55,12 @@ def build(  # noqa: PLR0913 (a command's options)
         str | None,
         typer.Option("--approximate", metavar="KIND", help="Faster, not exact: auto, HNSW32, IVF1024,SQ8 ..."),
     ] = None,
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Build an index of the images of a CACHE, searched by the cosine of their features."""
-    screen = Screen.current(json=json, debug=debug)
-    wanted = options.parse_settings(settings)
     with screen.waiting("opening the cache"):
+        from dubito.cli._results import BuiltIndex
+        from dubito.cli._scores import one_score
+        from dubito.heads.shelf import entry_for
         from dubito.search import SafeIndex
         from dubito.search.saving import check_place
 
@@ -67,30 +68,31 @@ def build(  # noqa: PLR0913 (a command's options)
         table = dubito.open(cache)
         if per_class and "label" not in table:
             raise TableError(
-                f"--per-class needs the class of every image; {table.name} has no labels. Extract it with some (images "
-                f"in class folders, or dubito extract --labels FILE), or leave --per-class out."
+                f"--per-class needs the class of every image; {table.name} has no labels. Extract it with labels "
+                f"(images in class folders, or dubito extract --labels FILE), or leave --per-class out."
             )
     with screen.waiting("scoring and building"):
-        judge = _judge(cache, table, screen, score, wanted, fit, head)
-        index = SafeIndex.build(table, judge, quantile=quantile, clean=clean, per_class=per_class)
+        if score is None and head is None:
+            head, score = ("auto", None) if entry_for(table.provenance) else (None, "max_probability")
+            name = "the uncertainty head of this model" if head else "max_probability: there is no head for this model"
+            screen.note(f"uncertainty by {name}. Choose another with --score or --head.")
+        chosen = one_score(screen, table, score=score, settings=settings, train=train, head=head)
+        index = SafeIndex.build(table, chosen, quantile=quantile, clean=clean, per_class=per_class)
         if approximate is not None:
             index.approximate(None if approximate == "auto" else approximate)
         index.save(to)
     if index.rule.cleans_items and quantile < 1 and index.kept == len(index):
-        few = (
-            "a quantile of a class needs more images of it"
-            if per_class
-            else "there are too few images, or too many alike"
-        )
-        screen.note(
-            f"no image is left out: {few}. Lower --quantile{', or leave --per-class out' if per_class else ''}."
-        )
-    found = _described(index, to)
-    screen.result({"cache": str(cache), **found}, facts(f"index of {cache}", _told(found)))
+        reason = "there are too few images, or too many alike. Lower --quantile."
+        if per_class:
+            reason = "a quantile of a class needs more images of it. Lower --quantile, or leave --per-class out."
+        screen.note(f"no image is left out: {reason}")
+    screen.show(BuiltIndex(index, cache, to))
 
 
 @app.command("query", epilog="Example: [bold]dubito search query index photos/new --k 5 --json[/bold]")
+@command
 def query(  # noqa: PLR0913 (a command's options)
+    screen: Screen,
     index: Annotated[
         Path, typer.Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.", show_default=False)
     ],
@@ -102,7 +104,7 @@ def query(  # noqa: PLR0913 (a command's options)
     sets: Annotated[
         bool, typer.Option("--sets", help="Also all items that lie within each query's uncertainty.")
     ] = False,
-    at_most: Annotated[int, typer.Option("--at-most", min=1, metavar="N", help="Items of a set.")] = 100,
+    at_most: Annotated[int, typer.Option("--at-most", min=1, metavar="N", help="Largest size of a set.")] = 100,
     others: Annotated[
         bool, typer.Option("--others", help="Never an item of the query's own id: for queries that are items.")
     ] = False,
@@ -112,73 +114,30 @@ def query(  # noqa: PLR0913 (a command's options)
             "--refuse-above", metavar="U", help="Refuse queries above this uncertainty; by default as the index does."
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="For images; by default the one of the index.")
-    ] = None,
+    model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
-    json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Find the most similar items of an INDEX for every image; uncertain queries are refused, with the reason."""
-    screen = Screen.current(json=json, debug=debug)
     with screen.waiting("opening the index"):
-        from dubito.search import SafeIndex
-
-        opened = SafeIndex.load(index)
-    table = _queries(opened, queries, model, weights, screen)
+        loaded = dubito.SafeIndex.load(index)
+    table = _query_table(screen, loaded, queries, model, weights)
     if refuse_above is None:
-        _check_classes(opened, table)
+        _check_classes(loaded, table)
     with screen.waiting("searching"):
-        names = table.id.tolist()
-        own = names if others else None
-        found = opened.search(table, k=k, sets=sets, at_most=at_most, exclude=own, refuse_above=refuse_above)
-    result = {
-        "index": str(index),
-        "queries_from": queries,
-        "k": k,
-        "refused": int(found.refused.sum()),
-        "skipped": [{"id": name, "reason": why} for name, why in table.skipped],
-        **found.to_dict(),
-    }
-    screen.result(result, found)
+        own = table.id.tolist() if others else None
+        result = loaded.search(table, k=k, sets=sets, at_most=at_most, exclude=own, refuse_above=refuse_above)
+    skipped = [{"id": name, "reason": why} for name, why in table.skipped]
+    counts = {"k": k, "refused": int(result.refused.sum()), "skipped": skipped}
+    screen.show(result, index=str(index), queries_from=queries, **counts)
 
 
-def _judge(
-    cache: Path,
-    table: "Table",
-    screen: Screen,
-    name: str | None,
-    settings: options.Values,
-    fit: Path | None,
-    head: str | None,
-) -> "Score":
-    """The one score that was asked for; without a word, the head of this model, or its largest probability."""
-    from dubito.cli._scores import ready_scores
-    from dubito.heads.shelf import entry_for
-
-    if name is not None and head is not None:
-        raise typer.BadParameter("--score and --head are two ways to name the one score of an index; give one of them.")
-    if name is None and head is None:
-        head = "auto" if entry_for(table.provenance) else None
-        name = None if head else "max_probability"
-        chosen = "the uncertainty head of this model" if head else "max_probability: there is no head for this model"
-        screen.note(f"uncertainty by {chosen}. Choose another with --score or --head.")
-    names, heads = ([name] if name else ["head"]), ([head] if head else [])
-    scores = ready_scores(cache, table, screen, names=names, settings=settings, fit=fit, heads=heads, load=None)
-    if len(scores) > 1:
-        raise typer.BadParameter(
-            f"--score must name one score; got {', '.join(scores)}. Choose with --set {name}.of=..."
-        )
-    return next(iter(scores.values()))
-
-
-def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, screen: Screen) -> "Table":
+def _query_table(screen: Screen, index: "SafeIndex", queries: str, model: str | None, weights: str) -> "Table":
     """A cache as it is; images through the model of the index."""
-    if (Path(queries) / "manifest.json").is_file():
+    if options.is_cache(queries):
         return dubito.open(Path(queries))
     name = model or (index.provenance.model if index.provenance else None)
     if name is None:
-        raise typer.BadParameter("the index does not know its model; give --model, or a cache instead of images.")
+        raise typer.BadParameter("the index does not name its model; give --model, or a cache instead of images.")
     name = name if model else options.stored_model(name, "the index")
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=options.parse_weights(weights))
@@ -196,7 +155,7 @@ def _queries(index: "SafeIndex", queries: str, model: str | None, weights: str, 
             provenance=model_identity(classifier),
             labelled=True,
             workers=default_workers(images),
-            progress=not screen.json,
+            progress=not (screen.json or screen.quiet),
         )
     if table.skipped:
         screen.note(describe_skipped(table))
@@ -211,39 +170,12 @@ def _check_classes(index: "SafeIndex", queries: "Table") -> None:
     if queries.model_id != index.backend.state().origin.model_id:
         return  # of another model, which `search` refuses first
     if "label" not in queries:
-        wrong, better = f"{queries.name} has no labels", "Give a cache with labels (dubito extract --labels FILE)"
+        problem, repair = f"{queries.name} has no labels", "Give a cache with labels (dubito extract --labels FILE)"
     elif unknown := sorted({*queries.label.tolist()} - thresholds.by_class.keys()):
-        wrong, better = f"no item has class {unknown[0]}, as {queries.name} has", "Ask without these images"
+        problem, repair = f"no item has class {unknown[0]}, as {queries.name} has", "Leave these images out"
     else:
         return
     raise TableError(
-        f"the index has a threshold for each class, and {wrong}. {better}, or one threshold with --refuse-above U (of "
-        f"all items together it is {thresholds.overall:.4g}), or build the index without --per-class."
+        f"the index has a threshold for each class, and {problem}. {repair}, or one threshold with --refuse-above U "
+        f"(of all items together it is {thresholds.overall:.4g}), or build the index without --per-class."
     )
-
-
-def _described(index: "SafeIndex", to: Path) -> dict[str, Any]:
-    approximation = index.backend.approximation
-    return {
-        "to": str(to),
-        "items": len(index),
-        "searched": index.kept,
-        "width": index.width,
-        "score": None if index.score is None else index.score.name,
-        **index.rule.to_json(),
-        "threshold": index.thresholds.overall,
-        "approximation": None if approximation is None else approximation.to_json(),
-    }
-
-
-def _told(found: dict[str, Any]) -> dict[str, str]:
-    approximation = found["approximation"]
-    told = {
-        "folder": found["to"],
-        "items": f"{found['items']:,}, of which {found['searched']:,} are searched",
-        "uncertainty": f"{found['score']}, at most {found['threshold']:.4g} (quantile {found['quantile']:g}"
-        f"{'; for each class another' if found['per_class'] else ''}; clean: {found['clean']})",
-    }
-    if approximation:
-        told["approximation"] = f"{approximation['kind']}, recall {approximation['recall']:.3f} of ten neighbours"
-    return told

@@ -2,29 +2,30 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
-import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import dubito
 from dubito.cli import _options as options
-from dubito.cli import _recipe as setting
-from dubito.cli._console import Screen, facts
+from dubito.cli._console import Screen, command
 
 if TYPE_CHECKING:
     from dubito.heads import Recipe
-    from dubito.heads.training import Training
     from dubito.table import Table
 
+_FIT = "fit"
 
+
+@command
 def train(  # noqa: PLR0913 (a command's options)
+    screen: Screen,
     caches: Annotated[
         list[Path],
-        typer.Argument(metavar="CACHE", help="Folders that `dubito extract` filled, joined.", show_default=False),
+        typer.Argument(metavar="CACHE...", help="Folders that `dubito extract` filled, joined.", show_default=False),
     ],
     *,
     to: Annotated[
@@ -36,133 +37,60 @@ def train(  # noqa: PLR0913 (a command's options)
             show_default=False,
         ),
     ],
-    seeds: Annotated[str, typer.Option("--seeds", metavar="N,N,...", help="One head for each.")] = "1",
+    seeds: Annotated[str, typer.Option("--seeds", metavar="N,N,...", help="One head for each seed.")] = "1",
     held_out: Annotated[
         str | None,
         typer.Option(
-            "--held-out", metavar="CACHE|SHARE", help="Watch R-AUROC on this cache, or on a share of the photos."
+            "--held-out", metavar="CACHE|SHARE", help="Measure R-AUROC on this cache, or on a share of the images."
         ),
     ] = None,
-    width: Annotated[int, typer.Option("--width", min=1, help="Of the hidden layers.")] = 512,
-    depth: Annotated[int, typer.Option("--depth", min=0, help="How many hidden layers.")] = 2,
+    settings: Annotated[
+        list[options.Assignments],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            parser=options.Assignments.parse,
+            help="A setting of the recipe, such as target=expected or lr=0.001; repeat it for several. temperature=fit "
+            "estimates the temperature from labels. Keys and defaults: `dubito list recipe`.",
+        ),
+    ] = [],  # noqa: B006 (typer copies it)
+    width: Annotated[int, typer.Option("--width", min=1, help="Width of the hidden layers.")] = 512,
+    depth: Annotated[int, typer.Option("--depth", min=0, help="Number of hidden layers.")] = 2,
     corpus: Annotated[
-        str | None, typer.Option("--corpus", metavar="TEXT", help="On which images, for the model card.")
+        str | None, typer.Option("--corpus", metavar="TEXT", help="Which images these are, for the model card.")
     ] = None,
-    float16: Annotated[bool, typer.Option("--float16", help="Keep the weights in half the space.")] = False,
-    loss: setting.Loss = "ranking",
-    margin: setting.Margin = 0.1,
-    leeway: setting.Leeway = 0.0,
-    target: setting.Target = "observed",
-    temperature: setting.Temperature = None,
-    mix: setting.Mix = 0.5,
-    optimizer: setting.Optimizer = "adamw",
-    lr: setting.Lr = 1e-3,
-    betas: setting.Betas = "0.8,0.95",
-    weight_decay: setting.WeightDecay = 1e-4,
-    schedule: setting.Schedule = "cosine",
-    warmup_lr: setting.WarmupLr = 1e-4,
-    final_lr: setting.FinalLr = 1e-8,
-    episodes: setting.Episodes = 460,
-    warmup: setting.Warmup = 25,
-    batch: setting.Batch = None,
-    rows: setting.Rows = None,
-    dropout: setting.Dropout = 0.0,
-    init: setting.Init = "default",
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-    debug: options.Debug = False,
+    float16: Annotated[bool, typer.Option("--float16", help="Save the weights in half the space.")] = False,
 ) -> None:
     """Train an uncertainty head on features and losses of CACHEs.
 
-    Neither images nor the model are needed any more. Stopped at any instant, the same command goes on where it was.
+    Neither images nor the model are needed any more. Stopped at any instant, the same command continues where it was.
     """
-    screen = Screen.current(json=json, debug=debug, quiet=quiet)
-    chosen, pair = _seeds(seeds), setting.parse_betas(betas)
-    setting.check_temperature(temperature, target)
+    chosen = _seeds(seeds)
     with screen.waiting("opening the caches"):
-        recipe = dubito.heads.Recipe(
-            loss=loss,
-            margin=margin,
-            leeway=leeway,
-            target=target,
-            mix=mix,
-            optimizer=optimizer,
-            lr=lr,
-            betas=pair,
-            weight_decay=weight_decay,
-            schedule=schedule,
-            warmup_lr=warmup_lr,
-            final_lr=final_lr,
-            episodes=episodes,
-            warmup=warmup,
-            batch=batch,
-            rows=rows,
-            dropout=dropout,
-            init=init,
-        )
-        tables = _tables(caches, held_out)
-        recipe = replace(recipe, temperature=_temperature(temperature, tables.learned))
+        from dubito.cli._results import TrainingRun
+
+        texts = {key: text for one in settings for key, text in one.items()}
+        recipe = _recipe(texts)
+        table = dubito.concat(*(dubito.open(cache) for cache in caches))
+        learned, watched = _split(table, held_out)
+        if texts.get("temperature") == _FIT:
+            recipe = replace(recipe, temperature=dubito.Temperature().fit(learned).temperature_)
     place, name = _place(to)
-    screen.when_stopped = f"'{place}' holds all but the last seconds: the same command goes on from there."
+    screen.when_stopped = f"'{place}' holds all but the last seconds: the same command continues from there."
     start = time.perf_counter()
-    training = _trained(
-        tables, recipe, place, seeds=chosen, width=width, depth=depth, float16=float16, corpus=corpus, quiet=quiet
-    )
-    found = _summary(training, tables, recipe, place, name, time.perf_counter() - start)
-    screen.result(found, _shown(found, training))
-
-
-@dataclass(frozen=True)
-class _Tables:
-    """The caches' rows, of which some may be held out.
-
-    Attributes:
-        caches: Where they come from.
-        rows: All of them.
-        learned: Those to learn from.
-        watched: Others, on which figures are watched meanwhile.
-    """
-
-    caches: list[Path]
-    rows: int
-    learned: "Table"
-    watched: "Table | None"
-
-
-def _tables(caches: list[Path], held_out: str | None) -> _Tables:
-    from dubito.heads.held_out import split
-
-    table = dubito.concat(*(dubito.open(cache) for cache in caches))
-    watched = _held_out(held_out, caches)
-    # A share is split off here, before a temperature is fitted to what is left.
-    learned, watched = split(table, watched) if isinstance(watched, float) else (table, watched)
-    return _Tables(caches, len(table), learned, watched)
-
-
-def _trained(  # noqa: PLR0913 (the command's options, passed on)
-    tables: _Tables,
-    recipe: "Recipe",
-    place: Path,
-    *,
-    seeds: list[int],
-    width: int,
-    depth: int,
-    float16: bool,
-    corpus: str | None,
-    quiet: bool,
-) -> "Training":
-    return dubito.train(
-        tables.learned,
+    training = dubito.train(
+        learned,
         place,
-        seeds=seeds,
+        seeds=chosen,
         recipe=recipe,
         width=width,
         depth=depth,
-        held_out=tables.watched,
-        progress=not quiet,
+        held_out=watched,
+        progress=not screen.quiet,
         dtype="float16" if float16 else "float32",
         trained={"corpus": corpus} if corpus else None,
     )
+    screen.show(TrainingRun(training, caches, len(table), recipe, place, name, time.perf_counter() - start))
 
 
 def _seeds(text: str) -> list[int]:
@@ -172,29 +100,38 @@ def _seeds(text: str) -> list[int]:
         raise typer.BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; got '{text}'.") from error
 
 
-def _temperature(text: str | None, table: "Table") -> float:
-    if text == setting.FIT:
-        return dubito.Temperature().fit(table).temperature_
-    return 1.0 if text is None else float(text)
+def _recipe(texts: dict[str, str]) -> "Recipe":
+    """The recipe of `--set`; a temperature that is to be fitted is set later."""
+    from dubito.heads import Recipe
+    from dubito.validate import settings_from_text
+
+    fixed = {key: text for key, text in texts.items() if (key, text) != ("temperature", _FIT)}
+    with options.reading():
+        settings = settings_from_text(Recipe, fixed, by="--set")
+    recipe = Recipe(**settings)
+    if "temperature" in texts and recipe.target == "observed":
+        raise typer.BadParameter("--set temperature is for expected losses: --set target=expected, or mixed.")
+    return recipe
 
 
-def _held_out(text: str | None, caches: list[Path]) -> "Table | float | None":
-    if text is None:
-        return None
-    if not Path(text).exists():
-        share = setting.number(text)
-        if share is None:
-            raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; got '{text}'.")
-        return share
-    from dubito.cache.manifest import read_manifest
-    from dubito.table.provenance import MODEL_PARTS
+def _split(table: "Table", held_out: str | None) -> tuple["Table", "Table | None"]:
+    """The rows to learn from, and those that are held out: another cache, or a share of the images."""
+    from dubito.heads.held_out import split
+    from dubito.validate import check_disjoint
 
-    table = dubito.open(text)
-    found = [manifest for one in (Path(text), *caches) if (manifest := read_manifest(one)) is not None]
-    images = [(*(one.identity.get(part) for part in MODEL_PARTS), one.identity["images"]) for one in found]
-    if images[0] in images[1:]:
-        raise typer.BadParameter(f"--held-out: '{text}' is trained on. Give another cache, or a share such as 0.1.")
-    return table
+    if held_out is None:
+        return table, None
+    if not Path(held_out).exists():
+        try:
+            share = float(held_out)
+        except ValueError as error:
+            raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; got '{held_out}'.") from error
+        # Split off here, before a temperature is fitted to what is left.
+        return split(table, share)
+    watched = dubito.open(held_out)
+    harm = "A head orders images that it has learned too well. Give another cache, or a share such as 0.1."
+    check_disjoint(watched, table, by="--held-out", what="the training images", harm=harm)
+    return table, watched
 
 
 def _place(to: str) -> tuple[Path, str]:
@@ -204,45 +141,3 @@ def _place(to: str) -> tuple[Path, str]:
     if "/" in to or "\\" in to or Path(to).is_dir():
         return Path(to), str(Path(to))
     return local_folder() / to, to
-
-
-def _summary(
-    training: "Training", tables: _Tables, recipe: "Recipe", place: Path, name: str, seconds: float
-) -> dict[str, Any]:
-    seed = training.head.seed
-    ends = [history[-1] for history in training.histories]
-    return {
-        "caches": [str(cache) for cache in tables.caches],
-        "table_rows": tables.rows,
-        "model": training.head.provenance_.model if training.head.provenance_ else None,
-        "to": str(place),
-        "recipe": recipe.to_json(),
-        "seeds": [
-            {"seed": head.seed, "folder": str(folder), **end}
-            for head, folder, end in zip(training.heads, training.folders, ends, strict=True)
-        ],
-        "summary": training.to_dict()["summary"],
-        "rows": training.head.trained_["table_rows"],
-        "rows_seen": training.head.trained_["rows_seen"],
-        "steps": training.head.trained_["steps"],
-        "median_seed": seed,
-        "head": f"{name}/seed-{seed}",
-        "seconds": round(seconds, 3),
-    }
-
-
-def _shown(found: dict[str, Any], training: "Training") -> Any:
-    held_out = found["table_rows"] - found["rows"]
-    several = len(found["seeds"]) > 1
-    pairs = {
-        "rows": f"{found['rows']:,}"
-        + (f", and {held_out:,} held out" if held_out else "")
-        + f"; {found['rows_seen']:,} seen in {found['steps']:,} steps",
-        "seeds": ", ".join(str(entry["seed"]) for entry in found["seeds"]),
-    }
-    pairs |= training.facts()
-    pairs["time"] = f"{found['seconds']:.1f} s"
-    pairs["kept in"] = found["to"]
-    pairs["use it"] = f"dubito score CACHE --head {shlex.quote(found['head'])}"
-    many = f"{len(found['seeds'])} heads" if several else "a head"
-    return facts(f"{many} for {found['model'] or 'a model without a name'}", pairs)

@@ -29,7 +29,7 @@ from dubito.scores.available import why_not_comparable
 from dubito.scores.registry import by_name
 from dubito.table import Table
 from dubito.types import Score
-from dubito.validate import check_choice, check_rows, has_model_labels
+from dubito.validate import check_choice, check_rows, check_same_model, has_model_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,6 +95,7 @@ def evaluate(
     check_rows(table, by="evaluate")
     if ood is not None:
         check_rows(ood, by="evaluate", what="ood")
+        check_same_model(table, {"ood": ood}, by="evaluate")
     named = by_name(scores, by="evaluate")
     chosen = _chosen(metrics)
     bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)

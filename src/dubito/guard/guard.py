@@ -54,7 +54,7 @@ from dubito.table import Table, check_table
 from dubito.table.overlap import example, shared_rows
 from dubito.table.provenance import Provenance
 from dubito.types import Classifier, Images, Json, Probe, Score
-from dubito.validate import check_disjoint, has_model_labels
+from dubito.validate import check_disjoint, check_same_model, has_model_labels
 
 NOVEL = 0.005
 _SHARED = 0.01
@@ -143,6 +143,7 @@ class Guard(Result):
         check_table(table, by="guard.fit")
         if train is not None:
             check_table(train, by="guard.fit", what="train")
+            check_same_model(table, {"train": train}, by="guard.fit")
         labelled = _checked(table, train, guarantee, novel, seed)
         provenance = _same_model(model, table)
         chosen = None if scores is None else named_scores(scores)

@@ -5,13 +5,13 @@ Ranks are shares of the reference images: the in-distribution images that the gu
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final, overload
+from typing import Any, ClassVar, final, overload
 
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from dubito.result import Result, plain
+from dubito.result import Result, cell, plain
 from dubito.types import Json
 
 _NEAR = 0.02
@@ -96,6 +96,9 @@ class Decisions(Result, Sequence[Verdict]):
         skipped: Images that could not be decoded: (id, reason).
     """
 
+    titles: ClassVar = {"id": "image", "accept": "verdict", "label": "class", "class_name": "name"}
+    columns: ClassVar = ("id", "accept", "label", "class_name", "probability", "aleatoric", "epistemic", "reason")
+
     ids: Sequence[str]
     classes: Sequence[str] | None
     label: Int[Tensor, "n 2"]
@@ -154,11 +157,18 @@ class Decisions(Result, Sequence[Verdict]):
         """One row per image."""
         return [verdict.records()[0] for verdict in self]
 
+    def cell(self, key: str, value: Any) -> str:
+        """Verdicts in words, class names without their synonyms."""
+        if key == "accept":
+            return "accept" if value else "abstain"
+        return str(value).partition(",")[0] if key == "class_name" and value is not None else cell(value)
+
     def to_dict(self) -> Json:
         """Every verdict, and the images that could not be decoded."""
         accepted = int(self.accept.sum())
         verdicts = [plain(verdict) for verdict in self]
-        return {"images": len(self), "accepted": accepted, "verdicts": verdicts, "skipped": plain(self.skipped)}
+        skipped = [{"id": name, "reason": reason} for name, reason in self.skipped]
+        return {"images": len(self), "accepted": accepted, "verdicts": verdicts, "skipped": skipped}
 
     def __repr__(self) -> str:
         return f"Decisions({self.title()})"

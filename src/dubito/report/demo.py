@@ -126,6 +126,14 @@ class Demo(Result):
         """The model and the number of images."""
         return f"{len(self.images)} images by {self.model}, the most uncertain first by {SCORES[0]}"
 
+    def facts(self) -> dict[str, str]:
+        """By kind and severity of corruption, the mean uncertainty and how many predictions stay as they were."""
+        return {
+            f"{group.kind} {group.severity}".removesuffix(" 0"): f"mean {SCORES[0]} {group.uncertainty:.2f}, "
+            f"{group.unchanged} of {group.images} predictions as on the clean photographs"
+            for group in self.groups
+        }
+
     def records(self) -> list[dict[str, Any]]:
         """One row per image, the most uncertain first."""
         return [

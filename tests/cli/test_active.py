@@ -32,7 +32,7 @@ def test_a_score_and_a_strategy_are_shown(run: Run, cache: Path) -> None:
     assert "rank" in answer.out
 
 
-def test_errors_are_told(run: Run, cache: Path, tmp_path: Path) -> None:
+def test_errors(run: Run, cache: Path, tmp_path: Path) -> None:
     answer = run("acquire", cache, "--strategy", "bald")
     assert answer.code == 1
     assert "needs column 'members'" in answer.err
@@ -47,7 +47,10 @@ def test_errors_are_told(run: Run, cache: Path, tmp_path: Path) -> None:
         in answer.err
     )
     assert "requires uncertainties that are not negative" in run("acquire", cache, "-s", "energy").err
-    assert "--set and --fit belong to a score; none is named" in run("acquire", cache, "--set", "cool.scale=2").err
+    assert (
+        "--set and --train belong to a score, and none is named"
+        in run("acquire", cache, "--set", "scaled_entropy.scale=2").err
+    )
     assert "takes no score; got energy" in run("acquire", cache, "-s", "energy", "--strategy", "bald").err
     assert run("acquire", cache, "--strategy", "best").code == 2
 
@@ -71,8 +74,8 @@ def fill(path: Path, labels: list[str]) -> None:
 def test_labels_that_people_wrote_are_learned_from(run: Run, cache: Path, tmp_path: Path) -> None:
     picks = tmp_path / "picks.csv"
     first = run("acquire", cache, "--count", 4, "--to", picks, "--json").json
-    train = ("acquire", cache, "--count", 2, "--labelled", picks, "--train")
-    assert "--train needs --labelled FILE with labels in its column label; there are none." in run(*train).err
+    train = ("acquire", cache, "--count", 2, "--labelled", picks, "--linear")
+    assert "--linear needs --labelled FILE with labels in its column label; there are none." in run(*train).err
     fill(picks, ["cat", "dog", "", "cat"])
     for strategy in ("top", "batch_bald"):
         second = run(*train, "--classes", "dog, cat", "--strategy", strategy, "--json").json
@@ -95,7 +98,7 @@ def test_picks_with_labels_are_not_overwritten(run: Run, cache: Path, tmp_path: 
     assert answer.code == 1
     assert "has labels of 2 images that are not among these picks" in answer.err
     assert picks.read_bytes() == before
-    assert "--classes belongs to --train" in run("acquire", cache, "--classes", "a,b").err
+    assert "--classes belongs to --linear" in run("acquire", cache, "--classes", "a,b").err
 
 
 def test_ids_of_other_images_are_noted(run: Run, cache: Path, tmp_path: Path) -> None:

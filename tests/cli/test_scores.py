@@ -1,4 +1,4 @@
-"""`--head` of score and evaluate, and `dubito list heads`."""
+"""`--head` of the commands that score, and `dubito list heads`."""
 
 import csv
 import json
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dubito
-from dubito.cli._scores import folder_name
+from dubito.cli._results import folder_name
 from dubito.heads import shelf
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
 from dubito.heads.module import HeadModule
@@ -71,7 +71,7 @@ def test_beside_scores_that_were_asked_for(run: Run, cache: Path, own: Path) -> 
 
 
 def test_no_head_is_trained_in_passing(run: Run, cache: Path, labelled: Path) -> None:
-    found = run("score", cache, "--fit", labelled, "--json").json
+    found = run("score", cache, "--train", labelled, "--json").json
     assert "head" not in found["scores"]
     assert not any("head" in note for note in found["notes"])
 
@@ -140,8 +140,8 @@ def test_a_head_of_an_unknown_backbone_is_used_with_a_note(run: Run, cache: Path
     answer = run("score", cache, "--head", "stray", "-s", "entropy", "--json")
     assert answer.code == 0, answer.err
     assert answer.json["notes"] == [
-        f"head.score: it is not known of which model the head is, so nobody can tell whether it fits {cache}, which "
-        f"{MODEL} made."
+        f"head.score: the head does not record its model, so whether it fits {cache}, made by {MODEL}, cannot "
+        "be checked."
     ]
 
 

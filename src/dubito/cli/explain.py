@@ -1,0 +1,157 @@
+"""`dubito diagnose` and `dubito ensemble`: why confidence fails, and whether members of an ensemble still disagree."""
+
+# ruff: noqa: PLC0415 (torch is not imported before a command runs)
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import dubito
+from dubito.choices import Covariance
+from dubito.cli import _options as options
+from dubito.cli._console import Screen, command
+
+if TYPE_CHECKING:
+    from dubito.table import Table
+    from dubito.types import Classifier
+
+
+@command
+def diagnose(  # noqa: PLR0913 (a command's options)
+    screen: Screen,
+    cache: Annotated[
+        Path,
+        typer.Argument(metavar="CACHE", help="A cache of in-distribution test images.", show_default=False),
+    ],
+    ood: Annotated[
+        list[Path],
+        typer.Argument(metavar="OOD...", help="Caches of out-of-distribution images.", show_default=False),
+    ],
+    *,
+    train: Annotated[
+        Path | None,
+        typer.Option("--train", metavar="CACHE", help="Fit the density on this; by default on half of CACHE."),
+    ] = None,
+    covariance: Annotated[
+        Covariance | None,
+        typer.Option("--covariance", help="Of the density; by default what the number of images allows."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="source:name of the model: adds lengths and angles of features."),
+    ] = None,
+    weights: options.Weights = "pretrained",
+    draws: Annotated[int, typer.Option("--draws", min=1, metavar="N", help="Balanced sets that are drawn.")] = 5,
+    confidence: options.Confidence = 0.95,
+    resamples: options.Resamples = 1000,
+    seed: options.Seed = 0,
+    html: options.Html = None,
+) -> None:
+    """Find out why a model's confidence does not separate the images of CACHE from those of OOD.
+
+    What saturation, extrapolation and feature overlap cost in points of AUROC, and what to do about each.
+    """
+    with screen.waiting("opening the caches"):
+        table = dubito.open(cache)
+        others = {name: dubito.open(path) for name, path in options.set_names(ood).items()}
+        learned = None if train is None else dubito.open(train)
+    classifier = None
+    if model is not None:
+        with screen.waiting(f"loading {model}"):
+            classifier = _model_of(table, model, weights)
+    with screen.waiting("fitting the density and scoring, with bootstrap intervals"):
+        diagnosis = dubito.diagnose(
+            table,
+            others,
+            train=learned,
+            covariance=covariance,
+            classifier=classifier,
+            draws=draws,
+            confidence=confidence,
+            resamples=resamples,
+            seed=seed,
+        )
+    if html is not None:
+        from dubito.report.diagnosis import write_diagnosis_page
+
+        write_diagnosis_page(diagnosis, html)
+    screen.show(diagnosis, written={"page": html})
+
+
+@command
+def ensemble(  # noqa: PLR0913 (a command's options)
+    screen: Screen,
+    caches: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CACHE...",
+            help="A cache with an ensemble's columns, or caches of the same images by several models: its members.",
+            show_default=False,
+        ),
+    ],
+    *,
+    of: options.Ensemble = "members",
+    ood: Annotated[
+        list[Path],
+        typer.Option(
+            "--ood", metavar="CACHE", help="Out-of-distribution images; once for each CACHE, in the same order."
+        ),
+    ] = [],  # noqa: B006 (typer copies it)
+    partitions: Annotated[
+        int,
+        typer.Option(
+            "--partitions", min=0, metavar="N", help="Random partitions of each size; 0: members in their order."
+        ),
+    ] = 5,
+    confidence: options.Confidence = 0.95,
+    resamples: options.Resamples = 1000,
+    seed: options.Seed = 0,
+    html: options.Html = None,
+) -> None:
+    """Find out how much members of an ensemble disagree, alone and in sub-ensembles.
+
+    As sub-ensembles grow, they come to agree, and what members do not know is hidden.
+    """
+    if ood and len(ood) != len(caches):
+        raise typer.BadParameter(
+            f"--ood takes as many caches as there are members, {len(caches)}, in their order; got {len(ood)}."
+        )
+    with screen.waiting("opening the caches"):
+        table = _members(caches)
+        other = _members(ood) if ood else None
+    with screen.waiting("cutting members into sub-ensembles, with bootstrap intervals"):
+        bootstrap = {"confidence": confidence, "resamples": resamples, "seed": seed}
+        diagnosis = dubito.explain.diagnose_ensemble(table, of=of, ood=other, partitions=partitions, **bootstrap)
+    if html is not None:
+        from dubito.report.ensemble import write_ensemble_page
+
+        write_ensemble_page(diagnosis, html)
+    screen.show(diagnosis, written={"page": html})
+
+
+def _model_of(table: "Table", name: str, weights: str) -> "Classifier":
+    """The model that made the table: the weights of another would give angles without a meaning."""
+    from dubito.cache.manifest import model_identity
+    from dubito.errors import ModelError
+    from dubito.explain.last_layer import last_layer
+
+    classifier = dubito.load(name, weights=options.parse_weights(weights))
+    last_layer(classifier)  # a model that has not seen a picture does not know its own head
+    reason = None if table.provenance is None else table.provenance.difference(model_identity(classifier))
+    if reason:
+        raise ModelError(
+            f"--model: {name} must be the model that made {table.name}; it is not: {reason}. "
+            f"Give the same name and --weights as to `dubito extract`."
+        )
+    return classifier
+
+
+def _members(paths: list[Path]) -> "Table":
+    """One cache as it is; of several, the members together."""
+    tables = [dubito.open(path) for path in paths]
+    if len(tables) == 1:
+        return tables[0]
+    joined: "Table" = dubito.ensemble(tables)
+    joined.name = " + ".join(path.resolve().name for path in paths)
+    return joined

@@ -1,0 +1,42 @@
+"""How messages of the library are translated into the words of the command line."""
+
+import pytest
+
+from dubito.cli._app import app
+from dubito.cli._console import _option_names, translate
+from dubito.cli.evaluate import compare
+from dubito.cli.explain import diagnose
+
+OPTIONS = {"ood": "--ood", "train": "--train", "per_class": "--per-class", "held_out": "--held-out", "to": "--to"}
+
+
+@pytest.mark.parametrize(
+    ("text", "translated"),
+    [
+        ("evaluate: ood (cache/x) and y must come", "evaluate: --ood (cache/x) and y must come"),
+        ("held_out: a share must lie", "--held-out: a share must lie"),
+        ("compare: ood 'cats' needs rows", "compare: --ood 'cats' needs rows"),
+        ("these images are also in train (cache/x)", "these images are also in --train (cache/x)"),
+        ("Give to=.", "Give --to."),
+        ("Give ood=..., or train='x'.", "Give --ood ..., or --train 'x'."),
+        ("per_class=True needs labels", "--per-class needs labels"),
+        ("they train on ood images", "they train on ood images"),
+        ("see `train=1` and dubito.f(to=1, g(ood=2))", "see `train=1` and dubito.f(to=1, g(ood=2))"),
+        ("Make one with dubito.extract(model, images, to='c').", "Make one with `dubito extract MODEL IMAGES --to c`."),
+        ("auto.train=1 and pre-train=2", "auto.train=1 and pre-train=2"),
+    ],
+)
+def test_arguments_become_options(text: str, translated: str) -> None:
+    assert translate(text, OPTIONS) == translated
+
+
+def test_options_are_those_of_the_command() -> None:
+    names = _option_names(compare.__wrapped__)  # type: ignore[attr-defined]
+    assert (names["ood"], names["settings"], names["score"], names["cache"]) == ("--ood", "--set", "--score", "CACHE")
+    assert _option_names(diagnose.__wrapped__)["ood"] == "OOD"  # type: ignore[attr-defined]
+
+
+def test_every_command_has_the_common_options() -> None:
+    assert len(app.registered_commands) == 14
+    for command in app.registered_commands:
+        assert hasattr(command.callback, "__wrapped__"), command.name

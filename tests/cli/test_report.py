@@ -1,0 +1,71 @@
+"""`dubito map` and `dubito demo`: pages, figures, text and JSON."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import dubito
+from dubito.data.photos import photos
+from dubito.report import demo
+
+from .conftest import Run
+
+
+def test_a_page_with_thumbnails_and_a_figure(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
+    places = ("--to", tmp_path / "map.html", "--png", tmp_path / "map.png")
+    found = run("map", cache, "--images", images, *places, "--score", "energy", "--json").json
+    assert len(found["points"]) == 12
+    assert found["score"] == "energy"
+    assert (found["page"], found["figure"]) == (str(tmp_path / "map.html"), str(tmp_path / "map.png"))
+    assert "every image has a thumbnail" in (tmp_path / "map.html").read_text()
+    assert (tmp_path / "map.png").stat().st_size > 1000
+
+
+def test_wrong_options_are_refused_before_the_layout(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
+    answer = run("map", cache, "--images", images, "--png", tmp_path / "map.png")
+    assert (answer.code, "images are for the thumbnails of the page" in answer.err) == (1, True)
+    assert "Give --to." in answer.err
+    answer = run("map", cache, "--to", tmp_path / "map.html", "--score", "energy", "--head", "auto")
+    assert (answer.code, "Give --score energy or --head auto." in answer.err) == (2, True)
+    answer = run("map", cache, "--to", tmp_path / "map.html", "--colour", "label")
+    assert answer.code == 1
+    assert "colour must be one of prediction, uncertainty; got 'label'" in answer.err
+    answer = run("map", cache, "--to", tmp_path / "map.html", "--images", tmp_path / "nowhere")
+    assert answer.code == 1
+    assert "nowhere" in answer.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_somewhere_to_write_is_needed(run: Run, cache: Path) -> None:
+    answer = run("map", cache)
+    assert answer.code == 2
+    assert "give --to map.html, --png map.png, or both" in answer.err
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
+    model = dubito.load("timm:test_resnet", weights=weights)
+    monkeypatch.setattr(demo, "run_demo", partial(demo.run_demo, model=model, photographs=photos()[:2]))
+
+
+@pytest.mark.usefixtures("small")
+def test_demo_as_text(run: Run, tmp_path: Path) -> None:
+    answer = run("demo", "--to", tmp_path)
+    assert (answer.code, answer.err) == (0, "")
+    assert "18 images by timm:test_resnet, the most uncertain first" in answer.out
+    assert "predictions as on the clean photographs" in answer.out
+    assert answer.out.endswith(f"written: {tmp_path / 'demo.html'}\n")
+    assert (tmp_path / "demo.html").is_file()
+
+
+@pytest.mark.usefixtures("small")
+def test_demo_as_json(run: Run, tmp_path: Path) -> None:
+    found = run("demo", "--to", tmp_path, "--json").json
+    assert found["page"] == str(tmp_path / "demo.html")
+    assert (found["model"], found["order_by"], len(found["images"]), len(found["groups"])) == (
+        "timm:test_resnet",
+        "entropy",
+        18,
+        9,
+    )
