@@ -92,13 +92,13 @@ def logits_of(module: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([module(part) for part in x.split(500)])
 
 
-def measured(known: Tensor, label: Tensor, foreign: Tensor) -> dict[str, float]:
-    """Accuracy and cross-entropy of known images, and how well uncertainty tells foreign ones, from logits."""
-    positive = torch.arange(len(known) + len(foreign)) >= len(known)
-    both = torch.cat([known, foreign])
+def measured(in_distribution: Tensor, label: Tensor, ood: Tensor) -> dict[str, float]:
+    """Accuracy and cross-entropy of in-distribution images, and how well uncertainty detects OOD ones, from logits."""
+    positive = torch.arange(len(in_distribution) + len(ood)) >= len(in_distribution)
+    both = torch.cat([in_distribution, ood])
     return {
-        "accuracy": accuracy(known, label),
-        "cross_entropy": nll(known, label),
+        "accuracy": accuracy(in_distribution, label),
+        "cross_entropy": nll(in_distribution, label),
         "max_probability": auroc(max_probability(both), positive),
         "entropy": auroc(entropy(both), positive),
     }

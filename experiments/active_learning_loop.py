@@ -70,11 +70,11 @@ def main() -> None:
 def draw(to: Path, sets: dict[str, dict]) -> None:
     """Accuracy by labels, a panel a set; bars are 95 % intervals over seeds."""
     figure, axes = new_figure(1, len(sets), width=4.6, height=3.6)
-    for axis, (name, told) in zip(axes[0], sets.items(), strict=True):
+    for axis, (name, figures) in zip(axes[0], sets.items(), strict=True):
         for place, strategy in enumerate(DRAWN):
-            value, low, high = np.array(told["strategies"][strategy]["accuracy"]).T
+            value, low, high = np.array(figures["strategies"][strategy]["accuracy"]).T
             axis.errorbar(
-                np.array(told["labels"]) + place - len(DRAWN) / 2,
+                np.array(figures["labels"]) + place - len(DRAWN) / 2,
                 value,
                 yerr=[value - low, high - value],
                 color=COLOURS[place],
@@ -92,8 +92,8 @@ def studied(name: str, pool: dubito.Table, test: dubito.Table) -> dict:
     curves = {}
     for strategy in STRATEGIES:
         curves[strategy] = np.array([learning_curve(strategy, seed, pool, test) for seed in SEEDS])
-        told = difference(curves[strategy], curves["random"])
-        print(name, strategy, np.round(curves[strategy].mean(0), 3).tolist(), told, flush=True)
+        figures = difference(curves[strategy], curves["random"])
+        print(name, strategy, np.round(curves[strategy].mean(0), 3).tolist(), figures, flush=True)
     return {
         "pool": len(pool),
         "test": len(test),

@@ -63,22 +63,22 @@ def main() -> None:
 def studied(tables: list[Table], counts: np.ndarray) -> dict[str, Any]:
     """All figures."""
     voted, rest = torch.arange(VOTED), torch.arange(VOTED, len(tables[0]))
-    known, other = chosen_rows(tables[0], voted).rows(slice(0, VOTED)), chosen_rows(tables[0], rest)
+    voted_table, other = chosen_rows(tables[0], voted).rows(slice(0, VOTED)), chosen_rows(tables[0], rest)
     both = ensemble([chosen_rows(table, voted) for table in tables])
     people = vote_entropy(counts)
     scores = {
-        "head_given": dubito.UncertaintyHead(recipe=dubito.heads.Recipe(**RECIPE)).fit(other).score(known),
+        "head_given": dubito.UncertaintyHead(recipe=dubito.heads.Recipe(**RECIPE)).fit(other).score(voted_table),
         "head_expected": dubito.UncertaintyHead(recipe=dubito.heads.Recipe(target="expected", **RECIPE))
         .fit(other)
-        .score(known),
+        .score(voted_table),
         "members": dubito.scores.ExpectedEntropy().score(both),
     }
-    found = human_ambiguity(scores, known, ambiguous=people > AMBIGUOUS, degree=people)
+    found = human_ambiguity(scores, voted_table, ambiguous=people > AMBIGUOUS, degree=people)
     print(found)
     several = int((people > AMBIGUOUS).sum())
     ordered = scores | {
-        "entropy": dubito.Entropy().score(known),
-        "max_probability": dubito.MaxProbability().score(known),
+        "entropy": dubito.Entropy().score(voted_table),
+        "max_probability": dubito.MaxProbability().score(voted_table),
     }
     return {
         "images": VOTED,
@@ -89,28 +89,28 @@ def studied(tables: list[Table], counts: np.ndarray) -> dict[str, Any]:
         "entropy_of_votes_on_flagged": {
             name: round(float(people[u.argsort(descending=True)[:several]].mean()), 4) for name, u in ordered.items()
         },
-        "guard": guarded(other, known, counts, people),
+        "guard": guarded(other, voted_table, counts, people),
     }
 
 
-def guarded(other: Table, known: Table, counts: np.ndarray, people: torch.Tensor) -> dict[str, Any]:
+def guarded(other: Table, voted_table: Table, counts: np.ndarray, people: torch.Tensor) -> dict[str, Any]:
     """What a guard calls ambiguous."""
     guard = Guard.fit(None, other, risk=0.02)
     print(guard)
-    judged = guard.decide(known)
-    said = torch.tensor([verdict.reason.startswith("ambiguous between") for verdict in judged])
-    pairs = np.sort(judged.label.numpy(), axis=1)
+    decisions = guard.decide(voted_table)
+    called_ambiguous = torch.tensor([verdict.reason.startswith("ambiguous between") for verdict in decisions])
+    pairs = np.sort(decisions.label.numpy(), axis=1)
     votes = np.sort(np.argsort(-counts, axis=1, kind="stable")[:, :2], axis=1)
     same = (pairs == votes).all(1)
-    divided = said.numpy() & ((counts > 0).sum(1) > 1)  # where all people agree, there is no second class
-    wrong = known.logit.argmax(1) != known.label
+    divided = called_ambiguous.numpy() & ((counts > 0).sum(1) > 1)  # where all people agree, there is no second class
+    wrong = voted_table.logit.argmax(1) != voted_table.label
     return {
         "uncertainty": guard.combination.weights,
-        "accepted": round(judged.coverage, 4),
-        "error_of_accepted": round(float(wrong[judged.accept].double().mean()), 4),
-        "called_ambiguous": int(said.sum()),
-        "entropy_of_votes_on_them": round(float(people[said].mean()), 4),
-        "entropy_of_votes_on_others": round(float(people[~said].mean()), 4),
+        "accepted": round(decisions.coverage, 4),
+        "error_of_accepted": round(float(wrong[decisions.accept].double().mean()), 4),
+        "called_ambiguous": int(called_ambiguous.sum()),
+        "entropy_of_votes_on_them": round(float(people[called_ambiguous].mean()), 4),
+        "entropy_of_votes_on_others": round(float(people[~called_ambiguous].mean()), 4),
         "called_ambiguous_and_people_differ": int(divided.sum()),
         "same_two_classes_as_people": round(float(same[divided].mean()), 4),
     }

@@ -1,4 +1,4 @@
-"""Does the arrangement of decision boundaries matter for foreign images? Fig. 5: the last layer frozen in structures.
+"""Does the arrangement of decision boundaries matter for OOD images? Fig. 5: the last layer frozen in structures.
 
     python experiments/counterfactual_structures.py --more-data DIR [--epochs 2] [--seeds 1 2 3] [--write]
 
@@ -29,7 +29,7 @@ from dubito.explain.simplex import STRUCTURES, layer
 EXPECTED = Path(__file__).parent / "expected" / "counterfactual_structures.json"
 WIDTH, CLASSES, FREE = 16, 3, "trainable"
 GOOD = (FREE, "optimal")
-"""Those that the paper finds to detect foreign images well."""
+"""Those that the paper finds to detect OOD images well."""
 EQUAL = 0.005
 """Accuracies that differ by no more are called equal."""
 RUNS = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -54,14 +54,14 @@ def main() -> None:
     asked = options.parse_args()
     train, test = (chosen(read(asked.more_data, "MNIST", train=half)) for half in (True, False))
     train = (train[0][: asked.limit], train[1][: asked.limit])
-    foreign = balanced(read(asked.more_data, "Fashion-MNIST", train=False)[0], len(test[0]))
+    ood = balanced(read(asked.more_data, "Fashion-MNIST", train=False)[0], len(test[0]))
     found: dict[str, Any] = {}
     for name in asked.only:
         runs = []
         for seed in asked.seeds:
             module = frozen_in(name, lenet(WIDTH, CLASSES, seed=seed), asked.scale, seed)
             module = trained(module, train, asked.epochs, seed=seed, title=f"{name}, seed {seed}")
-            runs.append(measured(logits_of(module, test[0]), test[1], logits_of(module, foreign)))
+            runs.append(measured(logits_of(module, test[0]), test[1], logits_of(module, ood)))
         found[name] = {key: mean_and_error([run[key] for run in runs]) for key in MEASURES}
     claims = verdicts(found, len(asked.seeds))
     print("\n".join([*lines(found), *claims]))
@@ -97,11 +97,11 @@ def frozen_in(structure: str, module: nn.Sequential, scale: float, seed: int) ->
 
 def lines(found: dict[str, Any]) -> list[str]:
     """As a table."""
-    told = [f"{'structure':14}" + "".join(f"{title:20}" for title in MEASURES.values())]
+    figures = [f"{'structure':14}" + "".join(f"{title:20}" for title in MEASURES.values())]
     for name, row in found.items():
         cells = "".join(f"{row[key]['mean']:.4f} ± {row[key]['error']:.4f}     " for key in MEASURES)
-        told.append(f"{name:14}{cells}".rstrip())
-    return told
+        figures.append(f"{name:14}{cells}".rstrip())
+    return figures
 
 
 def verdicts(found: dict[str, Any], runs: int = 3) -> list[str]:
@@ -115,15 +115,15 @@ def verdicts(found: dict[str, Any], runs: int = 3) -> list[str]:
         return []
     least = min(good, key=lambda name: found[name]["max_probability"]["mean"])
     worst, accuracy = found[least]["max_probability"], found[least]["accuracy"]["mean"]
-    told = [f"{' and '.join(good)} have an AUROC of U_max of {worst['mean']:.3f} or more."]
+    figures = [f"{' and '.join(good)} have an AUROC of U_max of {worst['mean']:.3f} or more."]
     for name in others:
         own = found[name]["max_probability"]
         gap, error = worst["mean"] - own["mean"], math.hypot(worst["error"], own["error"])
         apart = found[name]["accuracy"]["mean"] - accuracy
         equal = "at equal accuracy" if abs(apart) <= EQUAL else f"but its accuracy differs by {100 * apart:+.1f} points"
         as_said = ", as the paper says" if runs > 1 and gap > 2 * error and abs(apart) <= EQUAL else ""
-        told.append(f"{name}: {own['mean']:.3f}, {lower(gap, error, runs)}, {equal}{as_said}.")
-    return told
+        figures.append(f"{name}: {own['mean']:.3f}, {lower(gap, error, runs)}, {equal}{as_said}.")
+    return figures
 
 
 def lower(gap: float, error: float, runs: int) -> str:

@@ -3,7 +3,7 @@
     python experiments/depth_study.py --more-data DIR [--epochs 4] [--seeds 1 2 3] [--limit 6000] [--write]
 
 Pearce et al. (2021), E.3 and C.4.3. DIR holds MNIST/raw and FashionMNIST/raw, as torchvision lays them. Every network
-is trained on all ten classes of one set and meets the other as foreign images; accuracy and the AUROC of U_max and
+is trained on all ten classes of one set and meets the other as OOD images; accuracy and the AUROC of U_max and
 U_entropy are measured on equally many test images of both. The paper trains on all 60,000 images for 12 epochs, five
 runs each; by default this takes 6,000 images, 4 epochs and three runs, about twenty minutes on two cores. The values of
 Fig. 17 stand in a drawing, not in the text; what can be compared is the claim: AUROC grows with depth, accuracy quickly
@@ -36,7 +36,9 @@ def main() -> None:
     options.add_argument("--figure", type=Path)
     options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name}")
     asked = options.parse_args()
-    found = {f"{known} against {foreign}": study(asked, known, foreign) for known, foreign in PAIRS}
+    found = {
+        f"{in_distribution} against {other}": study(asked, in_distribution, other) for in_distribution, other in PAIRS
+    }
     claims = verdicts(found, len(asked.seeds))
     print("\n".join([*lines(found), *claims]))
     if asked.figure:
@@ -49,15 +51,17 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def study(asked: argparse.Namespace, known: str, foreign: str) -> dict[str, Any]:
+def study(asked: argparse.Namespace, in_distribution: str, other: str) -> dict[str, Any]:
     """By the number of convolutions, the mean and standard error of every measure over the seeds."""
-    train = read(asked.more_data, known, train=True, limit=asked.limit)
-    test, (ood, _) = (read(asked.more_data, name, train=False, limit=asked.test_limit) for name in (known, foreign))
+    train = read(asked.more_data, in_distribution, train=True, limit=asked.limit)
+    test, (ood, _) = (
+        read(asked.more_data, name, train=False, limit=asked.test_limit) for name in (in_distribution, other)
+    )
     found = {}
     for blocks in BLOCKS:
         runs = []
         for seed in asked.seeds:
-            title = f"{known}, {2 * blocks} convolutions, seed {seed}"
+            title = f"{in_distribution}, {2 * blocks} convolutions, seed {seed}"
             module = trained(vgg(blocks, seed=seed), train, asked.epochs, seed=seed, title=title)
             runs.append(measured(logits_of(module, test[0]), test[1], logits_of(module, ood)))
         found[str(2 * blocks)] = {key: mean_and_error([run[key] for run in runs]) for key in MEASURES}
@@ -66,17 +70,17 @@ def study(asked: argparse.Namespace, known: str, foreign: str) -> dict[str, Any]
 
 def lines(found: dict[str, Any]) -> list[str]:
     """As a table."""
-    told = [f"{'':28}{'convolutions':14}" + "".join(f"{title:20}" for title in MEASURES.values())]
+    figures = [f"{'':28}{'convolutions':14}" + "".join(f"{title:20}" for title in MEASURES.values())]
     for pair, depths in found.items():
         for depth, row in depths.items():
             cells = "".join(f"{row[key]['mean']:.4f} ± {row[key]['error']:.4f}     " for key in MEASURES)
-            told.append(f"{pair:28}{depth:14}{cells}".rstrip())
-    return told
+            figures.append(f"{pair:28}{depth:14}{cells}".rstrip())
+    return figures
 
 
 def verdicts(found: dict[str, Any], runs: int) -> list[str]:
     """The paper's claim for every pair, by the shallowest and the deepest network and their standard errors."""
-    told = []
+    figures = []
     for pair, depths in found.items():
         first, last = (depths[str(2 * blocks)] for blocks in (BLOCKS[0], BLOCKS[-1]))
         gains = {key: last[key]["mean"] - first[key]["mean"] for key in MEASURES}
@@ -84,11 +88,11 @@ def verdicts(found: dict[str, Any], runs: int) -> list[str]:
         verdict = "one run, no verdict" if runs == 1 else "within twice the standard error"
         if runs > 1 and abs(gains["entropy"]) > 2 * error:
             verdict = "as the paper says" if gains["entropy"] > 0 else "against the paper"
-        told.append(
+        figures.append(
             f"{pair}: from 2 to 8 convolutions AUROC of U_entropy changes by {gains['entropy']:+.3f}, accuracy by "
             f"{gains['accuracy']:+.3f}; {verdict}."
         )
-    return told
+    return figures
 
 
 def draw(found: dict[str, Any], to: Path) -> None:

@@ -65,7 +65,7 @@ def main() -> None:
         "best_confidence": [round(float(p), 6) for p in found.confidence[:, 0]],
         "best_patterns": [row[:4] for row in found.to_dict()["patterns"]],
     }
-    print("\n".join([str(found), *told(result)]))
+    print("\n".join([str(found), *lines(result)]))
     if asked.figure:
         found.plot()[0].figure.savefig(asked.figure, dpi=130)
     if asked.write:
@@ -106,7 +106,7 @@ def reminiscent(found: LiteralFilter, digits: Tensor, noise: Tensor, taken_for: 
     }
 
 
-def told(result: dict[str, Any]) -> list[str]:
+def lines(result: dict[str, Any]) -> list[str]:
     """The numbers for "reminiscent" in words."""
     return [
         f"Test digits: accuracy {result['test_accuracy']:.2%}, {result['test_share_above_0.9']:.1%} with a confidence "

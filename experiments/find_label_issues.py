@@ -37,8 +37,8 @@ def main() -> None:
         cache = (asked.cache or Path(place)) / f"cifar10_train_{IMAGES}"
         table = dubito.extract(dubito.load("pypi:efficientnet_lite0"), dubito.open_images(images), cache, batch_size=32)
         found = {name: studied(table, label.astype(np.int64), share) for name, share in SHARES.items()}
-    for name, told in found.items():
-        print(name, told)
+    for name, by_draw in found.items():
+        print(name, by_draw)
     result = {"images": IMAGES, "turned": TURNED, "draws": DRAWS, "of": found}
     if asked.write:
         write_expected(EXPECTED, "--data DIR", result)
@@ -47,20 +47,20 @@ def main() -> None:
 
 def studied(table: dubito.Table, label: np.ndarray, share: float) -> dict[str, list[float]]:
     """Mean, least and most over draws."""
-    told = [judged(table, label, share, seed) for seed in range(DRAWS)]
-    columns = {key: np.array([one[key] for one in told]) for key in told[0]}
+    by_draw = [one_draw(table, label, share, seed) for seed in range(DRAWS)]
+    columns = {key: np.array([one[key] for one in by_draw]) for key in by_draw[0]}
     return {
         key: [round(float(one), 3) for one in (some.mean(), some.min(), some.max())] for key, some in columns.items()
     }
 
 
-def judged(table: dubito.Table, label: np.ndarray, share: float, seed: int) -> dict[str, float]:
+def one_draw(table: dubito.Table, label: np.ndarray, share: float, seed: int) -> dict[str, float]:
     """One draw."""
     rng = np.random.default_rng(seed)
     turned = rng.permutation(len(label))[: round(TURNED * len(label))]
-    given = label.copy()
-    given[turned] = (given[turned] + rng.integers(1, 10, len(turned))) % 10
-    found = dubito.find_label_issues(table.extended(label=given), share=share)
+    noisy = label.copy()
+    noisy[turned] = (noisy[turned] + rng.integers(1, 10, len(turned))) % 10
+    found = dubito.find_label_issues(table.extended(label=noisy), share=share)
     right = np.isin(found.rows, turned)
     restored = found.suggested[right] == label[found.rows[right]]
     return {

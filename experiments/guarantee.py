@@ -138,7 +138,7 @@ def study(population: Population, risk: float, draws: int) -> dict[str, Any]:
 
 
 def possible(population: Population, risk: float, n: int) -> float:
-    """No procedure that keeps the guarantee for all images, on n of them, has a larger expected coverage here than this.
+    """No procedure that keeps the guarantee for all images, on n of them, has a larger expected coverage here.
 
     Take a threshold t with k of N images and the rate R(t) < r below it, such that what any larger threshold adds is
     wrong at least at rate r. Weigh wrong images below t by r / R(t) and right ones by (1 - r) / (1 - R(t)): there, the

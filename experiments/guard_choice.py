@@ -10,8 +10,8 @@ rule on the first, and finds a threshold for the risk on the second, as `Guard.f
     clearly_better ours: max-probability, unless another is better beyond noise; sums of ranks likewise
     best_looking   the score with the lowest AURC on the selection images, as many do
 
-`coverage` is that of the calibration images, on average over draws, 0 where no threshold could be guaranteed (`none`, the
-share of such draws); `left` is the share of draws in which another score, or a sum, took the place of the first.
+`coverage` is that of the calibration images, on average over draws, 0 where no threshold keeps the guarantee (`none`,
+the share of such draws); `left` is the share of draws in which another score, or a sum, took the place of the first.
 
 The last line is one JSON object; --write puts it into expected/guard_choice.json, too.
 """
@@ -81,7 +81,7 @@ def scored(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
     cut = min(MOST_LEARNED, int(LEARN * len(table)))
     learn, rest = table.rows(order[:cut].sort().values), table.rows(order[cut:].sort().values)
     scores = fitted_scores(None, learn, learn)
-    values = {name: scores[name].score(rest).numpy() for name in competing(scores, given=False)}
+    values = {name: scores[name].score(rest).numpy() for name in competing(scores, chosen_by_user=False)}
     return values, (rest.logit.argmax(1) != rest.label).numpy()
 
 

@@ -136,7 +136,7 @@ class Study:
             )
             for name, place in (("tiny_imagenet", "tiny_imagenet_val_dev2400"), ("dtd10", "dtd10_dev400"))
         }
-        self.known = dubito.extract(self.model, Subset(self.images, self.half_b), self.cache / "half_b")
+        self.in_distribution = dubito.extract(self.model, Subset(self.images, self.half_b), self.cache / "half_b")
         self.ambiguous = ambiguous_images(read_label_sets(folder / "labels.csv"))
 
     def corpus(self, strong: str | None) -> dubito.Table:
@@ -163,8 +163,10 @@ class Study:
             training = dubito.train(corpus, to, seeds=seeds, recipe=recipe, progress=False, **setting.head)
         heads = {f"seed {head.seed}": head for head in training.heads}
         transfer = dubito.protocols.transfer(heads, self.unseen, resamples=100).over_seeds(list(heads))
-        agreement = dubito.protocols.human_ambiguity(heads, self.known, ambiguous=self.ambiguous, resamples=100)
-        ranges = [float(u.max() - u.min()) for u in (head.score(self.known) for head in heads.values())]
+        agreement = dubito.protocols.human_ambiguity(
+            heads, self.in_distribution, ambiguous=self.ambiguous, resamples=100
+        )
+        ranges = [float(u.max() - u.min()) for u in (head.score(self.in_distribution) for head in heads.values())]
         return {
             "published": None if setting.published is None else setting.published._asdict(),
             "r_auroc": {where: rounded(value) for where, value in transfer.items()},
@@ -204,15 +206,17 @@ def shown(value: dict[str, float]) -> str:
 
 def verdicts(found: dict[str, dict[str, Any]]) -> list[str]:
     """What the paper says of single rows against what came here, and every row that lies apart from the default."""
-    told = []
+    figures = []
     for name in ("zero init", "Lion"):
         if name in found:
             row = found[name]
             collapsed, value = row["collapsed_seeds"], shown(row["r_auroc"]["mean"])
             verdict = {0: "contradicted", row["seeds"]: "reproduced"}.get(collapsed, "reproduced in part")
-            told.append(f"{name}: collapse {verdict}, {collapsed} of {row['seeds']} seeds constant; R-AUROC {value}.")
+            figures.append(
+                f"{name}: collapse {verdict}, {collapsed} of {row['seeds']} seeds constant; R-AUROC {value}."
+            )
     if "default" not in found:
-        return told
+        return figures
     default = found["default"]["r_auroc"]["mean"]
     for name, row in found.items():
         own = row["r_auroc"]["mean"]
@@ -220,8 +224,10 @@ def verdicts(found: dict[str, dict[str, Any]]) -> list[str]:
         beyond = abs(apart) > own["distance"] + default["distance"]
         if name != "default" and (beyond or name == "l2"):
             where = "beyond" if beyond else "within"
-            told.append(f"{name}: {apart:+.3f} against the default's {shown(default)}, {where} the seeds' distances.")
-    return told
+            figures.append(
+                f"{name}: {apart:+.3f} against the default's {shown(default)}, {where} the seeds' distances."
+            )
+    return figures
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python experiments/imagenet_accuracy.py --data DIR [--models efficientnet_lite0 ...] [--cache DIR]
 
-DIR holds imagenet_val_dev2000/ (images256.zip and labels.csv) and, for the foreign images, dtd10_dev400/ (images.zip).
+DIR holds imagenet_val_dev2000/ (images256.zip and labels.csv) and, for the OOD images, dtd10_dev400/ (images.zip).
 Prints the evaluation of every model, and last one JSON object with the accuracy beside the published value.
 """
 
@@ -32,8 +32,10 @@ def evaluated(name: str, data: Path, cache: Path) -> dict[str, float]:
     """One model: its accuracy with an interval, and its scores against errors and against textures."""
     model = dubito.load(f"pypi:{name}")
     photos = data / "imagenet_val_dev2000"
-    known = dubito.extract(model, photos / "images256.zip", cache / name / "known", labels=photos / "labels.csv")
-    foreign = dubito.extract(model, data / "dtd10_dev400" / "images.zip", cache / name / "foreign")
+    in_distribution = dubito.extract(
+        model, photos / "images256.zip", cache / name / "known", labels=photos / "labels.csv"
+    )
+    ood_table = dubito.extract(model, data / "dtd10_dev400" / "images.zip", cache / name / "foreign")
     scores = [
         dubito.MaxProbability(),
         dubito.Entropy(),
@@ -42,10 +44,16 @@ def evaluated(name: str, data: Path, cache: Path) -> dict[str, float]:
         dubito.scores.MaxLogit(),
         dubito.Energy(),
     ]
-    found = dubito.evaluate({score.name: score for score in scores}, known, ood=foreign)
+    found = dubito.evaluate({score.name: score for score in scores}, in_distribution, ood=ood_table)
     print(f"\n{name}\n{found}")
     top1 = found.model["accuracy"]
-    return {"top1": top1.value, "low": top1.low, "high": top1.high, "published": PUBLISHED[name], "images": len(known)}
+    return {
+        "top1": top1.value,
+        "low": top1.low,
+        "high": top1.high,
+        "published": PUBLISHED[name],
+        "images": len(in_distribution),
+    }
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ other DIR holds cifar10.npz, MNIST/raw and FashionMNIST/raw.
                is fitted on the 50,000 training images. Accuracies are checked first: 91.7 and 93.4 %.
     MNIST      MNIST, Fashion-MNIST and notMNIST in all pairings, for a LeNet (appendix C.1, ten classes) trained on one
                of them here for two epochs, as the paper's LeNets are, for each seed anew. Of the 10,000 notMNIST
-               letters, 8,000 are for training and 2,000 known test images; as foreign images all 10,000 serve.
+               letters, 8,000 are for training and 2,000 known test images; as OOD images all 10,000 serve.
 
 The density is that of the paper for networks trained from scratch: K = 10 Gaussians with full covariances on the
 features after the non-linearity, 1e-5 on the variances. For the ResNets, D is also given for two others with their
 default settings, as all rests on it: the paper's for pre-trained networks (log z, 1e-3), and the distance to
-neighbours. The paper's networks are ResNet-18, its foreign images other data sets, so that its values beside ours show
+neighbours. The paper's networks are ResNet-18, its OOD images other data sets, so that its values beside ours show
 an order of magnitude. Intervals are bootstrap intervals of images; those of the LeNets are followed by means and
 deviations over seeds. --limit N takes the first N images of every set, to try the script out. The last line is one JSON
 object; --write puts it into experiments/expected.
@@ -100,14 +100,14 @@ def resnets(asked: argparse.Namespace, cache: Path) -> dict[str, dict]:
             name: extracted(model, first(some, asked.limit), cache / f"resnet{depth}" / name)
             for name, some in images.items()
         }
-        train, known = (tables.pop(f"cifar10_{half}") for half in HALVES)
-        check_accuracy(known, published, limited=asked.limit is not None)
-        causes = diagnose(known, tables, train=train, density=density(), classifier=model)
+        train, in_distribution = (tables.pop(f"cifar10_{half}") for half in HALVES)
+        check_accuracy(in_distribution, published, limited=asked.limit is not None)
+        causes = diagnose(in_distribution, tables, train=train, density=density(), classifier=model)
         print(f"\nResNet-{depth}\n{causes}")
         if asked.pages:
             write_diagnosis_page(causes, asked.pages / f"resnet{depth}.html")
         others = {
-            name: diagnose(known, tables, train=train, density=other).to_dict()["sets"]
+            name: diagnose(in_distribution, tables, train=train, density=other).to_dict()["sets"]
             for name, other in track(OTHERS.items(), description=f"other densities, ResNet-{depth}")
         }
         found[f"ResNet-{depth}"] = causes.to_dict() | {"other_densities": others}
@@ -130,8 +130,8 @@ def lenets(asked: argparse.Namespace) -> dict[str, dict]:
             start = lenet(asked.hidden, 10, seed=seed)
             model = dubito.wrap(trained(start, train, asked.epochs, seed=seed, title=f"{name}, seed {seed}"))
             ood = {other: columns(model, half, other) for other, half in everything.items() if other != name}
-            known = columns(model, test, name)
-            causes = diagnose(known, ood, train=columns(model, train, f"{name} train"), density=density())
+            in_distribution = columns(model, test, name)
+            causes = diagnose(in_distribution, ood, train=columns(model, train, f"{name} train"), density=density())
             print(f"\nLeNet of {name}, seed {seed}\n{causes}")
             runs.append(causes.to_dict())
         found[name] = {"over_seeds": over_seeds(runs), "runs": runs}
@@ -143,9 +143,9 @@ def density() -> Density:
     return Density(covariance="full", space="z", regularisation=1e-5)
 
 
-def check_accuracy(known: dubito.Table, published: float, *, limited: bool) -> None:
+def check_accuracy(in_distribution: dubito.Table, published: float, *, limited: bool) -> None:
     """A wrong architecture or normalisation would make all else worthless."""
-    found = 100 * accuracy(known.logit, known.label)
+    found = 100 * accuracy(in_distribution.logit, in_distribution.label)
     if abs(found - published) > (5.0 if limited else 0.1):
         raise SystemExit(f"accuracy {found:.2f} % instead of {published} %: is the normalisation right?")
 

@@ -10,8 +10,8 @@ EfficientNet-Lite0: by default the one that ships, else a name of `dubito list h
     Table 2     R-AUROC of the head and, beside it, of the classifier's entropy; Recall@1 of the features
     Figure 8    AUROC of each data set's images, and of all together, against ImageNet photographs
 
-all with 95 % intervals over images. Nothing is fitted here, and labels serve the measurement only. The
-in-distribution photographs of Figure 8 are all of imagenet_val_dev2000, which the head that ships has learned from (the paper, too,
+all with 95 % intervals over images. Nothing is fitted here, and labels serve the measurement only. The in-distribution
+photographs of Figure 8 are all of imagenet_val_dev2000, which the head that ships has learned from (the paper, too,
 compares with images of the pretraining); with --split-seed, only the second half of that random order, for a head that
 was trained on the first. The published columns are ViT-Base's, on the whole data sets. --gallery writes a page of the
 textures that the head finds clearest and most unclear; --write puts the result into experiments/expected. The last line

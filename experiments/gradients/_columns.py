@@ -6,9 +6,9 @@
                          default estimator: the two most likely of 1,000 classes, and two random mixtures of the others;
                          and, as norms have no such estimate, the ten most likely classes alone in all three weightings
 
-Known images come in a fixed random order: the first are reported on (`known`), as many again choose settings
-(`validation`). `train` are rows for density and neighbours: training images of CIFAR-10; of ImageNet we have none, so
-there it is the rest of the validation photographs.
+In-distribution images are in a fixed random order: the first are reported on (`in_distribution`), as many again choose
+settings (`validation`). `train` are rows for density and neighbours: training images of CIFAR-10; of ImageNet we have
+none, so there it is the rest of the validation photographs.
 """
 
 import gzip
@@ -32,9 +32,9 @@ from _resnet_cifar import resnet
 
 MODELS = ("resnet20", "resnet56", "efficientnet_lite0")
 SIZES = {"resnet20": (1000, 500), "resnet56": (1000, 500), "efficientnet_lite0": (200, 200)}
-"""Images of `known` and of `validation`, and of every foreign set."""
+"""Images of `in_distribution` and of `validation`, and of every OOD set."""
 TRAIN = 10_000
-KNOWN = ("train", "validation", "known")
+IN_DISTRIBUTION = ("train", "validation", "in_distribution")
 WEIGHTINGS = ("fisher", "root", "expected_l1")
 LIKELY = 10
 """Classes of a thousand, where norms are wanted."""
@@ -56,9 +56,9 @@ class Case:
         return [self.gradient] if self.likely is None else [self.gradient, self.likely]
 
     @property
-    def foreign(self) -> list[str]:
+    def ood(self) -> list[str]:
         """The sets that are not its own."""
-        return [name for name in self.sets if name not in KNOWN]
+        return [name for name in self.sets if name not in IN_DISTRIBUTION]
 
     def columns(self, which: str, cache: Path) -> dubito.Table:
         """Of one set: feature, logit, gradients and noisy copies; of training images no gradients."""
@@ -68,7 +68,7 @@ class Case:
     def extract(self, which: str, cache: Path, probes: Sequence[Probe], count: int | None = None) -> dubito.Table:
         """Of the first images of one set; their number is in the folder's name, as a cache is of fixed images."""
         images = first(self.sets[which], count)
-        space = "model" if which in KNOWN else "own" if images.labels is not None else None
+        space = "model" if which in IN_DISTRIBUTION else "own" if images.labels is not None else None
         to = cache / f"{which}_{len(images)}"
         return dubito.extract(self.model, images, to, probes=probes, label_space=space, workers=0)
 
@@ -79,7 +79,7 @@ def cases(asked: list[str], data: Path, more_data: Path, limit: int | None) -> l
     return [make[name](name, data, more_data, *(min(limit or size, size) for size in SIZES[name])) for name in asked]
 
 
-def cifar10(name: str, data: Path, more_data: Path, size: int, few: int) -> Case:
+def cifar10(name: str, data: Path, more_data: Path, size: int, ood_size: int) -> Case:
     """A ResNet; its accuracy is checked elsewhere, in softmax_causes.py."""
     model = dubito.wrap(
         resnet(int(name.removeprefix("resnet")), data / "cifar10_resnets"),
@@ -92,15 +92,15 @@ def cifar10(name: str, data: Path, more_data: Path, size: int, few: int) -> Case
     sets = {
         "train": part(train, 0, min(TRAIN, 20 * size)),
         "validation": part(test, size, size),
-        "known": part(test, 0, size),
-        "SVHN": part(dubito.open_images(digits), 0, few),
-        "Tiny-ImageNet": part(dubito.open_images(data / "tiny_imagenet_val_dev2400" / "images.zip"), 0, few),
-        "textures": part(dubito.open_images(data / "dtd10_dev400" / "images.zip"), 0, few),
+        "in_distribution": part(test, 0, size),
+        "SVHN": part(dubito.open_images(digits), 0, ood_size),
+        "Tiny-ImageNet": part(dubito.open_images(data / "tiny_imagenet_val_dev2400" / "images.zip"), 0, ood_size),
+        "textures": part(dubito.open_images(data / "dtd10_dev400" / "images.zip"), 0, ood_size),
     }
     return Case(name, model, sets, dubito.probes.Gradient("exact", weightings=WEIGHTINGS, uniform=True))
 
 
-def imagenet(name: str, data: Path, _: Path, size: int, few: int) -> Case:
+def imagenet(name: str, data: Path, _: Path, size: int, ood_size: int) -> Case:
     """EfficientNet-Lite0."""
     folder = data / "imagenet_val_dev2000"
     photos = dubito.open_images(folder / "images256.zip", labels=folder / "labels.csv")
@@ -108,10 +108,10 @@ def imagenet(name: str, data: Path, _: Path, size: int, few: int) -> Case:
     sets = {
         "train": part(photos, 2 * size, rest),
         "validation": part(photos, size, size),
-        "known": part(photos, 0, size),
-        "textures": part(dubito.open_images(data / "dtd10_dev400" / "images.zip"), 0, few),
-        "notMNIST": part(dubito.open_images(letters(data / "notmnist_10k")), 0, few),
-        "noise": dubito.open_images(noise(few)),
+        "in_distribution": part(photos, 0, size),
+        "textures": part(dubito.open_images(data / "dtd10_dev400" / "images.zip"), 0, ood_size),
+        "notMNIST": part(dubito.open_images(letters(data / "notmnist_10k")), 0, ood_size),
+        "noise": dubito.open_images(noise(ood_size)),
     }
     likely = dubito.probes.Gradient("top", LIKELY, 0, weightings=WEIGHTINGS, name="likely")
     return Case(name, dubito.load(f"pypi:{name}"), sets, dubito.probes.Gradient(uniform=True), likely)

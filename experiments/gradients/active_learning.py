@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from _told import with_earlier, write
+from _figures import with_earlier, write
 from torch import Tensor, nn
 
 import dubito
@@ -87,8 +87,8 @@ def main() -> None:
     for name in asked.sets:
         make = partial(SETS[name], asked.more_data, asked.limit)
         some = kept_features(asked.cache, name, asked.limit, make)
-        found["sets"][name] = told = over_seeds(name, some, labels, asked.seeds)
-        print(as_table(name, told, labels), flush=True)
+        found["sets"][name] = figures = over_seeds(name, some, labels, asked.seeds)
+        print(as_table(name, figures, labels), flush=True)
     if asked.write:
         found["sets"] = with_earlier(EXPECTED, "sets", found["sets"])
     found["findings"] = findings(found["sets"])
@@ -110,34 +110,36 @@ def over_seeds(name: str, some: Features, labels: list[int], seeds: int) -> dict
                 begun = time.process_time()
                 curves[how].append(learned(some, how, labels, seed, advance))
                 spent[how] += (time.process_time() - begun) / seeds
-    told = {}
+    figures = {}
     for how, runs in curves.items():
-        told[how] = {
+        figures[how] = {
             metric: [mean_and_error([run[metric][place] for run in runs]) for place in range(len(labels))]
             for metric in ("accuracy", "nll")
         }
-        told[how] |= {"area": {metric: area(runs, metric) for metric in ("accuracy", "nll")}}
-        told[how]["core-seconds a run"] = round(spent[how], 1)
+        figures[how] |= {"area": {metric: area(runs, metric) for metric in ("accuracy", "nll")}}
+        figures[how]["core-seconds a run"] = round(spent[how], 1)
         for base in BASES:
-            told[how][f"area - {base}"] = {metric: paired(runs, curves[base], metric) for metric in ("accuracy", "nll")}
-    return told
+            figures[how][f"area - {base}"] = {
+                metric: paired(runs, curves[base], metric) for metric in ("accuracy", "nll")
+            }
+    return figures
 
 
 def learned(some: Features, how: str, labels: list[int], seed: int, advance: Callable[[int], None]) -> dict:
     """One run: accuracy and NLL of the test images after every round."""
     draw = torch.Generator().manual_seed(seed)
-    known = torch.randperm(len(some.pool), generator=draw)[:START]
+    labelled = torch.randperm(len(some.pool), generator=draw)[:START]
     found: dict[str, list[float]] = {"accuracy": [], "nll": []}
     for count in labels:
-        model = dubito.wrap(mlp(some.pool[known], some.label[known], seed))
+        model = dubito.wrap(mlp(some.pool[labelled], some.label[labelled], seed))
         with torch.no_grad():
             logits = model.module(some.test)
         found["accuracy"].append(accuracy(logits, some.test_label))
         found["nll"].append(nll(logits, some.test_label))
         if count < labels[-1]:
-            doubt = ACQUISITIONS[how](model, some.pool, draw)
-            doubt[known] = -torch.inf
-            known = torch.cat([known, doubt.topk(STEP).indices])
+            u = ACQUISITIONS[how](model, some.pool, draw)
+            u[labelled] = -torch.inf
+            labelled = torch.cat([labelled, u.topk(STEP).indices])
         advance(1)
     return found
 
@@ -269,10 +271,10 @@ def paired(runs: list[dict], others: list[dict], metric: str) -> dict[str, float
 
 def findings(sets: dict[str, dict]) -> str:
     """What helps and what does not, in words, from the numbers; "clearly" is two standard errors."""
-    said = []
-    for name, told in sets.items():
+    sentences = []
+    for name, figures in sets.items():
         parts = []
-        for how, row in told.items():
+        for how, row in figures.items():
             if how != "random":
                 words = []
                 for base in BASES if how != "entropy" else BASES[:1]:
@@ -280,19 +282,19 @@ def findings(sets: dict[str, dict]) -> str:
                     clear = abs(gain["mean"]) > 2 * gain["error"]
                     words.append(f"{plus_minus(gain, '+.1f')} to {base}{'' if clear else ' (not clear)'}")
                 parts.append(f"{how} {', '.join(words)}")
-        end = ", ".join(f"{how} {100 * row['accuracy'][-1]['mean']:.1f}" for how, row in told.items())
-        said.append(
+        end = ", ".join(f"{how} {100 * row['accuracy'][-1]['mean']:.1f}" for how, row in figures.items())
+        sentences.append(
             f"{name}: points of accuracy, mean over all rounds and seeds: {'; '.join(parts)}. With all labels: {end}."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
-def as_table(name: str, told: dict, labels: list[int]) -> str:
+def as_table(name: str, figures: dict, labels: list[int]) -> str:
     """Accuracy and NLL at some numbers of labels, and areas."""
     shown = [place for place in range(len(labels)) if place in {0, 2, 4, 9, len(labels) - 1}]
     head = "".join(f"{labels[place]:>15}" for place in shown)
     lines = [f"\n{name + ': accuracy, NLL':30}{head}{'area':>18}{'- random':>14}{'- entropy':>14}{'seconds':>9}"]
-    for how, row in told.items():
+    for how, row in figures.items():
         cells = "".join(
             f"{100 * row['accuracy'][place]['mean']:8.1f}{row['nll'][place]['mean']:7.3f}" for place in shown
         )
@@ -311,8 +313,8 @@ def plus_minus(found: dict[str, float], digits: str) -> str:
 def draw(to: Path, sets: dict[str, dict], labels: list[int]) -> None:
     """Accuracy by number of labels, a panel a set."""
     figure, axes = new_figure(1, len(sets), width=4.4, height=3.4)
-    for axis, (name, told) in zip(axes[0], sets.items(), strict=True):
-        for colour, (how, row) in zip(COLOURS, told.items(), strict=False):
+    for axis, (name, figures) in zip(axes[0], sets.items(), strict=True):
+        for colour, (how, row) in zip(COLOURS, figures.items(), strict=False):
             value = [point["mean"] for point in row["accuracy"]]
             axis.errorbar(labels, value, [point["error"] for point in row["accuracy"]], color=colour, label=how)
         axis.set(title=name, xlabel="labels", ylabel="accuracy")

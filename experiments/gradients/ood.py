@@ -1,13 +1,13 @@
-"""Do gradients find foreign images? REGrad (Wang & Ji 2024) and its parts, beside softmax, density and neighbours.
+"""Do gradients find OOD images? REGrad (Wang & Ji 2024) and its parts, beside softmax, density and neighbours.
 
     python experiments/gradients/ood.py --data DIR --more-data DIR [--cache DIR] [--models NAME ...] [--write]
 
 DIR holds cifar10_resnets/ (resnet20.pt, resnet56.pt), svhn_test_dev5000/ (images.png), tiny_imagenet_val_dev2400/ and
 dtd10_dev400/ (images.zip), notmnist_10k/ (gzipped idx files) and imagenet_val_dev2000/ (images256.zip, labels.csv); the
-other DIR holds cifar10.npz. Which images are known, foreign, for training and for choosing is told in _columns.py.
+other DIR holds cifar10.npz. Which images are in-distribution, OOD, for training and for choosing: see _columns.py.
 
-    scores         AUROC, average precision and FPR at 95% TPR with bootstrap intervals, foreign images being positive,
-                   as many known as foreign ones; the AUROC's distance from that of max_probability and of entropy, by
+    scores         AUROC, average precision and FPR at 95% TPR with bootstrap intervals, OOD images being positive,
+                   as many of either side; the AUROC's distance from that of max_probability and of entropy, by
                    paired resamples; cost an image, of columns and score, as a multiple of a forward pass (processor
                    seconds of this run)
     ablation       REGrad with all class weightings and layer weights: exponential with beta by tune_regrad, 4 and 16,
@@ -16,7 +16,7 @@ other DIR holds cifar10.npz. Which images are known, foreign, for training and f
     perturbation   gradients averaged over noisy copies, for the first images of every set: none, each sigma with the
                    beta of none, and what tune_regrad chooses among all
 
-No setting is chosen on foreign images. The paper's numbers are not in its summary, which says "30-60% improvement"; its
+No setting is chosen on OOD images. The paper's numbers are not in its summary, which says "30-60% improvement"; its
 models and sets are others. --limit N takes at most N images a set, to try the script out. The last line is one JSON
 object; --write puts it into expected/gradients_ood.json, where models that are not asked for stay what they were.
 """
@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from _columns import MODELS, SIZES, WEIGHTINGS, Case, cases
-from _told import difference, short, sign, with_earlier, write
+from _figures import difference, short, sign, with_earlier, write
 from rich.progress import track
 from torch import Tensor
 
@@ -72,17 +72,17 @@ def main() -> None:
     torch.set_num_threads(1)  # costs are processor seconds of one core
     found: dict[str, Any] = {
         "published": PUBLISHED,
-        "images, known and foreign": SIZES,
+        "images, in-distribution and OOD": SIZES,
         "limit": asked.limit,
         "models": {},
     }
     with tempfile.TemporaryDirectory() as place:
         cache = asked.cache or Path(place)
         for case in cases(asked.models, asked.data, asked.more_data, asked.limit):
-            found["models"][case.name] = told = studied(case, cache)
-            print(as_table(case, told), flush=True)
-            told["perturbation"] = perturbed(case, cache / f"{case.name}_perturbed", asked.perturbed)
-            print(perturbed_table(told["perturbation"]), flush=True)
+            found["models"][case.name] = figures = studied(case, cache)
+            print(as_table(case, figures), flush=True)
+            figures["perturbation"] = perturbed(case, cache / f"{case.name}_perturbed", asked.perturbed)
+            print(perturbed_table(figures["perturbation"]), flush=True)
     if asked.write:
         found["models"] = with_earlier(EXPECTED, "models", found["models"])
     found["findings"] = findings(found["models"])
@@ -97,7 +97,7 @@ def main() -> None:
 def studied(case: Case, cache: Path) -> dict:
     """One model: accuracy, what was chosen, cost, and every score against every set."""
     tables = {name: case.columns(name, cache) for name in case.sets}
-    known = tables["known"]
+    in_distribution = tables["in_distribution"]
     tuned = {
         weighting + (f", {probe.classes} likely classes" if probe is case.likely else ""): dubito.scores.tune_regrad(
             tables["validation"], (probe.name,), weighting=weighting
@@ -110,13 +110,13 @@ def studied(case: Case, cache: Path) -> dict:
     cost = {}
     for name, score in track(all_scores(tables, tuned).items(), description=f"scores of {case.name}"):
         spent = time.process_time()
-        values[name] = {"known": score.score(known)}
-        own = (time.process_time() - spent) / len(known)
+        values[name] = {"in_distribution": score.score(in_distribution)}
+        own = (time.process_time() - spent) / len(in_distribution)
         cost[name] = {"cost": round((price[columns_of(score)] + own) / price["forward"], 2)}
-        values[name] |= {foreign: score.score(tables[foreign]) for foreign in case.foreign}
-    scores = {name: cost[name] | judged(name, values) for name in track(values, description="intervals")}
+        values[name] |= {ood: score.score(tables[ood]) for ood in case.ood}
+    scores = {name: cost[name] | compared(name, values) for name in track(values, description="intervals")}
     return {
-        "accuracy": round(float((known.logit.argmax(1) == known.label).double().mean()), 4),
+        "accuracy": round(float((in_distribution.logit.argmax(1) == in_distribution.label).double().mean()), 4),
         "rows": {name: len(table) for name, table in tables.items()},
         "forward pass, ms an image": round(1e3 * price["forward"], 2),
         "passes": {name: round(seconds / price["forward"], 1) for name, seconds in price.items()},
@@ -148,24 +148,24 @@ def all_scores(tables: Tables, tuned: Mapping[str, TunedREGrad]) -> dict[str, Sc
     return scores | last
 
 
-def judged(name: str, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict]:
-    """One score by foreign set: every metric, and how far its AUROC is from those of BASES on the same images."""
+def compared(name: str, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict]:
+    """One score by OOD set: every metric, and how far its AUROC is from those of BASES on the same images."""
     found = {}
-    for foreign in values[name]:
-        if foreign != "known":
-            both, positive = balanced(values[name]["known"], values[name][foreign])
+    for ood in values[name]:
+        if ood != "in_distribution":
+            both, positive = balanced(values[name]["in_distribution"], values[name][ood])
             row = {metric: short(interval(function, both, positive)) for metric, function in METRICS.items()}
             for base in BASES:
-                other, _ = balanced(values[base]["known"], values[base][foreign])
+                other, _ = balanced(values[base]["in_distribution"], values[base][ood])
                 row[f"auroc - {base}"] = difference(auroc, both, other, positive)
-            found[foreign] = row
+            found[ood] = row
     return found
 
 
-def balanced(known: Tensor, foreign: Tensor) -> tuple[Tensor, Tensor]:
-    """The first rows of both, and which of them are foreign."""
-    count = min(len(known), len(foreign))
-    return torch.cat([known[:count], foreign[:count]]), torch.arange(2 * count) >= count
+def balanced(in_distribution: Tensor, ood: Tensor) -> tuple[Tensor, Tensor]:
+    """The first rows of both, and which of them are OOD."""
+    count = min(len(in_distribution), len(ood))
+    return torch.cat([in_distribution[:count], ood[:count]]), torch.arange(2 * count) >= count
 
 
 def columns_of(score: Score) -> str:
@@ -186,7 +186,7 @@ def columns_of(score: Score) -> str:
 
 def costs(case: Case) -> dict[str, float]:
     """Processor seconds an image: the least of several runs, taken in turn, as others use the machine, too."""
-    model, images, method = case.model, case.sets["known"], case.gradient.method
+    model, images, method = case.model, case.sets["in_distribution"], case.gradient.method
     x = model.transform.finish(torch.stack([model.transform.prepare(images.read(row)) for row in range(TIMED[method])]))
     probes: dict[str, Probe] = {"fisher": dubito.probes.Gradient(method)}
     probes["fisher, noisy copies"] = dubito.probes.Gradient(method, copies=COPIES)
@@ -217,7 +217,7 @@ def perturbed(case: Case, cache: Path, count: int) -> dict:
     method = case.gradient.method
     probes = [dubito.probes.Gradient(method)]
     probes += [dubito.probes.Gradient(method, copies=COPIES, sigma=sigma, name=name) for name, sigma in SIGMAS.items()]
-    wanted = ("validation", "known", *case.foreign)
+    wanted = ("validation", "in_distribution", *case.ood)
     tables = {name: case.extract(name, cache, probes, count) for name in wanted}
     plain = dubito.scores.tune_regrad(tables["validation"])
     chosen = dubito.scores.tune_regrad(tables["validation"], columns=("gradient", *SIGMAS))
@@ -225,12 +225,13 @@ def perturbed(case: Case, cache: Path, count: int) -> dict:
     scores |= {f"sigma {sigma}": dubito.scores.REGrad(beta=plain.score.beta, of=name) for name, sigma in SIGMAS.items()}
     scores["chosen"] = chosen.score
     rows: dict[str, dict] = {name: {} for name in scores}
-    for foreign in case.foreign:
+    for ood in case.ood:
         lined_up = {
-            name: balanced(score.score(tables["known"]), score.score(tables[foreign])) for name, score in scores.items()
+            name: balanced(score.score(tables["in_distribution"]), score.score(tables[ood]))
+            for name, score in scores.items()
         }
         for name, (both, positive) in lined_up.items():
-            rows[name][foreign] = {
+            rows[name][ood] = {
                 "auroc": short(interval(auroc, both, positive)),
                 "auroc - none": difference(auroc, both, lined_up["none"][0], positive),
             }
@@ -251,37 +252,37 @@ def mean_over_sets(row: dict, metric: str) -> float:
 
 def findings(models: dict[str, dict]) -> str:
     """Where gradients help and where not, in words, from the numbers."""
-    said = []
-    for name, told in models.items():
-        rows = told["scores"]
+    sentences = []
+    for name, figures in models.items():
+        rows = figures["scores"]
         mean = {score: 100 * mean_over_sets(row, "auroc") for score, row in rows.items()}
         sets = [key for key in rows[MAIN] if key != "cost"]
-        parts = [f"{foreign} {', '.join(gained(rows[MAIN][foreign], base) for base in BASES)}" for foreign in sets]
+        parts = [f"{ood} {', '.join(gained(rows[MAIN][ood], base) for base in BASES)}" for ood in sets]
         gradients = [score for score in mean if score.startswith(("regrad", "grad_norm", "predicted"))]
         rivals = [score for score in mean if score not in gradients]
         best, rival = max(gradients, key=mean.__getitem__), max(rivals, key=mean.__getitem__)
-        said.append(
-            f"{name}: REGrad (fisher, beta {told['beta']['fisher']:g} by its rule) has a mean AUROC of "
+        sentences.append(
+            f"{name}: REGrad (fisher, beta {figures['beta']['fisher']:g} by its rule) has a mean AUROC of "
             f"{mean[MAIN]:.1f} at {rows[MAIN]['cost']:.0f} forward passes, max_probability "
             f"{mean['max_probability']:.1f}, entropy {mean['entropy']:.1f}, the last layer's gradient "
             f"{mean['regrad fisher, last layer']:.1f} at {rows['regrad fisher, last layer']['cost']:.0f}. "
             f"Its AUROC in points against the two baselines, by set: {'; '.join(parts)}. Best of all "
             f"scores with gradients is '{best}' ({mean[best]:.1f}), of all others '{rival}' ({mean[rival]:.1f})."
         )
-        if "perturbation" in told:
-            noisy = told["perturbation"]
+        if "perturbation" in figures:
+            noisy = figures["perturbation"]
             signs = [
                 sign(found["auroc - none"])
                 for sigma, row in noisy["auroc"].items()
                 for found in row.values()
                 if sigma.startswith("sigma")
             ]
-            said.append(
+            sentences.append(
                 f"Noisy copies, {noisy['images']} images a set: of {len(signs)} pairs of sigma and set, "
                 f"{signs.count(1)} clearly better and {signs.count(-1)} clearly worse than none; the rule chose "
                 f"sigma {noisy['chosen']['sigma']:g} and beta {noisy['chosen']['beta']:g}."
             )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def gained(found: dict, base: str) -> str:
@@ -291,29 +292,29 @@ def gained(found: dict, base: str) -> str:
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}] to {base} ({word})"
 
 
-def as_table(case: Case, told: dict) -> str:
+def as_table(case: Case, figures: dict) -> str:
     """One line a score: AUROC, AUPR and FPR95 of every set, mean AUROC, cost."""
-    head = f"\n{case.name}, accuracy {100 * told['accuracy']:.1f} %, beta {told['beta']}\n{'in per cent':52}"
-    head += "".join(f"{name + ': AUROC AUPR FPR95':>38}" for name in case.foreign) + f"{'mean':>7}{'cost':>7}"
+    head = f"\n{case.name}, accuracy {100 * figures['accuracy']:.1f} %, beta {figures['beta']}\n{'in per cent':52}"
+    head += "".join(f"{name + ': AUROC AUPR FPR95':>38}" for name in case.ood) + f"{'mean':>7}{'cost':>7}"
     lines = [head]
-    for name, row in told["scores"].items():
+    for name, row in figures["scores"].items():
         cells = ""
-        for foreign in case.foreign:
-            value, low, high = (100 * number for number in row[foreign]["auroc"])
-            others = "".join(f"{100 * row[foreign][key][0]:7.1f}" for key in ("aupr", "fpr95"))
+        for ood in case.ood:
+            value, low, high = (100 * number for number in row[ood]["auroc"])
+            others = "".join(f"{100 * row[ood][key][0]:7.1f}" for key in ("aupr", "fpr95"))
             cells += f"{f'{value:.1f} [{low:.1f}, {high:.1f}]':>24}{others}"
         lines.append(f"{name:52}{cells}{100 * mean_over_sets(row, 'auroc'):7.1f}{row['cost']:7.1f}")
     return "\n".join(lines)
 
 
-def perturbed_table(told: dict) -> str:
+def perturbed_table(figures: dict) -> str:
     """AUROC of every sigma, and its distance from none."""
-    lines = [f"\n{told['copies']} noisy copies, {told['images']} images a set; chosen: {told['chosen']}"]
-    for name, row in told["auroc"].items():
+    lines = [f"\n{figures['copies']} noisy copies, {figures['images']} images a set; chosen: {figures['chosen']}"]
+    for name, row in figures["auroc"].items():
         cells = ""
-        for foreign, found in row.items():
+        for ood, found in row.items():
             value, gain = (100 * found[key][0] for key in ("auroc", "auroc - none"))
-            cells += f"{f'{foreign} {value:.1f} ({gain:+.1f})':>30}"
+            cells += f"{f'{ood} {value:.1f} ({gain:+.1f})':>30}"
         lines.append(f"{name:14}{cells}")
     return "\n".join(lines)
 
@@ -321,16 +322,16 @@ def perturbed_table(told: dict) -> str:
 def draw(to: Path, models: dict[str, dict]) -> None:
     """AUROC by score, a panel a model, a colour a set."""
     figure, axes = new_figure(1, len(models), width=4.2, height=4.4)
-    for axis, (name, told) in zip(axes[0], models.items(), strict=True):
-        rows = dict(reversed(told["scores"].items()))
-        for place, foreign in enumerate(key for key in next(iter(rows.values())) if key != "cost"):
-            value, low, high = zip(*(row[foreign]["auroc"] for row in rows.values()), strict=True)
+    for axis, (name, figures) in zip(axes[0], models.items(), strict=True):
+        rows = dict(reversed(figures["scores"].items()))
+        for place, ood in enumerate(key for key in next(iter(rows.values())) if key != "cost"):
+            value, low, high = zip(*(row[ood]["auroc"] for row in rows.values()), strict=True)
             around = [
                 [v - a for v, a in zip(value, low, strict=True)],
                 [b - v for v, b in zip(value, high, strict=True)],
             ]
             at = [line + 0.2 * (place - 1) for line in range(len(rows))]
-            axis.errorbar(value, at, xerr=around, fmt="o", markersize=3, color=COLOURS[place], label=foreign)
+            axis.errorbar(value, at, xerr=around, fmt="o", markersize=3, color=COLOURS[place], label=ood)
         axis.set_yticks(range(len(rows)), list(rows) if axis is axes[0][0] else [""] * len(rows), fontsize="x-small")
         axis.set(title=name, xlabel="AUROC")
         axis.legend(frameon=False, fontsize="x-small", loc="lower left")

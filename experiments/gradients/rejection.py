@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from _columns import MODELS, Case, cases
-from _told import difference, short, sign, with_earlier, write
+from _figures import difference, short, sign, with_earlier, write
 from rich.progress import track
 from torch import Tensor
 
@@ -53,8 +53,8 @@ def main() -> None:
     found: dict[str, Any] = {"published": PUBLISHED, "limit": asked.limit, "models": {}}
     with tempfile.TemporaryDirectory() as place:
         for case in cases(asked.models, asked.data, asked.more_data, asked.limit):
-            found["models"][case.name] = told = studied(case, asked.cache or Path(place))
-            print(as_table(case.name, told), flush=True)
+            found["models"][case.name] = figures = studied(case, asked.cache or Path(place))
+            print(as_table(case.name, figures), flush=True)
     if asked.write:
         found["models"] = with_earlier(EXPECTED, "models", found["models"])
     found["findings"] = findings(found["models"])
@@ -66,7 +66,7 @@ def main() -> None:
 
 def studied(case: Case, cache: Path) -> dict:
     """One model."""
-    validation, known = (case.columns(name, cache) for name in ("validation", "known"))
+    validation, in_distribution = (case.columns(name, cache) for name in ("validation", "in_distribution"))
     tuned = {
         weighting: dubito.scores.tune_regrad(validation, weighting=weighting) for weighting in case.gradient.weightings
     }
@@ -82,47 +82,51 @@ def studied(case: Case, cache: Path) -> dict:
         **{f"regrad {weighting}": one.score for weighting, one in tuned.items()},
         "regrad fisher, uniform": dubito.scores.REGrad(layers="uniform"),
     }
-    wrong, loss = ~correct(known.logit, known.label), nll_per_row(known.logit, known.label)
-    doubts = {name: score.score(known) for name, score in scores.items()}
+    wrong, loss = (
+        ~correct(in_distribution.logit, in_distribution.label),
+        nll_per_row(in_distribution.logit, in_distribution.label),
+    )
+    uncertainties = {name: score.score(in_distribution) for name, score in scores.items()}
     return {
-        "images": len(known),
-        "accuracy": round(accuracy(known.logit, known.label), 4),
-        "nll": round(nll(known.logit, known.label), 4),
+        "images": len(in_distribution),
+        "accuracy": round(accuracy(in_distribution.logit, in_distribution.label), 4),
+        "nll": round(nll(in_distribution.logit, in_distribution.label), 4),
         "beta": {weighting: one.score.beta for weighting, one in tuned.items()},
         "scores": {
-            name: judged(name, doubts, wrong, loss) for name in track(doubts, description=f"intervals, {case.name}")
+            name: compared(name, uncertainties, wrong, loss)
+            for name in track(uncertainties, description=f"intervals, {case.name}")
         },
     }
 
 
-def judged(name: str, doubts: dict[str, Tensor], wrong: Tensor, loss: Tensor) -> dict:
+def compared(name: str, uncertainties: dict[str, Tensor], wrong: Tensor, loss: Tensor) -> dict:
     """One score: the kept part at every coverage, both areas, and their distances from those of BASES."""
-    doubt = doubts[name]
+    u = uncertainties[name]
     found: dict[str, Any] = {
         f"{coverage:.0%}": {
-            "accuracy": short(interval(partial(kept, coverage=coverage), doubt, (~wrong).double(), resamples=500)),
-            "nll": short(interval(partial(kept, coverage=coverage), doubt, loss, resamples=500)),
+            "accuracy": short(interval(partial(kept, coverage=coverage), u, (~wrong).double(), resamples=500)),
+            "nll": short(interval(partial(kept, coverage=coverage), u, loss, resamples=500)),
         }
         for coverage in reversed(COVERAGES)
     }
-    found["aurc"] = short(interval(aurc, doubt, wrong))
-    found["aurc of nll"] = short(interval(aurc, doubt, loss))
+    found["aurc"] = short(interval(aurc, u, wrong))
+    found["aurc of nll"] = short(interval(aurc, u, loss))
     for base in BASES:
-        found[f"aurc - {base}"] = difference(aurc, doubt, doubts[base], wrong)
-        found[f"aurc of nll - {base}"] = difference(aurc, doubt, doubts[base], loss)
+        found[f"aurc - {base}"] = difference(aurc, u, uncertainties[base], wrong)
+        found[f"aurc of nll - {base}"] = difference(aurc, u, uncertainties[base], loss)
     return found
 
 
-def kept(doubt: Tensor, values: Tensor, *, coverage: float) -> float:
+def kept(u: Tensor, values: Tensor, *, coverage: float) -> float:
     """The mean over the least doubtful share."""
-    return float(acceptance_curve(doubt, values, (coverage,))[0])
+    return float(acceptance_curve(u, values, (coverage,))[0])
 
 
 def findings(models: dict[str, dict]) -> str:
     """What helps and what does not, in words, from the numbers."""
-    said = []
-    for name, told in models.items():
-        rows = told["scores"]
+    sentences = []
+    for name, figures in models.items():
+        rows = figures["scores"]
         best = min(rows, key=lambda score: rows[score]["aurc"][0])
         parts = []
         for score in ("regrad fisher", "last_layer_gradient", "grad_norm, last layer"):
@@ -132,26 +136,26 @@ def findings(models: dict[str, dict]) -> str:
                 f"{score} {100 * rows[score]['aurc'][0]:.2f} ({word}; {100 * gain[0]:+.2f} [{100 * gain[1]:+.2f}, "
                 f"{100 * gain[2]:+.2f}])"
             )
-        said.append(
-            f"{name}, {told['images']} images: AURC in %, beside entropy's {100 * rows['entropy']['aurc'][0]:.2f}"
+        sentences.append(
+            f"{name}, {figures['images']} images: AURC in %, beside entropy's {100 * rows['entropy']['aurc'][0]:.2f}"
             f" and max_probability's {100 * rows['max_probability']['aurc'][0]:.2f}: {', '.join(parts)}; lowest is "
             f"'{best}' ({100 * rows[best]['aurc'][0]:.2f}). At 80% coverage REGrad keeps an accuracy of "
             f"{100 * rows['regrad fisher']['80%']['accuracy'][0]:.1f} % and an NLL of "
             f"{rows['regrad fisher']['80%']['nll'][0]:.3f}, entropy "
             f"{100 * rows['entropy']['80%']['accuracy'][0]:.1f} % and {rows['entropy']['80%']['nll'][0]:.3f}."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
-def as_table(name: str, told: dict) -> str:
+def as_table(name: str, figures: dict) -> str:
     """One line a score: accuracy and NLL by coverage, AURC with its interval."""
     lines = [
-        f"\n{name}, {told['images']} images, accuracy {100 * told['accuracy']:.1f} %, NLL {told['nll']:.3f}, "
-        f"beta {told['beta']}\n{'kept: accuracy, NLL':26}"
+        f"\n{name}, {figures['images']} images, accuracy {100 * figures['accuracy']:.1f} %, NLL {figures['nll']:.3f}, "
+        f"beta {figures['beta']}\n{'kept: accuracy, NLL':26}"
         + "".join(f"{f'{coverage:.0%}':>15}" for coverage in reversed(COVERAGES))
         + f"{'AURC':>24}{'minus that of entropy':>26}{'AURC of NLL':>13}"
     ]
-    for score, row in told["scores"].items():
+    for score, row in figures["scores"].items():
         cells = ""
         for coverage in reversed(COVERAGES):
             part = row[f"{coverage:.0%}"]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dubito.cache.progress import bar
 
 CODE, HIDDEN, BATCH, EPOCHS, RATE = 16, 512, 128, 10, 1e-3
-LEAST, COUNT, JUDGE = 0.3, 10_000, 1000
+LEAST, COUNT, LABELLER = 0.3, 10_000, 1000
 """The smaller probability of the two classes, how many pictures, and the seed of the network that judges."""
 
 
@@ -63,14 +63,14 @@ def made(data: Path) -> tuple[Tensor, Tensor]:
     train, (x, y) = read(data, "MNIST", train=True), read(data, "MNIST", train=False)
     with torch.enable_grad():
         autoencoder = _trained(train[0])
-        judge = trained(mlp(8, seed=JUDGE), *train, 4, seed=JUDGE, title="the judge of ambiguity")
+        labeller = trained(mlp(8, seed=LABELLER), *train, 4, seed=LABELLER, title="the judge of ambiguity")
     code = autoencoder.encoder(x)[:, :CODE]
     draw = torch.Generator().manual_seed(0)
     images, labels, found = [], [], 0
     while found < COUNT:
         one, two = torch.randint(len(x), (2, 10_000), generator=draw)
         picture = autoencoder.decoder((code[one] + code[two]) / 2).sigmoid().view(-1, 1, 28, 28)
-        p = judge(picture).softmax(1)
+        p = labeller(picture).softmax(1)
         both = torch.stack([p.gather(1, y[which][:, None])[:, 0] for which in (one, two)])
         good = (y[one] != y[two]) & (both.amin(0) > LEAST)
         coin = torch.rand(len(one), generator=draw) < 0.5

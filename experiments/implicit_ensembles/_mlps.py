@@ -86,6 +86,8 @@ def logits_of(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
     return torch.stack([torch.cat([module(part) for part in x.split(1000)]) for module in modules])
 
 
-def apart(known: Tensor, foreign: Tensor) -> float:
-    """How well an uncertainty tells foreign images."""
-    return auroc(torch.cat([known, foreign]), torch.arange(len(known) + len(foreign)) >= len(known))
+def apart(in_distribution: Tensor, ood: Tensor) -> float:
+    """How well an uncertainty tells OOD images."""
+    return auroc(
+        torch.cat([in_distribution, ood]), torch.arange(len(in_distribution) + len(ood)) >= len(in_distribution)
+    )

@@ -70,9 +70,9 @@ def main() -> None:
     asked = options.parse_args()
     torch.set_num_threads(1)  # batches are too small for more, and several of these can run side by side
     result = {"settings": {key: getattr(asked, key) for key in ("members", "epochs", "limit")}, "published": PUBLISHED}
-    result["small networks"] = told("small networks", small(asked), asked)
+    result["small networks"] = figures("small networks", small(asked), asked)
     with tempfile.TemporaryDirectory() as place:
-        result["resnets"] = told("resnets", resnets(asked, asked.cache or Path(place)), asked)
+        result["resnets"] = figures("resnets", resnets(asked, asked.cache or Path(place)), asked)
     if asked.write:
         command = "python experiments/implicit_ensembles/ensembles.py --data DIR --more-data DIR --nets DIR --write"
         EXPECTED.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
@@ -87,9 +87,9 @@ def small(asked: argparse.Namespace) -> tuple[dubito.Table, dubito.Table]:
     train = images.pop("train"), label["train"]
     images["SVHN"] = pixels(digits(asked.data)[: asked.limit])
     members = [member(asked.nets, seed, train, asked.epochs) for seed in range(asked.members)]
-    said = {name: torch.stack([logits_of(one, x) for one in members], 1) for name, x in images.items()}
-    known = dubito.Table(name="CIFAR-10", members_logit=said["test"], label=label["test"])
-    return known, dubito.Table(name="SVHN", members_logit=said["SVHN"])
+    outputs = {name: torch.stack([logits_of(one, x) for one in members], 1) for name, x in images.items()}
+    in_distribution = dubito.Table(name="CIFAR-10", members_logit=outputs["test"], label=label["test"])
+    return in_distribution, dubito.Table(name="SVHN", members_logit=outputs["SVHN"])
 
 
 def resnets(asked: argparse.Namespace, cache: Path) -> tuple[dubito.Table, dubito.Table]:
@@ -115,7 +115,7 @@ def resnets(asked: argparse.Namespace, cache: Path) -> tuple[dubito.Table, dubit
     return table, ood
 
 
-def told(title: str, tables: tuple[dubito.Table, dubito.Table], asked: argparse.Namespace) -> dict:
+def figures(title: str, tables: tuple[dubito.Table, dubito.Table], asked: argparse.Namespace) -> dict:
     """Fig. 2b from in-distribution and OOD images together, Fig. 2a from the OOD images alone."""
     table, ood = tables
     both = diagnose_ensemble(table, ood=ood, partitions=PARTITIONS)
@@ -162,9 +162,9 @@ def draw_figure(to: Path, found: EnsembleDiagnosis) -> None:
     figure.savefig(to, dpi=130)
 
 
-def accuracies(known: dubito.Table) -> dict:
+def accuracies(in_distribution: dubito.Table) -> dict:
     """Of every member, and of their mean."""
-    logits, label = known.whole("members_logit").float(), known.label
+    logits, label = in_distribution.whole("members_logit").float(), in_distribution.label
     stream = MemberStream()
     stream.add(logits)
     right = (logits.argmax(-1) == label[:, None]).double().mean(0)

@@ -2,13 +2,13 @@
 
     python experiments/implicit_ensembles/masks.py --data DIR --mlps DIR [--epochs 4] [--width 64] [--write]
 
-Ten members are extracted from one MLP of width x64 (`dubito.ensembles.extract_members`, default recipe, training images of MNIST
-alone) and set beside the explicit ensembles of ten MLPs of width x4 and x64, and beside the entropy of the single MLP:
-mean mutual information on every set, and how well mutual information and entropy tell Fashion-MNIST from MNIST. DIR
-holds MNIST/raw and FashionMNIST/raw; the MLPs are those of `_mlps`, and trained if they are not in --mlps; half of the
-"dirty" digits are ambiguous (`_ambiguous`). Fig. 4 is a drawing without numbers; published values are those of Tables 1
-and 2 for the explicit ensembles, and what the text says of the extracted one. They are of 100 epochs (`_mlps` says what
-differs here), and of other dirty digits. The last line is one JSON object.
+Ten members are extracted from one MLP of width x64 (`dubito.ensembles.extract_members`, default recipe, training
+images of MNIST alone) and set beside the explicit ensembles of ten MLPs of width x4 and x64, and beside the entropy of
+the single MLP: mean mutual information on every set, and how well mutual information and entropy separate Fashion-MNIST
+from MNIST. DIR holds MNIST/raw and FashionMNIST/raw; the MLPs are those of `_mlps`, and trained if they are not in
+--mlps; half of the "dirty" digits are ambiguous (`_ambiguous`). Fig. 4 is a drawing without numbers; published values
+are those of Tables 1 and 2 for the explicit ensembles, and what the text says of the extracted one. They are of 100
+epochs (`_mlps` says what differs here), and of other dirty digits. The last line is one JSON object.
 """
 
 import argparse
@@ -29,18 +29,18 @@ from dubito.metrics import decompose
 EXPECTED = Path(__file__).parents[1] / "expected" / "implicit_ensembles_masks.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "masks.png"
 MEMBERS, NARROW = 10, 4
-KNOWN, DIRTY, FOREIGN = "MNIST", "dirty MNIST", "Fashion-MNIST"
+IN_DISTRIBUTION, DIRTY, OOD = "MNIST", "dirty MNIST", "Fashion-MNIST"
 SETS: dict[str, Callable[[Path, Path], tuple[Tensor, Tensor]]] = {
-    KNOWN: lambda data, _: read(data, KNOWN, train=False),
+    IN_DISTRIBUTION: lambda data, _: read(data, IN_DISTRIBUTION, train=False),
     DIRTY: dirty_mnist,
-    FOREIGN: lambda data, _: read(data, FOREIGN, train=False),
+    OOD: lambda data, _: read(data, OOD, train=False),
 }
 """Test images and labels by name, from the folders of data and of MLPs; a further set is a further line."""
 PUBLISHED = {
     "source": "Fig. 4, a drawing without numbers; Tables 1 and 2 for the explicit ensembles, of 100 epochs",
     "mean_mi": {
-        "explicit x4": {KNOWN: 0.0233, DIRTY: 0.149, FOREIGN: 0.192},
-        "explicit x64": {KNOWN: 0.0104, DIRTY: 0.0882, FOREIGN: 0.114},
+        "explicit x4": {IN_DISTRIBUTION: 0.0233, DIRTY: 0.149, OOD: 0.192},
+        "explicit x64": {IN_DISTRIBUTION: 0.0104, DIRTY: 0.0882, OOD: 0.114},
     },
     "auroc": {
         "explicit x4": {"mutual information": 0.840, "entropy": 0.845},
@@ -64,7 +64,7 @@ def main() -> None:
     options.add_argument("--width", type=int, default=64)
     options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name} and {PICTURE.name}")
     asked = options.parse_args()
-    train = read(asked.data, KNOWN, train=True)
+    train = read(asked.data, IN_DISTRIBUTION, train=True)
     explicit = {
         f"explicit x{width}": [member(asked.mlps, width, seed, train, asked.epochs) for seed in range(MEMBERS)]
         for width in sorted({NARROW, asked.width})
@@ -75,13 +75,13 @@ def main() -> None:
     ensembles = {"extracted": list(found), **explicit, "single": [model]}
     sets = {name: load(asked.data, asked.mlps) for name, load in SETS.items()}
     logits = {key: {name: logits_of(of, x) for name, (x, _) in sets.items()} for key, of in ensembles.items()}
-    told = {key: measured(of, sets[KNOWN][1]) for key, of in logits.items()}
-    claims = verdicts(told, asked.width)
-    print("\n".join([*(row(key, of) for key, of in told.items()), *claims]))
+    figures = {key: measured(of, sets[IN_DISTRIBUTION][1]) for key, of in logits.items()}
+    claims = verdicts(figures, asked.width)
+    print("\n".join([*(row(key, of) for key, of in figures.items()), *claims]))
     result = {
         "settings": {"epochs": asked.epochs, "width": asked.width, "members": MEMBERS, **MaskRecipe().to_json()},
         "masks": {"diversity": round(found.diversity, 4), "kept": found.kept()},
-        "ours": told,
+        "ours": figures,
         "findings": claims,
     }
     if asked.write:
@@ -95,9 +95,9 @@ def measured(logits: dict[str, Tensor], label: Tensor) -> dict[str, Any]:
     """Figures of one ensemble, from logits (m, n, c) of each set; one model alone has no mutual information."""
     parts = {name: decompose(z.softmax(-1)) for name, z in logits.items()}
     scores = {"entropy": {name: part.total for name, part in parts.items()}}
-    if len(logits[KNOWN]) > 1:
+    if len(logits[IN_DISTRIBUTION]) > 1:
         scores["mutual information"] = {name: part.epistemic for name, part in parts.items()}
-    z = logits[KNOWN]
+    z = logits[IN_DISTRIBUTION]
     right = [float((answer == label).double().mean()) for answer in z.argmax(-1)]
     return {
         "accuracy": {
@@ -106,34 +106,36 @@ def measured(logits: dict[str, Tensor], label: Tensor) -> dict[str, Any]:
             "lowest_member": round(min(right), 4),
         },
         "mean": {key: {name: round(float(u.mean()), 5) for name, u in of.items()} for key, of in scores.items()},
-        "auroc": {key: round(apart(of[KNOWN], of[FOREIGN]), 4) for key, of in scores.items()},
-        "mean_difference": {key: round(float(of[FOREIGN].mean() - of[KNOWN].mean()), 4) for key, of in scores.items()},
+        "auroc": {key: round(apart(of[IN_DISTRIBUTION], of[OOD]), 4) for key, of in scores.items()},
+        "mean_difference": {
+            key: round(float(of[OOD].mean() - of[IN_DISTRIBUTION].mean()), 4) for key, of in scores.items()
+        },
     }
 
 
-def verdicts(told: dict[str, Any], width: int) -> list[str]:
+def verdicts(figures: dict[str, Any], width: int) -> list[str]:
     """The paper's claims, by our numbers."""
-    wide, extracted, single = told[f"explicit x{width}"], told["extracted"], told["single"]
+    wide, extracted, single = figures[f"explicit x{width}"], figures["extracted"], figures["single"]
     by_mi = "mutual information"
     recovered = {name: extracted["mean"][by_mi][name] / wide["mean"][by_mi][name] for name in extracted["mean"][by_mi]}
     return [
         "mean mutual information, extracted over explicit of the same width: "
         + ", ".join(f"{name} {ratio:.2f}" for name, ratio in recovered.items()),
         f"AUROC by mutual information: extracted {extracted['auroc'][by_mi]}, explicit x{NARROW} "
-        f"{told[f'explicit x{NARROW}']['auroc'][by_mi]}, explicit x{width} {wide['auroc'][by_mi]}",
+        f"{figures[f'explicit x{NARROW}']['auroc'][by_mi]}, explicit x{width} {wide['auroc'][by_mi]}",
         f"mean entropy difference: extracted {extracted['mean_difference']['entropy']}, single "
         f"{single['mean_difference']['entropy']}",
         f"AUROC by entropy: extracted {extracted['auroc']['entropy']}, single {single['auroc']['entropy']}",
     ]
 
 
-def row(key: str, told: dict[str, Any]) -> str:
+def row(key: str, figures: dict[str, Any]) -> str:
     """One ensemble in one line."""
     means = "; ".join(
         f"mean {score} " + ", ".join(f"{name} {value:.4f}" for name, value in of.items())
-        for score, of in told["mean"].items()
+        for score, of in figures["mean"].items()
     )
-    return f"{key}: accuracy {told['accuracy']['ensemble']}; {means}; AUROC {told['auroc']}"
+    return f"{key}: accuracy {figures['accuracy']['ensemble']}; {means}; AUROC {figures['auroc']}"
 
 
 def draw(logits: dict[str, dict[str, Tensor]]) -> None:

@@ -66,11 +66,11 @@ def measured(deviation: float, steps: int, seed: int, picture: Path | None) -> d
     x = (2 * torch.rand(POINTS, generator=draw) - 1) * SPAN
     y = x.sin() + deviation * torch.randn(POINTS, generator=draw)
     weights = trained(x, y, steps, draw)
-    said = forward(weights, GRID).double().reshape(GROUPS, max(SIZES), -1)
-    by_size = {size: uncertainty(said, size) for size in SIZES}
+    outputs = forward(weights, GRID).double().reshape(GROUPS, max(SIZES), -1)
+    by_size = {size: uncertainty(outputs, size) for size in SIZES}
     mean = {size: float(values.mean()) for size, values in by_size.items()}
     if picture is not None and seed == 0:
-        draw_figure(picture, (x, y), said, by_size)
+        draw_figure(picture, (x, y), outputs, by_size)
     return {
         "uncertainty": mean,
         "exponent": exponent(mean),
@@ -102,9 +102,9 @@ def forward(weights: list[Tensor], x: Tensor) -> Tensor:
     return 2 * torch.tanh((hidden @ second[..., None])[..., 0] + last[:, None])
 
 
-def uncertainty(said: Tensor, size: int) -> Tensor:
+def uncertainty(outputs: Tensor, size: int) -> Tensor:
     """Variance between the ten means of `size` networks, at every x; the mean over disjoint choices of them."""
-    means = said.reshape(GROUPS, -1, size, said.shape[-1]).mean(2)
+    means = outputs.reshape(GROUPS, -1, size, outputs.shape[-1]).mean(2)
     return torch.stack([decompose_variance(choice).epistemic for choice in means.unbind(1)]).mean(0)
 
 
@@ -123,13 +123,13 @@ def summed_up(runs: list[dict]) -> dict:
     }
 
 
-def draw_figure(to: Path, points: tuple[Tensor, Tensor], said: Tensor, by_size: dict[int, Tensor]) -> None:
+def draw_figure(to: Path, points: tuple[Tensor, Tensor], outputs: Tensor, by_size: dict[int, Tensor]) -> None:
     """Predictions, uncertainty over x, and its mean over sizes."""
     figure, axes = new_figure(1, 3, width=4.0, height=3.2)
     left, middle, right = axes[0]
     left.plot(GRID, GRID.sin(), color=INK, linestyle="--", linewidth=1, label="sin x")
     for size, colour in zip((1, 8, 64), COLOURS, strict=False):
-        means = said.reshape(GROUPS, -1, size, len(GRID)).mean(2)[:, 0]
+        means = outputs.reshape(GROUPS, -1, size, len(GRID)).mean(2)[:, 0]
         low, high = means.mean(0) - 2 * means.std(0), means.mean(0) + 2 * means.std(0)
         left.fill_between(GRID, low, high, color=colour, alpha=0.3, label=f"10 x {size}")
     left.plot(*points, "o", color=INK)

@@ -30,15 +30,15 @@ from dubito.table import Table
 EXPECTED = Path(__file__).parents[1] / "expected" / "implicit_ensembles_widths.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "widths.png"
 WIDTHS, MEMBERS = (1, 2, 4, 8, 32, 64, 128), 10
-KNOWN, DIRTY, FOREIGN = "MNIST", "dirty MNIST", "Fashion-MNIST"
+IN_DISTRIBUTION, DIRTY, OOD = "MNIST", "dirty MNIST", "Fashion-MNIST"
 PUBLISHED = {
     "mean_mi": {
-        KNOWN: (0.0397, 0.0305, 0.0233, 0.0182, 0.011, 0.0104, 0.00956),
+        IN_DISTRIBUTION: (0.0397, 0.0305, 0.0233, 0.0182, 0.011, 0.0104, 0.00956),
         DIRTY: (0.183, 0.176, 0.149, 0.125, 0.0838, 0.0882, 0.0805),
-        FOREIGN: (0.228, 0.225, 0.192, 0.162, 0.11, 0.114, 0.11),
+        OOD: (0.228, 0.225, 0.192, 0.162, 0.11, 0.114, 0.11),
     },
     "accuracy": {
-        KNOWN: (98.0, 98.4, 98.6, 98.5, 98.7, 98.6, 98.5),
+        IN_DISTRIBUTION: (98.0, 98.4, 98.6, 98.5, 98.7, 98.6, 98.5),
         DIRTY: (76.1, 77.5, 77.7, 77.5, 77.2, 77.1, 76.6),
     },
     "auroc": {
@@ -62,17 +62,20 @@ def main() -> None:
     options.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
     options.add_argument("--write", action="store_true", help=f"write {EXPECTED.name} and {PICTURE.name}")
     asked = options.parse_args()
-    train = read(asked.more_data, KNOWN, train=True)
-    sets = {KNOWN: read(asked.more_data, KNOWN, train=False), FOREIGN: read(asked.more_data, FOREIGN, train=False)}
+    train = read(asked.more_data, IN_DISTRIBUTION, train=True)
+    sets = {
+        IN_DISTRIBUTION: read(asked.more_data, IN_DISTRIBUTION, train=False),
+        OOD: read(asked.more_data, OOD, train=False),
+    }
     sets[DIRTY] = dirty_mnist(asked.more_data, asked.mlps)
-    found, information, foreign = {}, {}, {}
+    found, information, ood = {}, {}, {}
     for width in asked.widths:
         members = [member(asked.mlps, width, seed, train, asked.epochs) for seed in range(MEMBERS)]
         logits = {name: logits_of(members, x) for name, (x, _) in sets.items()}
         found[width], information[width] = measured(logits, {name: y for name, (_, y) in sets.items()})
-        foreign[width] = Table(members_logit=logits[FOREIGN].transpose(0, 1), name=f"width x{width}")
+        ood[width] = Table(members_logit=logits[OOD].transpose(0, 1), name=f"width x{width}")
         print(row(width, found[width]), flush=True)
-    collapse = diagnose_ensemble(foreign)
+    collapse = diagnose_ensemble(ood)
     print(collapse)
     result = {
         "settings": {"epochs": asked.epochs, "widths": asked.widths, "members": MEMBERS},
@@ -95,25 +98,27 @@ def measured(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> tuple[dict
         "mutual information": {name: part.epistemic for name, part in parts.items()},
         "entropy": {name: part.total for name, part in parts.items()},
     }
-    told = {
+    figures = {
         "mean_mi": {name: part.epistemic.mean() for name, part in parts.items()},
-        "accuracy": {name: 100 * (probs[name].argmax(1) == labels[name]).double().mean() for name in (KNOWN, DIRTY)},
-        "nll": {name: -probs[name].gather(1, labels[name][:, None]).log().mean() for name in (KNOWN, DIRTY)},
-        "auroc": {name: apart(of[KNOWN], of[FOREIGN]) for name, of in scores.items()},
-        "mean_difference": {name: of[FOREIGN].mean() - of[KNOWN].mean() for name, of in scores.items()},
+        "accuracy": {
+            name: 100 * (probs[name].argmax(1) == labels[name]).double().mean() for name in (IN_DISTRIBUTION, DIRTY)
+        },
+        "nll": {name: -probs[name].gather(1, labels[name][:, None]).log().mean() for name in (IN_DISTRIBUTION, DIRTY)},
+        "auroc": {name: apart(of[IN_DISTRIBUTION], of[OOD]) for name, of in scores.items()},
+        "mean_difference": {name: of[OOD].mean() - of[IN_DISTRIBUTION].mean() for name, of in scores.items()},
     }
-    rounded = {key: {name: round(float(value), 5) for name, value in of.items()} for key, of in told.items()}
+    rounded = {key: {name: round(float(value), 5) for name, value in of.items()} for key, of in figures.items()}
     return rounded, scores["mutual information"]
 
 
-def row(width: int, told: dict[str, Any]) -> str:
+def row(width: int, figures: dict[str, Any]) -> str:
     """Ours, and the published values behind each where there are any."""
     place = WIDTHS.index(width) if width in WIDTHS else None
     cells = []
     for key, of in PUBLISHED.items():
         for name, values in of.items():
             published = "" if place is None else f" ({values[place]:g})"
-            cells.append(f"{key} {name} {told[key][name]:.4g}{published}")
+            cells.append(f"{key} {name} {figures[key][name]:.4g}{published}")
     return f"x{width}: " + "; ".join(cells)
 
 
@@ -122,7 +127,7 @@ def draw(information: dict[int, dict[str, Tensor]]) -> None:
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     shades = colormaps["viridis"](torch.linspace(0, 0.9, len(information)).numpy())
-    for ax, name in zip(axes, (KNOWN, DIRTY, FOREIGN), strict=True):
+    for ax, name in zip(axes, (IN_DISTRIBUTION, DIRTY, OOD), strict=True):
         for (width, values), shade in zip(information.items(), shades, strict=True):
             ordered = values[name].sort().values.clamp_min(1e-6)
             share = torch.arange(1, len(ordered) + 1) / len(ordered)
