@@ -201,6 +201,8 @@ class SavedFolder:
             except _UNREADABLE as error:
                 if self.read(folder) != described:
                     continue
+                if isinstance(error, ArtefactError):
+                    raise  # it names the folder and the repair
                 reason = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
                 raise ArtefactError(
                     f"the {self.kind} in '{folder}' cannot be read ({reason}). Copy the whole folder again, or make "

@@ -161,7 +161,7 @@ def check_disjoint(
 def warn_shared(table: Table, other: Table, *, by: str, what: str, harm: str) -> None:
     """Warn of images that two tables share, by content: their names may differ."""
     if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=0.0):
-        warnings.warn(text, DubitoWarning, stacklevel=3)
+        warnings.warn(text, DubitoWarning, stacklevel=4)  # of the function that the user called
 
 
 def has_model_labels(table: Table) -> bool:

@@ -157,6 +157,12 @@ def test_a_loop_learns(strategy):
     assert "36" in str(found)
 
 
+def test_a_loop_over_files_whose_names_are_not_utf8():
+    table = images(12).extended(id=[f"{i}\udcff.jpg" for i in range(12)])
+    result = Acquire("top").run(table, rounds=1, count=3, start=6)
+    assert all(name.endswith("\udcff.jpg") for name in result.rounds[0].picks.ids)
+
+
 def test_a_loop_ends_when_nothing_is_left(tmp_path):
     calls = []
 

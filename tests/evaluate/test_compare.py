@@ -66,7 +66,7 @@ def test_the_one_that_knows_is_better_and_the_rest_is_noise():
 def test_noise_is_called_noise_and_the_cheapest_of_equals_is_chosen():
     found = compare(images(300), scores={"entropy": dubito.Entropy(), "margin": dubito.Margin()}, resamples=300)
     first = found.findings()[0]
-    assert "cannot be told apart on these 300 images (" in first
+    assert "cannot be distinguished on these 300 images (" in first
     assert "Differences below about 0." in first
     found.costs["margin"] = found.costs["margin"]._replace(microseconds=1e-6)
     assert found.choice == "margin"
@@ -208,7 +208,7 @@ def test_with_a_handful_of_ood_images_no_gap_counts():
     )
     assert few.scores["entropy"].gap_to_best.surely  # as far as the bootstrap of nine can tell
     assert few.leading == ["density", "entropy"]
-    assert "Only 9 images are of the rarer class: too few to tell any scores apart." in few.finding()
+    assert "Only 9 images are of the rarer class: too few to distinguish any scores." in few.finding()
     assert more.leading == ["density"]
 
 

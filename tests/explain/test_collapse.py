@@ -191,6 +191,15 @@ def test_ood_images_must_have_the_same_settings():
     assert diagnose_ensemble(made_at(0.1), ood=made_at(0.1), **QUICK).ensembles[0].ood == "at 0.1"
 
 
+def test_one_ensemble_is_a_result_of_its_own():
+    diagnosis = diagnose_ensemble(sure(0, 1, 0, 1), partitions=0, **QUICK)
+    (one,) = diagnosis.ensembles
+    assert one.records() == diagnosis.records()
+    assert one.lines() == diagnosis.lines()
+    assert one.to_dict()["findings"] == one.findings() == diagnosis.findings()
+    assert one.title() in diagnosis.title()
+
+
 def test_findings_about_ood_images():
     # Single members disagree about OOD images alone; 0, 1 | 0, 1 leaves pairs nothing to detect them by.
     inside, ood = sure(2, 2, 2, 2), sure(0, 1, 0, 1, n=12)

@@ -66,7 +66,7 @@ def test_a_refusal_says_why():
     ]
     given = index.search(np.eye(4)[:2], [0.5, 3.25], k=1, refuse_above=0.25)
     assert given.refused.all()
-    assert given.reason(0) == "its uncertainty 0.5 is above 0.25, the threshold that was given"
+    assert given.reason(0) == "its uncertainty 0.5 is above 0.25, the threshold that you set"
     assert index.search(np.eye(4)[:2], [0.5, 3.25], k=1, refuse_above=[0.25, 4.0]).refused.tolist() == [True, False]
 
 

@@ -126,9 +126,9 @@ class Acquire:
                 "acquire: 'batch_bald' uses the predictions of every member and takes no uncertainties; got some. Give "
                 f"a table with '{self.of}_logit', or choose 'top'."
             )
-        known = _row_indices(table, labelled)
+        labelled_rows = _row_indices(table, labelled)
         free = np.ones(len(table), dtype=bool)
-        free[known] = False
+        free[labelled_rows] = False
         left = int(free.sum())
         if left < count:
             warnings.warn(
@@ -137,8 +137,10 @@ class Acquire:
                 DubitoWarning,
                 stacklevel=2,
             )
-        values = self._values(table, known, u)
-        rows = self._choose(table, free, min(count, left), values, np.random.default_rng([self.seed, round]), known)
+        values = self._values(table, labelled_rows, u)
+        rows = self._choose(
+            table, free, min(count, left), values, np.random.default_rng([self.seed, round]), labelled_rows
+        )
         return Picks(rows, table.row_ids(rows), None if values is None else values[rows], round, self.strategy)
 
     def run(
@@ -197,17 +199,17 @@ class Acquire:
     def _round(
         self, pool: Table, result: Acquisition, count: int, trainer: Trainer, test: Table | None, *, last: bool
     ) -> Round:
-        known = np.sort(result.labelled)
+        labelled = np.sort(result.labelled)
         if "label" in pool:
-            require_labels(pool, known, "acquire")
-        trained = trainer(pool, torch.from_numpy(known.copy()))  # a trainer may shuffle its rows
+            require_labels(pool, labelled, "acquire")
+        trained = trainer(pool, torch.from_numpy(labelled.copy()))  # a trainer may shuffle its rows
         accuracy = accuracy_of(trained, test)
         if last:
-            return Round(len(known), accuracy, None)
+            return Round(len(labelled), accuracy, None)
         table, score, u = read_trained(trained, pool)
         one = self if score is None else replace(self, score=score)
-        size = min(count, len(pool) - len(known))
-        return Round(len(known), accuracy, one.pick(table, size, labelled=known, u=u, round=len(result.rounds)))
+        size = min(count, len(pool) - len(labelled))
+        return Round(len(labelled), accuracy, one.pick(table, size, labelled=labelled, u=u, round=len(result.rounds)))
 
     def _choose(
         self,
@@ -216,7 +218,7 @@ class Acquire:
         count: int,
         u: Float64[np.ndarray, "n"] | None,
         rng: np.random.Generator,
-        known: Int64[np.ndarray, "k"],
+        labelled: Int64[np.ndarray, "k"],
     ) -> Int64[np.ndarray, "p"]:
         candidates = np.flatnonzero(free)
         if count == 0:
@@ -226,7 +228,7 @@ class Acquire:
         if self.strategy in _DIVERSE:
             table.require("feature", by=f"acquire: strategy '{self.strategy}'")
             distances = Distances(table.column("feature"))
-            distances.add(known)
+            distances.add(labelled)
             return diverse(distances, self.strategy, free, count, u=u, rng=rng)
         assert u is not None, "every other strategy uses it"  # noqa: S101 (our own invariant)
         if self.strategy == "batch_bald":
@@ -240,7 +242,9 @@ class Acquire:
         chosen: np.ndarray = candidates[places]
         return chosen
 
-    def _values(self, table: Table, known: Int64[np.ndarray, "k"], u: Array | None) -> Float64[np.ndarray, "n"] | None:
+    def _values(
+        self, table: Table, labelled: Int64[np.ndarray, "k"], u: Array | None
+    ) -> Float64[np.ndarray, "n"] | None:
         if u is not None:
             return uncertainty(u, table, by="acquire", name="u").double().numpy()
         score = MutualInformation(of=self.of) if self.strategy in _DISAGREEMENT else self.score
@@ -249,13 +253,13 @@ class Acquire:
         if score is None:
             score = Entropy()
         if score.learned and not score.is_fitted:
-            if not len(known):
+            if not len(labelled):
                 raise TableError(
                     f"acquire: {score.name} learns from labelled rows; no rows of {table.name} are labelled. Give "
                     f"labelled=..., or a fitted score."
                 )
             # A copy: the next round has more labels, and fits again.
-            score = deepcopy(score).fit(table.rows(torch.from_numpy(known)))
+            score = deepcopy(score).fit(table.rows(torch.from_numpy(labelled)))
         return score.score(table).numpy()
 
     def _identity(

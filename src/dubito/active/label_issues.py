@@ -168,7 +168,7 @@ def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64
     index = faiss.IndexFlatIP(table.shape("feature")[1])
     for batch in table.batches("feature", size=_AT_ONCE):
         index.add(_directions(batch))
-    found = np.empty((len(examined), k), dtype=np.int64)
+    nearest = np.empty((len(examined), k), dtype=np.int64)
     chosen = table.select("feature")
     for start in range(0, len(examined), _AT_ONCE):
         rows = examined[start : start + _AT_ONCE]
@@ -176,8 +176,8 @@ def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64
         # Itself is among them, unless more than k duplicates come before it: then the last one goes.
         itself = near == rows[:, None]
         itself[~itself.any(axis=1), k] = True
-        found[start : start + len(rows)] = near[~itself].reshape(-1, k)
-    return found
+        nearest[start : start + len(rows)] = near[~itself].reshape(-1, k)
+    return nearest
 
 
 def _directions(batch: Table) -> Float32[np.ndarray, "n d"]:

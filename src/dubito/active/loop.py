@@ -25,7 +25,7 @@ from dubito.active.picks import COLUMNS, Round, pick_lines
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
 from dubito.result import plain
-from dubito.storage import write_json, writing
+from dubito.storage import encode, write_json, writing
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score
 
@@ -120,7 +120,7 @@ def identity_of(table: Table) -> Json:
     """Which images a table has, independent of its place on the disk."""
     state = hashlib.blake2b(digest_size=16)
     if "id" in table:
-        state.update("\n".join(map(str, table.id)).encode())
+        state.update(encode("\n".join(map(str, table.id))))
     if "feature" in table and len(table):
         state.update(table.select("feature").rows(slice(0, 8)).feature.numpy().tobytes())
     return {"rows": len(table), "model_id": table.model_id, "digest": state.hexdigest()}

@@ -202,15 +202,15 @@ def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: L
     result.note(outputs.DEAD, outputs.check_features(feature))
     result.note(modes.TRAIN, modes.check_train_mode(sample.model, sample.x))
     result.note(modes.STEADY, modes.check_steady(sample.model, sample.x))
-    known = label_checks.model_labels(sample, images, label_space)
-    result.note(label_checks.NAMES, known.outcome)
-    labels = known.labels
+    resolved = label_checks.model_labels(sample, images, label_space)
+    result.note(label_checks.NAMES, resolved.outcome)
+    labels = resolved.labels
     result.note(outputs.ONE_CLASS, outputs.check_one_class(logit, None if labels is None else labels[good]))
     result.figures["confidence"] = float(sample.predictions[0].confidence[good].mean()) if len(logit) else None
     result.figures["accuracy"] = None
     if labels is None:
         for check in (label_checks.COUNTING, label_checks.ORDER, CHANCE):
-            result.note(check, NotChecked(known.missing))
+            result.note(check, NotChecked(resolved.missing))
         result.note(transforms.TRANSFORM, transforms.check_transform(sample.predictions, good, None))
     else:
         _check_labels(result, sample, labels, images)

@@ -4,7 +4,7 @@
     ood        are OOD images more uncertain than in-distribution ones?  OOD AUROC, one per set    needs a second table
 
 All scores see the same resamples of images (a paired bootstrap). The interval of each score's gap to the best accounts
-for how many were compared, and for having found the best on these very images (`metrics.gap_to_best`): with the given
+for how many were compared, and for having chosen the best on these very images (`metrics.gap_to_best`): with this
 confidence, the true best is among those whose gap may be zero. Wrong predictions are those of the table's own logits.
 Lower AURC is better; its gap is how much more of it a score has than the best.
 """
@@ -42,7 +42,7 @@ ERRORS = ("error_auroc", "aurc")
 """Metrics of the model's errors."""
 FEWEST = 10
 """Images of the rarer class (wrong or right, OOD or in-distribution) below which no gap counts. A bootstrap of two of
-them called the best of eight equal scores better than a given one in 28 of 100 trials, where 5 were allowed."""
+them called the best of eight equal scores better than another one in 28 of 100 trials, where 5 were allowed."""
 _RARE = 30
 _ONE_PASS = {"logit", "feature"}
 """Columns that a single pass of the model writes."""
@@ -209,10 +209,10 @@ class Question:
         else:
             worse = len(self.scores) - len(leading)
             rest = "" if not worse else f" {worse} other {'score is' if worse == 1 else 'scores are'} worse."
-            text = f"{self.title}: {_listed(leading)} cannot be told apart {where}.{rest}"
+            text = f"{self.title}: {_listed(leading)} cannot be distinguished {where}.{rest}"
         rare = f" Only {self.rarer} {'image is' if self.rarer == 1 else 'images are'} of the rarer class"
         if self.rarer < FEWEST:
-            return f"{text}{rare}: too few to tell any scores apart."
+            return f"{text}{rare}: too few to distinguish any scores."
         reach = median(one.gap_to_best.high - one.gap_to_best.value for one in list(self.scores.values())[1:])
         noise = f" Differences below about {reach:.2g} are noise here." if reach > _VISIBLE and len(leading) > 1 else ""
         return text + (f"{rare}." if self.rarer < _RARE else "") + noise
@@ -298,17 +298,17 @@ class Comparison(Result):
 
     def findings(self) -> list[str]:
         """Who leads on each question, which score serves all of them, and what was left out."""
-        found = [*(question.finding() for question in self.questions), *self.remarks]
+        sentences = [*(question.finding() for question in self.questions), *self.remarks]
         every = "all questions" if len(self.questions) > 1 else "this question"
         if self.choice is None:
-            found.append(f"No score could be the best on {every}: choose by what you want to find.")
+            sentences.append(f"No score could be the best on {every}: choose by what you want to find.")
         elif len(self.costs) > 1:
             cost = f"{self.costs[self.choice].microseconds:.1f} µs per image"
-            found.append(f"{self.choice} is the cheapest ({cost}) of those that could be the best on {every}.")
+            sentences.append(f"{self.choice} is the cheapest ({cost}) of those that could be the best on {every}.")
         by_reason: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
             by_reason.setdefault(why.removesuffix("."), []).append(name)
-        return found + [f"Left out: {_listed(names, len(names))} ({why})." for why, names in by_reason.items()]
+        return sentences + [f"Left out: {_listed(names, len(names))} ({why})." for why, names in by_reason.items()]
 
     def to_dict(self) -> Json:
         """Everything as plain values, with the choice and the leading scores."""
@@ -317,12 +317,12 @@ class Comparison(Result):
 
     def plot(self, ax: "Axes | None" = None, *, question: str | None = None) -> "Axes":
         """The gap of every score to the best on one question, by default the first; a gap that crosses 0 is noise."""
-        asked = self.questions[0] if question is None else self[question]
-        picture = plot_intervals(axes(ax), {"": {name: one.gap_to_best for name, one in asked.scores.items()}})
-        labels = [f"{name}  {one.value.value:.3f}" for name, one in asked.scores.items()]
+        chosen = self.questions[0] if question is None else self[question]
+        picture = plot_intervals(axes(ax), {"": {name: one.gap_to_best for name, one in chosen.scores.items()}})
+        labels = [f"{name}  {one.value.value:.3f}" for name, one in chosen.scores.items()]
         picture.set_yticks(range(len(labels)), labels)
         picture.axvline(0, color="grey", linestyle="--")
-        picture.set(xlabel=f"{asked.title}: gap to the best", title=self.title())
+        picture.set(xlabel=f"{chosen.title}: gap to the best", title=self.title())
         return picture
 
 

@@ -33,7 +33,7 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.explain.sub_ensembles import BY, Partitioned, check_same_ensemble, partition
 from dubito.metrics import Interval, balanced_auroc
 from dubito.metrics.bootstrap import draw_rows, percentiles
-from dubito.result import Result, axes, plain
+from dubito.result import Result, axes
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_bootstrap
@@ -99,7 +99,7 @@ class Decay(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Collapse:
+class Collapse(Result):
     """How far the disagreement of one ensemble collapses.
 
     Attributes:
@@ -118,6 +118,13 @@ class Collapse:
         scores: By size, MI of every in-distribution image, in the first partition.
         ood_scores: By size, MI of every OOD image.
     """
+
+    titles: ClassVar[Mapping[str, str]] = {
+        "sub_ensembles": "sub-ensembles",
+        "information": "MI (nats)",
+        "expected": "by averaging",
+        "auroc": "AUROC",
+    }
 
     name: str
     key: float | None
@@ -177,6 +184,25 @@ class Collapse:
             f"of a sub-ensemble are alike, and sub-ensembles differ: one member of each would say nearly as much.",
         }[self.kind]
 
+    def title(self) -> str:
+        """Which ensemble, on which images."""
+        return f"{self.members} members, {self.rows} images of {self.name}; {self.order}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per size of sub-ensembles."""
+        keys = ("information", "share", "fall", "expected", *(("auroc",) if self.ood else ()))
+        return [{"sub_ensembles": str(one), **{key: getattr(one, key) for key in keys}} for one in self.levels]
+
+    def cell(self, key: str, value: Any) -> str:
+        """MI in five digits, shares and AUROCs in per cent, falls as factors."""
+        if value is None or key == "sub_ensembles":
+            return super().cell(key, value)
+        if key in ("share", "auroc"):
+            return _percent(value)
+        if key == "fall":
+            return times(value.value)
+        return f"{value:.5f}" if key == "expected" else f"{value.value:.5f} [{value.low:.5f}, {value.high:.5f}]"
+
     def findings(self) -> list[str]:
         """The verdict, and what it rests on."""
         if self.kind == "same":
@@ -217,12 +243,7 @@ class EnsembleDiagnosis(Result):
         fall: From the smallest to the largest of them.
     """
 
-    titles: ClassVar[Mapping[str, str]] = {
-        "sub_ensembles": "sub-ensembles",
-        "information": "MI (nats)",
-        "expected": "by averaging",
-        "auroc": "AUROC",
-    }
+    titles: ClassVar[Mapping[str, str]] = Collapse.titles
 
     of: str
     ensembles: tuple[Collapse, ...]
@@ -243,39 +264,24 @@ class EnsembleDiagnosis(Result):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per size of sub-ensembles, of every ensemble."""
-        several, ood = len(self.ensembles) > 1, any(one.ood for one in self.ensembles)
-        keys = ("information", "share", "fall", "expected", *(("auroc",) if ood else ()))
+        several = len(self.ensembles) > 1
         return [
-            {
-                **({"models": one.key} if several else {}),
-                "sub_ensembles": str(level),
-                **{key: getattr(level, key) for key in keys},
-            }
-            for one in self.ensembles
-            for level in one.levels
+            {**({"models": one.key} if several else {}), **record} for one in self.ensembles for record in one.records()
         ]
 
     def cell(self, key: str, value: Any) -> str:
-        """MI in five digits, shares and AUROCs in per cent, falls as factors."""
-        if value is None or key == "sub_ensembles":
-            return super().cell(key, value)
-        if key in ("share", "auroc"):
-            return _percent(value)
-        if key == "fall":
-            return times(value.value)
-        if key == "models":
-            return f"{value:g}"
-        return f"{value:.5f}" if key == "expected" else f"{value.value:.5f} [{value.low:.5f}, {value.high:.5f}]"
+        """As of a single ensemble."""
+        return f"{value:g}" if key == "models" else self.ensembles[0].cell(key, value)
 
     def findings(self) -> list[str]:
-        """The verdict, then a few sentences."""
+        """The verdict, and what it rests on; of several ensembles, their verdicts."""
         if len(self.ensembles) == 1:
             return self.ensembles[0].findings()
         return [self.verdict, *(f"{one.key:g}: {one.verdict}" for one in self.ensembles)]
 
     def to_dict(self) -> Json:
         """Plain values, without those of every image; None for infinity."""
-        ensembles = [{**plain(one), "kind": one.kind, "findings": one.findings()} for one in self.ensembles]
+        ensembles = [{**one.to_dict(), "kind": one.kind} for one in self.ensembles]
         return {**super().to_dict(), "ensembles": ensembles}
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":

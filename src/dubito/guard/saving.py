@@ -7,13 +7,13 @@ parts-SIZE-CRC/00_NAME/            each score, as `save_score` writes it
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from dubito.errors import ArtefactError, DubitoError
+from dubito.errors import ArtefactError
 from dubito.guard.combination import Combination
 from dubito.guard.conformal import PredictionSets
 from dubito.guard.guarantee import Guarantee
@@ -58,33 +58,30 @@ def write_guard(guard: "Guard", folder: Path) -> None:
 
 def read_guard(folder: Path) -> "Guard":
     """Read back what `write_guard` wrote, without its model; every part is checked before it is used."""
+    return FOLDER.load(folder, lambda described: _read(folder, described))
+
+
+def _read(folder: Path, described: Mapping[str, Any]) -> "Guard":
     from dubito.guard.guard import Guard  # noqa: PLC0415 (which calls this)
 
-    described = FOLDER.read(folder)
-    parts = FOLDER.part(folder, described.get("parts"))
-    try:
-        state = load_file(parts / _STATE)
-        threshold = Threshold(**described["threshold"])
-        if not math.isfinite(threshold.value):
-            raise ValueError(f"a threshold of {threshold.value}")
-        guard = Guard(
-            guarantee=Guarantee(**described["guarantee"]),
-            threshold=threshold,
-            combination=Combination(described["weights"], described["aurc"]),
-            scores={name: load_score(_place(parts, place)) for name, place in described["scores"].items()},
-            reference_quantiles={name: state[f"score.{name}"] for name in described["scores"]},
-            uncertainty_quantiles=state[_UNCERTAINTY],
-            roles=Roles(**described["roles"]),
-            gate=described["gate"],
-            sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
-            classes=described["classes"],
-            provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
-            rows=described["rows"],
-        )
-    except ArtefactError:
-        raise
-    except (DubitoError, AttributeError, KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
-        raise ArtefactError(f"guard in '{folder}' cannot be restored ({error!r}). Save it again.") from error
+    parts = FOLDER.part(folder, described["parts"])
+    state = load_file(parts / _STATE)
+    guard = Guard(
+        guarantee=Guarantee(**described["guarantee"]),
+        threshold=Threshold(**described["threshold"]),
+        combination=Combination(described["weights"], described["aurc"]),
+        scores={name: load_score(_place(parts, place)) for name, place in described["scores"].items()},
+        reference_quantiles={name: state[f"score.{name}"] for name in described["scores"]},
+        uncertainty_quantiles=state[_UNCERTAINTY],
+        roles=Roles(**described["roles"]),
+        gate=described["gate"],
+        sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
+        classes=described["classes"],
+        provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
+        rows=described["rows"],
+    )
+    if not math.isfinite(guard.threshold.value):
+        raise ValueError(f"a threshold of {guard.threshold.value}")
     unknown = [name for name in (*guard.combination.weights, *guard.roles.names) if name not in guard.scores]
     if unknown or not guard.combination.weights:
         raise ArtefactError(f"guard in '{folder}' lacks the score '{(unknown or ['any'])[0]}'. Save it again.")

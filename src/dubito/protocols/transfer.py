@@ -127,9 +127,9 @@ class Transfer(Result):
     def over_seeds(self, scores: Sequence[str]) -> dict[str, MedianSpread]:
         """By data set and for their mean: median and distance over scores that are seeds of one head."""
         shared = [name for name in self.rows if all(name in self.r_auroc[score] for score in scores)]
-        found = {name: median_spread([self.r_auroc[score][name].value for score in scores]) for name in shared}
+        by_dataset = {name: median_spread([self.r_auroc[score][name].value for score in scores]) for name in shared}
         means = [mean for score in scores if (mean := self.mean(score)) is not None]
-        return found | ({"mean": median_spread(means)} if len(means) == len(scores) else {})
+        return by_dataset | ({"mean": median_spread(means)} if len(means) == len(scores) else {})
 
     def title(self) -> str:
         """What is compared."""

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import ValueRangeError
-from dubito.evaluate.rejection_result import ORIGINAL, UNCERTAINTIES, RejectionCurves, RejectionStudy
+from dubito.evaluate.rejection_result import METRICS, ORIGINAL, UNCERTAINTIES, RejectionCurves, RejectionStudy
 from dubito.explain.pictures import new_figure
 from dubito.report.page import render
 from dubito.report.svg import Axis, Line, lines, palette
 from dubito.validate import check_choice
 
-_METRICS = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "calibration error"}
 _KINDS = {
     "acceptance": "all images accepted up to a quantile of the uncertainty",
     "bucket": "images in the bucket that ends at a quantile of the uncertainty",
@@ -47,7 +46,7 @@ def write_rejection_page(study: RejectionStudy, to: str | Path) -> Path:
         rows=[_row(result, line) for result, line in zip(study.results, body, strict=True)],
         sections=[
             _section(study, uncertainty, temperature)
-            for uncertainty in _uncertainties(study)
+            for uncertainty in study.uncertainties
             for temperature in study.temperatures
         ],
         about=_ABOUT,
@@ -63,11 +62,11 @@ def rejection_figure(study: RejectionStudy, uncertainty: str, *, kind: str = "ac
         kind: "acceptance" or "bucket".
     """
     check_choice(kind, _KINDS, by="rejection_figure", what="kind")
-    figure, axes = new_figure(len(study.temperatures), len(_METRICS), width=3.6, height=2.9)
+    figure, axes = new_figure(len(study.temperatures), len(METRICS), width=3.6, height=2.9)
     for row, temperature in zip(axes, study.temperatures, strict=True):
         results = _by_size(study, uncertainty, temperature)
         colours = palette([name for name in results if name != ORIGINAL])
-        for panel, (metric, title) in zip(row, _METRICS.items(), strict=True):
+        for panel, (metric, title) in zip(row, METRICS.items(), strict=True):
             for name, result in results.items():
                 style = {"color": "black", "linestyle": "--"} if name == ORIGINAL else {"color": colours[name]}
                 panel.plot(study.levels, result.curves[kind][metric], label=name, linewidth=1.5, **style)
@@ -86,16 +85,12 @@ def _by_size(study: RejectionStudy, uncertainty: str, temperature: float) -> dic
         for result in study.results
         if result.order.temperature == temperature and result.order.uncertainty in (uncertainty, "entropy")
     }
-    if len(results) == 1 and len(study.results) > 1 and uncertainty not in _uncertainties(study):
+    if len(results) == 1 and len(study.results) > 1 and uncertainty not in study.uncertainties:
         raise ValueRangeError(
-            f"rejection_figure: uncertainty must be one of the study's, {', '.join(_uncertainties(study))}; "
+            f"rejection_figure: uncertainty must be one of the study's, {', '.join(study.uncertainties)}; "
             f"got '{uncertainty}'. Study it with uncertainties=[...]."
         )
     return results
-
-
-def _uncertainties(study: RejectionStudy) -> list[str]:
-    return list(dict.fromkeys(r.order.uncertainty for r in study.results if r.order.ensemble != ORIGINAL))
 
 
 def _facts(study: RejectionStudy) -> list[str]:
@@ -132,7 +127,7 @@ def _section(study: RejectionStudy, uncertainty: str, temperature: float) -> dic
 def _panels(
     study: RejectionStudy, results: dict[str, RejectionCurves], colours: dict[str, str], kind: str
 ) -> Iterator[tuple[str, str]]:
-    for metric, title in _METRICS.items():
+    for metric, title in METRICS.items():
         curves = {name: result.curves[kind][metric] for name, result in results.items()}
         ends = "; ".join(f"{name} from {y[0]:.3f} to {y[-1]:.3f}" for name, y in curves.items())
         yield (

@@ -130,7 +130,7 @@ def query_limits(
 ) -> tuple[Float64[np.ndarray, "n"], str]:
     """The threshold of every query, and what it is, in words."""
     if refuse_above is not None:
-        return _custom_limits(refuse_above, queries.rows), "the threshold that was given"
+        return _custom_limits(refuse_above, queries.rows), "the threshold that you set"
     if not rule.refuses_queries or state.thresholds is None:
         return np.full(queries.rows, np.inf), "no threshold"
     if rule.per_class and queries.labels is None:

@@ -271,27 +271,27 @@ class SafeIndex:
         state = self.backend.state()
         _thresholds(state)
         k, own = operator.index(k), None if exclude is None else as_list(exclude)
-        asked = read_embeddings(
+        embedded = read_embeddings(
             "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
         )
         if self.rule.refuses_queries or refuse_above is not None or sets:
-            asked.require_uncertainties(self.score, "query")
-        limits, against = query_limits(asked, self.rule, state, refuse_above)
-        refused: Bool[np.ndarray, "n"] = np.zeros(asked.rows, bool) if asked.u is None else asked.u > limits
-        count = neighbour_count(k, at_most if sets else None, state, own, asked.rows)
-        hits = nearest_items(self.backend, asked, refused, count, own, labelled=bool(state.labelled))
+            embedded.require_uncertainties(self.score, "query")
+        limits, against = query_limits(embedded, self.rule, state, refuse_above)
+        refused: Bool[np.ndarray, "n"] = np.zeros(embedded.rows, bool) if embedded.u is None else embedded.u > limits
+        count = neighbour_count(k, at_most if sets else None, state, own, embedded.rows)
+        hits = nearest_items(self.backend, embedded, refused, count, own, labelled=bool(state.labelled))
         within = None
-        if sets and asked.u is not None:
-            within = neighbour_sets(hits, self._current_radii(state), asked.u, refused, at_most)
+        if sets and embedded.u is not None:
+            within = neighbour_sets(hits, self._current_radii(state), embedded.u, refused, at_most)
         return SearchResult(
             **per_query(hits, refused, k),
             refused=refused,
-            uncertainty=asked.u,
+            uncertainty=embedded.u,
             thresholds=limits,
             against=against,
             sets=within,
             exact=hits.exact,
-            queries=asked.ids,
+            queries=embedded.ids,
         )
 
     def approximate(self, kind: str | None = None, *, effort: int | None = None) -> Approximation:
