@@ -194,7 +194,7 @@ def corpus(clean: dubito.Table, augmented: dubito.Table | None, photos: torch.Te
     """The rows of some photographs, clean and augmented."""
     if augmented is None:
         return chosen_rows(clean, photos)
-    rows = torch.isin(augmented.whole("photo"), photos).nonzero()[:, 0]
+    rows = torch.isin(augmented.whole("image_index"), photos).nonzero()[:, 0]
     return dubito.concat(chosen_rows(clean, photos), chosen_rows(augmented, rows))
 
 

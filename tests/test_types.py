@@ -90,7 +90,7 @@ def test_a_score_without_rows_is_no_score():
         Score()
 
 
-def test_a_path_in_place_of_a_table_is_told():
+def test_a_path_in_place_of_a_table_is_refused():
     # The types are checked first under test, and not where people work: the functions inside are asked.
     fitted = Norm().fit(Table(feature=[[1.0]], label=[0]))
     with pytest.raises(
@@ -98,7 +98,7 @@ def test_a_path_in_place_of_a_table_is_told():
     ):
         inspect.unwrap(Score.fit)(fitted, "cache/train")
     assert not fitted.is_fitted
-    with pytest.raises(TableError, match=r'first\.score: table must be a table; the path "cache/test" came\. Open it'):
+    with pytest.raises(TableError, match=r'first\.score: table must be a table; got the path "cache/test"\. Open it'):
         inspect.unwrap(Score.score)(First(), "cache/test")
     with pytest.raises(TableError, match=r"first\.score: table must be a table, from .*; got Tensor\. Make one"):
         inspect.unwrap(Score.score)(First(), torch.zeros(2, 3))
@@ -110,7 +110,7 @@ def test_scores_that_are_not_finite_are_errors():
         First().score(table)
     assert str(error.value) == (
         "first.score of cache/test: 3 of 4 values are NaN or infinite, the first at position 1. "
-        "Uncertainties must be finite: look at the logits or features of that row."
+        "Uncertainties must be finite: check the logits or features of that row."
     )
 
 

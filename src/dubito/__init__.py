@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"dubito.{_HOMES[name]}"), "open_cache" if name == "open" else name)
     if name.startswith("__"):
-        raise AttributeError(name)  # asked for by tools, never by people: nothing is imported for it
+        raise AttributeError(name)  # looked up by tools, never by people: nothing is imported for it
     from dubito.validate import nearest  # noqa: PLC0415 (imports torch)
 
     raise AttributeError(f"module 'dubito' has no attribute '{name}'; did you mean '{nearest(name, __all__)[0]}'?")

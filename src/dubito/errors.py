@@ -1,4 +1,4 @@
-"""What can go wrong, as one family: every message says what was expected, what was given and how to repair it."""
+"""What can go wrong, as one family: every message says what was expected, what was passed and how to repair it."""
 
 
 class DubitoError(Exception):
@@ -74,7 +74,7 @@ class ArtefactError(DubitoError):
 
 
 class GuardError(DubitoError):
-    """A guarantee cannot be given with these images; the message says how many would do."""
+    """No guarantee is possible with these images; the message says how many would do."""
 
 
 class DubitoWarning(UserWarning):

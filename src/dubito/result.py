@@ -56,7 +56,7 @@ class Result:
         return []
 
     def findings(self) -> list[str]:
-        """What was found, in whole sentences."""
+        """What the numbers mean, in whole sentences."""
         return []
 
     def heading(self, key: str) -> str:
@@ -69,11 +69,11 @@ class Result:
 
     def to_dict(self) -> Json:
         """Everything as plain values, ready for JSON."""
-        found: Json = plain(self)
-        return {**found, "findings": self.findings()} if self.findings() else found
+        values: Json = plain(self)
+        return {**values, "findings": self.findings()} if self.findings() else values
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """`to_dict` as JSON text, also written to a file if a path is given."""
+        """`to_dict` as JSON text, also written to `path`, if there is one."""
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         if path is not None:
             export(path, text.encode())
@@ -219,7 +219,7 @@ def fact_list(title: str, pairs: Mapping[str, str]) -> "RenderableType":
 
 
 def axes(ax: "Axes | None" = None, *, size: tuple[float, float] = (5, 4)) -> "Axes":
-    """The axes to draw on: those given, or a new figure's."""
+    """The axes to draw on: `ax`, or those of a new figure."""
     if ax is not None:
         return ax
     try:

@@ -1,4 +1,4 @@
-"""Every promise about files, once: written in one step, locked while written, and proof against damage.
+"""Every guarantee about files, once: written in one step, locked while written, and proof against damage.
 
 A kill or a full disk at any instant leaves a file, or a saved folder, as it was before or as it should be after.
 
@@ -83,7 +83,7 @@ def write_csv(path: str | Path, lines: Iterable[Sequence[object]]) -> Path:
 
 
 def export(path: str | Path, data: bytes) -> Path:
-    """Replace a file that a user asked for in one step and return its path; its folder is made."""
+    """Replace a user's file in one step and return its path; its folder is made."""
     place = Path(path)
     with writing(f"'{place.name}'", place.parent):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -176,21 +176,21 @@ class SavedFolder:
                 f"no {self.kind} in '{folder}': {self.description} is not there. Save one with {self.how}."
             )
         try:
-            found: Any = json.loads(path.read_text(encoding="utf-8"))
+            entries: Any = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, OSError, RecursionError) as error:
             raise ArtefactError(f"{self.kind} in '{folder}' cannot be read ({error}). Copy it again.") from error
-        written = found.get("format") if isinstance(found, dict) else type(found).__name__
+        written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
         if written != self.format:
             raise ArtefactError(
                 f"{self.kind} in '{folder}' must be of format {self.format}; got {written}. Update dubito, or make the "
                 f"{self.kind} again."
             )
-        if found.get("digest") != _sealed(found)["digest"]:
+        if entries.get("digest") != _sealed(entries)["digest"]:
             raise ArtefactError(
                 f"{self.kind} in '{folder}': {self.description} was changed after it was written. Copy the whole "
                 f"folder again, or make the {self.kind} again."
             )
-        return dict(found)
+        return dict(entries)
 
     def load(self, folder: Path, read: Callable[[dict[str, Any]], Loaded]) -> Loaded:
         """What `read` makes of the description; where the folder is replaced meanwhile, of the new one."""

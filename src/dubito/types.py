@@ -6,7 +6,7 @@ Higher is always more uncertain. A probe needs model and images and writes named
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -237,7 +237,7 @@ class Score(ABC):
         self.check_columns(table)
         self.check_fitted()
         self.check_provenance(table)
-        parts = [self.score_batch(batch).double() for batch in table.batches(*self.needs)]
+        parts = [self.score_batch(batch).double() for batch in self.batches(table)]
         u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
         return finite(u, f"{self.name}.score of {table.name}")
 
@@ -265,6 +265,10 @@ class Score(ABC):
                 f"{self.name}.score: {table.name} was made by another model ({table.model_id}) than the table that "
                 f"{self.name} was fitted on ({fitted_on}). Fit it on a table of the same model and transform."
             )
+
+    def batches(self, table: Table) -> Iterator[Table]:
+        """The rows of a table with the columns that the score reads, as many in memory as it can score at once."""
+        return table.batches(*self.needs)
 
     @abstractmethod
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:

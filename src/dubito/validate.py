@@ -1,6 +1,6 @@
 """Checks that several rooms need, each written once.
 
-Every message says what was expected, what was given and how to repair it. `by` is the function that the user called.
+Every message says what was expected, what was passed and how to repair it. `by` is the function that the user called.
 """
 
 import types

@@ -39,8 +39,8 @@ def test_rows_are_epochs_times_photos(model, network, photos, tmp_path):
     assert len(table) == 21
     assert list(table.id) == [f"{name}@{epoch}" for epoch in range(3) for name in ids]
     assert table.whole("epoch").tolist() == [0] * 7 + [1] * 7 + [2] * 7
-    assert table.whole("photo").tolist() == list(range(7)) * 3
-    assert (table.whole("epoch").dtype, table.whole("photo").dtype) == (torch.int64, torch.int64)
+    assert table.whole("image_index").tolist() == list(range(7)) * 3
+    assert (table.whole("epoch").dtype, table.whole("image_index").dtype) == (torch.int64, torch.int64)
     label = dubito.open_images(photos).labels.repeat(3)
     assert torch.equal(table.label, label)
     logit = expected(model, network, photos, Augment(), range(21))
@@ -66,11 +66,11 @@ def test_one_epoch_without_augmentation_is_as_ever(model, photos, tmp_path):
     manifest = json.loads((tmp_path / "plain" / "manifest.json").read_text())
     assert not {"augmentation", "targets"} & set(manifest["identity"])
     assert manifest["probes"]["forward"]["settings"] == {"feature_dtype": "float16", "store_logit": True}
-    assert not {"epoch", "photo"} & set(plain.columns)
+    assert not {"epoch", "image_index"} & set(plain.columns)
     with pytest.raises(
-        TableError, match=r"needs column 'photo'.*an extraction of augmented epochs \(epochs=\.\.\., aug"
+        TableError, match=r"needs column 'image_index'.*an extraction of augmented epochs \(epochs=\.\.\., aug"
     ):
-        plain.whole("photo")
+        plain.whole("image_index")
 
 
 def test_one_augmented_epoch(model, network, photos, tmp_path):
@@ -182,7 +182,7 @@ def test_a_broken_photo_is_left_out_of_every_epoch(model, photos, tmp_path):
         table = extract(model, photos, tmp_path / "cache", epochs=3)
     assert [name for name, _ in table.skipped] == ["b/001.png@0", "b/001.png@1", "b/001.png@2"]
     left = [photo for photo in range(7) if photo != 3]  # a/000 a/003 a/006 b/001 ...
-    assert table.whole("photo").tolist() == left * 3
+    assert table.whole("image_index").tolist() == left * 3
     assert table.whole("epoch").tolist() == [0] * 6 + [1] * 6 + [2] * 6
 
 
@@ -210,7 +210,7 @@ def test_a_further_probe_runs_over_the_same_pictures(model, photos, tmp_path):
     torch.testing.assert_close(table.whole("brightness"), x.mean((1, 2, 3)))
 
 
-@pytest.mark.parametrize("column", ["epoch", "photo"])
+@pytest.mark.parametrize("column", ["epoch", "image_index"])
 def test_epoch_and_photo_belong_to_the_extraction(model, photos, tmp_path, column):
     class Odd:
         name, price = "odd", "nothing"

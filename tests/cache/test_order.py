@@ -47,7 +47,7 @@ def test_folders_by_place_are_told_of_once(folder, tmp_path, store_logit):
         r"labels of '.*photos' seem to be the model's classes in another order: they agree with its answers on 33\.3 % "
         r"of 60 images, and with classes exchanged on 100\.0 % \(label 0 'blue' -> class 2, label 2 'red' -> class "
         r"0\)\. The model does not name its classes, so class names were taken for them in sorted order\. Run "
-        r"dubito\.audit\(model, images\) \(dubito audit MODEL IMAGES\), which tells what to repair\.$"
+        r"dubito\.audit\(model, images\) \(dubito audit MODEL IMAGES\), which reports what to repair\.$"
     )
     with pytest.warns(LabelOrderWarning, match=told) as warned:
         table = dubito.extract(brightest(), folder, tmp_path / "cache", **options)

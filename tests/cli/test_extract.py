@@ -127,7 +127,7 @@ def test_augmented_epochs(run: Run, images: Path, weights: Path, tmp_path: Path)
     command = ("extract", MODEL, images, "--to", tmp_path / "cache", "--weights", weights, "--workers", 0)
     found = run(*command, "--epochs", 2, "--augment", "strong=box", "--json").json
     assert (found["epochs"], found["images"], found["rows"]) == (2, 2 * COUNT, 2 * COUNT)
-    assert found["columns"]["photo"] == [2 * COUNT]
+    assert found["columns"]["image_index"] == [2 * COUNT]
     assert f"{2 * COUNT} ({COUNT} in 2 augmented epochs)" in run(*command, "--epochs", 2, "--augment", "strong=box").out
     stale = run(*command, "--epochs", 2, "--augment", "strong=box,seed=3")
     assert stale.code == 1

@@ -32,8 +32,8 @@ def array(image):
     return np.asarray(image).astype(int)
 
 
-def plain(augment, image, size=(16, 16), epoch=0, photo=0):
-    return augment.plain(image, size, epoch=epoch, photo=photo)
+def plain(augment, image, size=(16, 16), epoch=0, index=0):
+    return augment.plain(image, size, epoch=epoch, index=index)
 
 
 def ramps(side=256):
@@ -47,7 +47,7 @@ def test_crops_are_spread_as_those_of_torchvision():
     augment = Augment(flip=0.0, jitter=0.0)
     found = []
     for photo in range(800):
-        out = array(plain(augment, image, (size, size), photo=photo))
+        out = array(plain(augment, image, (size, size), index=photo))
         # Away from the border, where bicubic resizing bends the ramp: size - 3 of the size steps across the crop.
         w = (out[size // 2, -2, 0] - out[size // 2, 1, 0]) * size / (size - 3)
         h = (out[-2, size // 2, 1] - out[1, size // 2, 1]) * size / (size - 3)
@@ -65,7 +65,7 @@ def test_a_crop_is_resized_bilinearly_or_bicubically_at_random():
     image = NOISE.crop((0, 0, 24, 24))
     modes = (transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC)
     bilinear, bicubic = (array(pixels.resize(image, [16, 16], mode)) for mode in modes)
-    out = [array(plain(Augment(**STILL), image, photo=photo)) for photo in range(200)]
+    out = [array(plain(Augment(**STILL), image, index=photo)) for photo in range(200)]
     soft = sum(np.array_equal(one, bilinear) for one in out)
     hard = sum(np.array_equal(one, bicubic) for one in out)
     assert soft + hard == 200
@@ -78,15 +78,15 @@ def test_flips():
     usual = Augment(**{**STILL, "flip": 0.5})
     flips = 0
     for photo in range(200):
-        straight = array(plain(still, image, photo=photo))
-        np.testing.assert_array_equal(array(plain(always, image, photo=photo)), straight[:, ::-1])
-        flips += np.array_equal(array(plain(usual, image, photo=photo)), straight[:, ::-1])
+        straight = array(plain(still, image, index=photo))
+        np.testing.assert_array_equal(array(plain(always, image, index=photo)), straight[:, ::-1])
+        flips += np.array_equal(array(plain(usual, image, index=photo)), straight[:, ::-1])
     assert 75 <= flips <= 125
 
 
 def test_two_of_five_images_are_jittered():
     image = flat((90, 120, 150))
-    outs = (plain(Augment(), image, (2, 2), photo=photo) for photo in range(1000))
+    outs = (plain(Augment(), image, (2, 2), index=photo) for photo in range(1000))
     assert 350 <= sum(out.getpixel((0, 0)) != (90, 120, 150) for out in outs) <= 450
 
 
@@ -96,7 +96,7 @@ def test_a_jitter_multiplies_by_factors_from_06_to_14():
         augment = Augment(**{**STILL, "jitter": 1.0}, **others)
         # Half 50, half 150, grey 100: contrast moves both away from the mean 100. Saturation leaves grey alone.
         image = Image.fromarray(np.repeat([[[50], [150]]], 3, axis=2).repeat(2, axis=0).astype(np.uint8))
-        values = np.array([array(plain(augment, image, (2, 2), photo=photo))[0, :, 0] for photo in range(300)])
+        values = np.array([array(plain(augment, image, (2, 2), index=photo))[0, :, 0] for photo in range(300)])
         dark = {"brightness": (30, 70), "contrast": (70, 30), "saturation": (50, 50)}[name]  # 50 * 0.6, 100 - 50 * 0.6
         assert abs(values[:, 0].min() - min(dark)) <= 1
         assert abs(values[:, 0].max() - max(dark)) <= 1
@@ -113,10 +113,10 @@ def test_jitters_come_in_every_order_and_leave_the_hue():
         for name in order:
             out = getattr(pixels, f"adjust_{name}")(out, steps[name])
         expected.add(out.tobytes())
-    assert {plain(augment, image, photo=photo).tobytes() for photo in range(100)} == expected
+    assert {plain(augment, image, index=photo).tobytes() for photo in range(100)} == expected
     assert len(expected) == 6
     for photo in range(50):
-        out = array(plain(Augment(jitter=1.0), flat((120, 120, 120)), photo=photo))
+        out = array(plain(Augment(jitter=1.0), flat((120, 120, 120)), index=photo))
         assert (out == out[..., :1]).all(), "grey has no hue and stays grey"
 
 
@@ -125,8 +125,8 @@ def test_nobody_elses_random_numbers_matter_or_change(strong):
     augment = Augment(strong=strong, strong_share=1.0)
 
     def whole():
-        out = augment.strengthen(plain(augment, NOISE, epoch=3, photo=5), epoch=3, photo=5)
-        return out.tobytes(), augment.mix(epoch=3, photo=5, n=9)
+        out = augment.strengthen(plain(augment, NOISE, epoch=3, index=5), epoch=3, index=5)
+        return out.tobytes(), augment.mix(epoch=3, index=5, n=9)
 
     random.seed(0)
     torch.manual_seed(0)
@@ -140,7 +140,7 @@ def test_nobody_elses_random_numbers_matter_or_change(strong):
 
 
 def test_seed_epoch_and_photo_each_change_the_image():
-    seen = [plain(Augment(seed=seed), NOISE, epoch=epoch, photo=photo).tobytes()
+    seen = [plain(Augment(seed=seed), NOISE, epoch=epoch, index=photo).tobytes()
             for seed, epoch, photo in itertools.product(range(3), repeat=3)]  # fmt: skip
     assert len(set(seen)) == 27
 
@@ -149,8 +149,8 @@ def test_half_of_the_rows_are_blurred_or_covered():
     for kind in ("blur", "box", "noise"):
         augment, changed = Augment(strong=kind), 0
         for photo in range(200):
-            image = plain(augment, NOISE, (20, 20), photo=photo)
-            out = augment.strengthen(image, epoch=0, photo=photo)
+            image = plain(augment, NOISE, (20, 20), index=photo)
+            out = augment.strengthen(image, epoch=0, index=photo)
             if out.tobytes() != image.tobytes():
                 changed += 1
             if kind == "box":
@@ -163,13 +163,13 @@ def test_half_of_the_rows_are_blurred_or_covered():
 def test_blurs_are_those_of_corruptions():
     augment = Augment(strong="blur", strong_share=1.0)
     ladder = [corrupt(NOISE, "blur", severity).tobytes() for severity in range(1, 6)]
-    found = {augment.strengthen(NOISE, epoch=0, photo=photo).tobytes() for photo in range(60)}
+    found = {augment.strengthen(NOISE, epoch=0, index=photo).tobytes() for photo in range(60)}
     assert found == set(ladder)
 
 
 def test_augmix_changes_half_of_the_rows():
     augment = Augment(strong="augmix")
-    outs = [augment.strengthen(NOISE, epoch=0, photo=photo) for photo in range(40)]
+    outs = [augment.strengthen(NOISE, epoch=0, index=photo) for photo in range(40)]
     changed = [out for out in outs if out.tobytes() != NOISE.tobytes()]
     assert 10 <= len(changed) <= 30
     assert len({out.tobytes() for out in changed}) > len(changed) // 2
@@ -180,26 +180,26 @@ def test_small_crops_keep_at_most_a_quarter():
     image = ramps()
     augment = Augment(flip=0.0, jitter=0.0, strong="crop", strong_share=1.0)
     for photo in range(50):
-        out = array(plain(augment, image, (64, 64), photo=photo))
+        out = array(plain(augment, image, (64, 64), index=photo))
         w, h = np.ptp(out[..., 0]) * 64 / 63, np.ptp(out[..., 1]) * 64 / 63
         assert 0.06 < w * h / 256**2 < 0.28
-        assert augment.strengthen(NOISE, epoch=0, photo=photo) is NOISE
+        assert augment.strengthen(NOISE, epoch=0, index=photo) is NOISE
 
 
 def test_mixup_draws_partners_and_weights():
-    mixes = [Augment(strong="mixup", strong_share=1.0).mix(epoch=epoch, photo=2, n=5) for epoch in range(1000)]
+    mixes = [Augment(strong="mixup", strong_share=1.0).mix(epoch=epoch, index=2, n=5) for epoch in range(1000)]
     counts = np.bincount([mix.partner for mix in mixes], minlength=5)
     assert counts[2] == 0, "nobody is mixed with itself"
     assert (counts[[0, 1, 3, 4]] > 200).all()
     assert stats.kstest([mix.weight for mix in mixes], stats.beta(0.8, 0.8).cdf).pvalue > 0.01
     assert {mix.box for mix in mixes} == {None}
-    usual = [Augment(strong="mixup").mix(epoch=epoch, photo=2, n=5) for epoch in range(1000)]
+    usual = [Augment(strong="mixup").mix(epoch=epoch, index=2, n=5) for epoch in range(1000)]
     assert 450 <= sum(mix is None for mix in usual) <= 550
 
 
 def test_cutmix_s_weight_is_what_the_box_leaves():
     augment = Augment(strong="cutmix", strong_share=1.0)
-    mixes = [augment.mix(epoch=0, photo=photo, n=1000) for photo in range(500)]
+    mixes = [augment.mix(epoch=0, index=photo, n=1000) for photo in range(500)]
     for mix in mixes:
         left, top, right, bottom = mix.box
         assert 0 <= left <= right <= 1
@@ -217,10 +217,10 @@ def test_blending_by_hand():
 
 
 def test_others_have_nothing_to_mix():
-    assert Augment(strong="blur", strong_share=1.0).mix(epoch=0, photo=0, n=5) is None
+    assert Augment(strong="blur", strong_share=1.0).mix(epoch=0, index=0, n=5) is None
     assert not Augment(strong="blur").mixes
     assert Augment(strong="cutmix").mixes
-    assert Augment(strong="cutmix", strong_share=1.0).mix(epoch=0, photo=0, n=1) is None
+    assert Augment(strong="cutmix", strong_share=1.0).mix(epoch=0, index=0, n=1) is None
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_rows_are_epochs_times_photos():
     assert found.labels.tolist() == [0, 1, 0, 1, 2] * 3
     assert found.classes == ("x", "y", "z")
     assert found.epoch.tolist() == [0] * 5 + [1] * 5 + [2] * 5
-    assert found.photo.tolist() == [0, 1, 2, 3, 4] * 3
+    assert found.image_index.tolist() == [0, 1, 2, 3, 4] * 3
     assert [part.tolist() for part in found.place([7, 14])] == [[1, 2], [2, 4]]
     assert Augmented(ArrayImages(images=PIXELS), 2, Augment()).labels is None
 
@@ -285,7 +285,7 @@ def test_rows_are_epochs_times_photos():
 def test_pixels_come_at_the_model_s_size():
     found = rows().read(11)
     assert (found.dtype, tuple(found.shape)) == (torch.uint8, (8, 6, 3))
-    expected = Augment().plain(photos().read(1), (8, 6), epoch=2, photo=1)
+    expected = Augment().plain(photos().read(1), (8, 6), epoch=2, index=1)
     assert torch.equal(found, torch.from_numpy(np.array(expected)))
 
 
@@ -293,7 +293,7 @@ def test_without_a_size_images_keep_theirs():
     found = rows(size=None).read(6)
     assert isinstance(found, Image.Image)
     assert found.size == (10, 12)
-    assert found.tobytes() == Augment().plain(photos().read(1), (12, 10), epoch=1, photo=1).tobytes()
+    assert found.tobytes() == Augment().plain(photos().read(1), (12, 10), epoch=1, index=1).tobytes()
 
 
 @pytest.mark.parametrize("strong", [None, "augmix", "cutmix", "mixup", "blur", "crop", "box"])
@@ -312,7 +312,7 @@ def test_a_mixed_row_shows_what_mixing_tells():
         found = rows(FLAT, 8, size, strong=strong, jitter=0.0)
         partners, weights = found.mixing(range(40))
         assert 10 < (weights < 1).sum() < 30
-        assert (partners[weights == 1] == found.photo[weights == 1]).all()
+        assert (partners[weights == 1] == found.image_index[weights == 1]).all()
         for row in range(40):
             pixels = np.asarray(found.read(row))[..., 0].astype(float)
             own, other, weight = float(COLOURS[row % 5]), float(COLOURS[partners[row]]), float(weights[row])

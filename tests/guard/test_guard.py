@@ -210,7 +210,7 @@ def test_nan_is_an_error_at_fit_and_at_use() -> None:
 
 
 def test_augmented_rows_are_not_independent() -> None:
-    table = blobs(100).extended(photo=torch.arange(100) // 2)
+    table = blobs(100).extended(image_index=torch.arange(100) // 2)
     with pytest.raises(GuardError, match="several augmented rows of each image"):
         Guard.fit(None, table)
 

@@ -70,7 +70,7 @@ def test_nothing_to_measure():
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_one_image_has_no_order(rows):
-    table = Table(feature=torch.randn(rows, 8), label=[0] * rows, loss=torch.rand(rows), photo=[0] * rows)
+    table = Table(feature=torch.randn(rows, 8), label=[0] * rows, loss=torch.rand(rows), image_index=[0] * rows)
     with pytest.raises(TableError) as error:
         HeldOut.of(table, Recipe())
     assert str(error.value) == (
@@ -87,7 +87,7 @@ def augmented(photos: int = 30, epochs: int = 3) -> Table:
         feature=base.feature.repeat(epochs, 1) + near,
         label=base.label.repeat(epochs),
         loss=base.loss.repeat(epochs),
-        photo=torch.arange(photos).repeat(epochs),
+        image_index=torch.arange(photos).repeat(epochs),
         epoch=torch.arange(epochs).repeat_interleave(photos),
     )
 
@@ -138,8 +138,8 @@ def test_a_share_of_rows():
 def test_crops_of_one_image_stay_together():
     kept, out = split(augmented(), 0.3)
     assert (len(kept), len(out)) == (63, 27)
-    assert not set(kept.whole("photo").tolist()) & set(out.whole("photo").tolist())
-    assert len(out.whole("photo").unique()) == 9
+    assert not set(kept.whole("image_index").tolist()) & set(out.whole("image_index").tolist())
+    assert len(out.whole("image_index").unique()) == 9
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, math.nan])
@@ -169,7 +169,7 @@ def joined_epochs() -> Table:
         feature=torch.randn(20, 3),
         loss=torch.rand(20),
         id=[f"{name}@{epoch}" for epoch in range(2) for name in names],
-        photo=torch.arange(10).repeat(2),
+        image_index=torch.arange(10).repeat(2),
         epoch=torch.arange(2).repeat_interleave(10),
     )
     return concat(clean, augmented)

@@ -187,7 +187,7 @@ def test_a_share_is_held_out_by_photograph(monkeypatch):
         feature=base.feature.repeat(3, 1) + 0.01 * torch.randn(180, 6, generator=torch.Generator().manual_seed(0)),
         loss=base.loss.repeat(3),
         label=base.label.repeat(3),
-        photo=torch.arange(60).repeat(3),
+        image_index=torch.arange(60).repeat(3),
         epoch=torch.arange(3).repeat_interleave(60),
     )
     seen = {}
@@ -200,7 +200,7 @@ def test_a_share_is_held_out_by_photograph(monkeypatch):
     monkeypatch.setattr(dubito.heads.training, "train_head", watched)
     found = train(crops, held_out=0.25, **SMALL)
     assert (len(seen["train"]), len(seen["out"])) == (135, 45)
-    assert not set(seen["train"].whole("photo").tolist()) & set(seen["out"].whole("photo").tolist())
+    assert not set(seen["train"].whole("image_index").tolist()) & set(seen["out"].whole("image_index").tolist())
     assert found.head.trained_["table_rows"] == 135
     out = seen["out"].rows(slice(0, 15))  # the first epoch
     expected = metrics.r_auroc(out.feature, out.label, found.head.score(out))

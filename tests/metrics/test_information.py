@@ -276,7 +276,7 @@ def test_entropy_and_size():
          r"must have the axes \(m, n, c\), none of them empty; got shape \(1, 2\)"),
         (lambda: decompose(np.zeros((0, 2, 3))), TableError, r"got shape \(0, 2, 3\)"),
         (lambda: decompose([[[0.5, 0.5]]], [1.0, 2.0]), TableError,
-         r"weights must be \(1,\) or \(1, 1\); got \(2, 1\)\. Give one weight a member"),
+         r"weights must be \(1,\) or \(1, 1\); got \(2, 1\)\. Give one weight per member"),
         (lambda: decompose([[[0.5, 0.5]]], [-1.0]), ValueRangeError, r"weights must not be negative, and not all zero"),
         (lambda: decompose([[[0.5, 0.5]]], [0.0]), ValueRangeError, r"not all zero for an input; the lowest is 0"),
         (lambda: partitioned(np.full((6, 1, 2), 0.5), 4), ValueRangeError,

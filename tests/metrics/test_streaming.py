@@ -188,7 +188,7 @@ def test_memory_does_not_grow_with_members():
         (lambda: MemberStream(temperature=0.0), ValueRangeError,
          r"temperature must be positive and finite; got 0\.0\. 1 leaves logits as they are\."),
         (lambda: MemberStream(temperature=math.inf), ValueRangeError, r"got inf"),
-        (lambda: MemberStream().summary(), TableError, r"no member was given\. Add the logits of at least one\."),
+        (lambda: MemberStream().summary(), TableError, r"there are no members\. Add the logits of at least one\."),
         (lambda: streamed(drawn(2, 5, 3), 1, sizes=[2]).between(), ValueRangeError,
          r"sizes of sub-ensembles must divide the 5 members; got \[2\]\. `sub_ensembles` lists those that do\."),
         (lambda: streamed(torch.full((1, 2, 3), math.nan), 1).summary(), ValueRangeError, r"uncertainty of members"),
@@ -243,7 +243,7 @@ def test_confident_inputs_keep_a_variance():
 
 def test_variance_errors():
     stream = VarianceStream()
-    with pytest.raises(TableError, match=r"^no member was given\. Add the logits of at least one\.$"):
+    with pytest.raises(TableError, match=r"^there are no members\. Add the logits of at least one\.$"):
         stream.variance()
     stream.add(member_logits())
     with pytest.raises(TableError, match=r"\(n, c\) was \(9, 5\) at first and is \(8, 5\) now"):

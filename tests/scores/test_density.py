@@ -81,7 +81,7 @@ def test_the_number_of_components():
     assert len(Density(start="free").fit(wide).weights_) == 5
     assert len(Density(start="free").fit(train.select("feature", "label")).weights_) == 3
     with pytest.raises(
-        TableError, match=r"^density\.fit: components must be given; table in memory has neither label nor logit to te"
+        TableError, match=r"^density\.fit: components must be set; table in memory has neither label nor logit to co"
     ):
         Density(start="free").fit(train.select("feature"))
     with pytest.raises(
@@ -356,7 +356,7 @@ def test_default_density_without_labels_and_its_words():
     density = default_density(table)
     assert (density.components, density.start) == (2, "free")
     assert describe_density(density, table) == (
-        "2 Gaussians (found by k-means), full covariances of 4 features, by EM, 0.0 MB"
+        "2 Gaussians (by k-means), full covariances of 4 features, by EM, 0.0 MB"
     )
     many = Table(feature=torch.zeros(2000, 100), label=torch.arange(2000) % 200)
     assert describe_density(default_density(many), many) == (
@@ -366,12 +366,10 @@ def test_default_density_without_labels_and_its_words():
     free = Density(start="free", covariance="diagonal", max_iterations=0)
     assert (
         describe_density(free, table)
-        == "10 Gaussians (found by k-means), diagonal covariances of 4 features, in closed form, 0.0 MB"
+        == "10 Gaussians (by k-means), diagonal covariances of 4 features, in closed form, 0.0 MB"
     )
     fitted = Density(components=3, start="free", covariance="tied", neurons=2).fit(table)
-    assert describe_density(fitted, None) == (
-        "3 Gaussians (found by k-means), tied covariances of 2 features, by EM, 0.0 MB"
-    )
+    assert describe_density(fitted, None) == ("3 Gaussians (by k-means), tied covariances of 2 features, by EM, 0.0 MB")
     assert describe_density(Density(), None) == "density"
 
 

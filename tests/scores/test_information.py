@@ -21,8 +21,8 @@ from dubito.scores import (
     load_score,
     save_score,
 )
-from dubito.scores.information import score_blocks
 from dubito.table import Provenance, Table, writer_of
+from dubito.types import Score
 
 ALL = [MutualInformation, WeightedMutualInformation, ExpectedEntropy, VariationRatio, PredictiveEntropy]
 
@@ -285,7 +285,7 @@ def test_a_path_is_no_table(path):
     score = MutualInformation()
     message = r'mutual_information.score: table must be a table; .*the path "cache/test".* Open it: dubito.open'
     with pytest.raises(TableError, match=message):
-        score_blocks.__wrapped__(score, path)
+        Score.score.__wrapped__(score, path)
 
 
 def test_saved_settings(tmp_path):

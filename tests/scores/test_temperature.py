@@ -208,7 +208,7 @@ def test_a_summary_is_not_enough_for_a_temperature():
         score.score(Table(logit=table.logit, tiles_3=torch.zeros(100, 9)))
     assert str(error.value) == (
         "temperature.score needs column 'tiles_3_logit'; table in memory has logit, tiles_3. It is written by the "
-        'probe of tiles (extract(..., probes=[dubito.probes.Tiles()])), with keep="logits".'
+        'tiles probe (dubito.extract(..., probes=[dubito.probes.Tiles()])), with keep="logits".'
     )
 
 

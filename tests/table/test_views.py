@@ -138,11 +138,11 @@ def test_labels_are_joined_where_their_names_agree():
 
 
 def test_photographs_of_a_table_without_epochs_are_its_rows():
-    crops = Table(loss=[1.0, 2.0, 3.0, 4.0], photo=[0, 1, 0, 1], epoch=[0, 0, 1, 1])
+    crops = Table(loss=[1.0, 2.0, 3.0, 4.0], image_index=[0, 1, 0, 1], epoch=[0, 0, 1, 1])
     both = concat(Table(loss=[5.0, 6.0, 7.0]), crops)
-    assert both.whole("photo").tolist() == [0, 1, 2, 0, 1, 0, 1]
+    assert both.whole("image_index").tolist() == [0, 1, 2, 0, 1, 0, 1]
     assert both.whole("epoch").tolist() == [0, 0, 0, 0, 0, 1, 1]
-    assert "photo" not in concat(table_of(2), table_of(2))
+    assert "image_index" not in concat(table_of(2), table_of(2))
 
 
 def refused(text, *arguments, by=concat):
@@ -349,11 +349,11 @@ def test_a_first_table_that_says_little_hides_no_difference_between_the_others()
 
 
 def test_an_ensemble_of_augmented_epochs_keeps_crops_of_a_photograph_together():
-    places = {"photo": torch.arange(8) % 4, "epoch": torch.arange(8) // 4}
+    places = {"image_index": torch.arange(8) % 4, "epoch": torch.arange(8) // 4}
     both = ensemble([said_by(1, **places), said_by(2, **places)])
-    assert (both.whole("photo").tolist(), both.whole("epoch").tolist()) == ([0, 1, 2, 3] * 2, [0] * 4 + [1] * 4)
+    assert (both.whole("image_index").tolist(), both.whole("epoch").tolist()) == ([0, 1, 2, 3] * 2, [0] * 4 + [1] * 4)
     with pytest.raises(TableError, match="must have the same images; row 1 is '1' and '0'"):
-        ensemble([said_by(1, **places), said_by(2, **{**places, "photo": torch.arange(8) // 2})])
+        ensemble([said_by(1, **places), said_by(2, **{**places, "image_index": torch.arange(8) // 2})])
 
 
 def test_ensembles_that_of_different_settings_are_not_joined():

@@ -7,7 +7,7 @@ block, so a resumed extraction gives the same bytes as an undisturbed one.
 Each image is read from the disk once: the hash of its content comes from the bytes that were read for decoding, and the
 hash of all contents is written down in the end. So on resuming, images that this run decodes are compared with the
 hashes of their block's rows, and all others are read for the comparison alone. Exceptions: images of a user's own class
-have a digest of the whole only, which is asked for first; a torch Dataset that does not list its labels is read for
+have a digest of the whole only, which is computed first; a torch Dataset that does not list its labels is read for
 them; images that are mixed or augmented anew are read for each row; a zip archive's hashes come from its directory.
 """
 
@@ -90,7 +90,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         targets: What the task loss compares the logits with where that is not the class: an array (n, ...), one row
             per image, such as (n, c) of zeros and ones for binary cross-entropy; or an .npy or .npz file of it.
         epochs: How often every image is extracted, each time augmented anew; with one epoch, images are not augmented.
-        augment: Settings of the augmentation, Augment() by default; if given, a single epoch is augmented too.
+        augment: Settings of the augmentation, Augment() by default; with it, a single epoch is augmented too.
         probes: Further probes, of different names; features and logits are always there.
         batch_size: Images through the model at once; by default as fits the device.
         shard_size: Images per shard: what a kill can cost at most.
@@ -220,7 +220,7 @@ class _Extraction:
         return whole
 
     def _missing(self, block: int) -> list[str]:
-        """The kinds of shards that a block lacks; without its rows, nobody knows which images the others are of."""
+        """The kinds of shards that a block lacks; without its rows, it is unknown which images the others are of."""
         if (ROWS, block) not in self.have:
             return [ROWS, *self.probes]
         return [name for name in self.probes if (name, block) not in self.have]
@@ -335,7 +335,7 @@ class _Extraction:
         if self.labels is not None:
             columns["label"] = self.labels[rows.indices]
         if isinstance(self.images, Augmented):
-            columns["epoch"], columns["photo"] = self.images.place(rows.indices)
+            columns["epoch"], columns["image_index"] = self.images.place(rows.indices)
         if self.hashed:
             data = b"".join(rows.contents[index] for index in self._indices(block))
             columns["content"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)

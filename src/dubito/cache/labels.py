@@ -44,9 +44,9 @@ def resolve_labels(
         return labels, None if labels is None else "own"
     if images.classes is None:
         return labels, "model"
-    found = _by_name(images.classes, model.classes) if model.classes is not None else None
-    if found is not None:
-        return torch.tensor(found)[labels], "model"
+    indices = _by_name(images.classes, model.classes) if model.classes is not None else None
+    if indices is not None:
+        return torch.tensor(indices)[labels], "model"
     if space == "model" or (model.classes is None and space is None):
         return labels, "model"
     warnings.warn(
@@ -112,12 +112,12 @@ def _by_name(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
     ids = _table((key, index) for index, key in enumerate(_wordnet_ids(theirs, ours)))
     keys = map(_plain, theirs)
     named = [whole.get(key) or synonyms.get(key) or ids.get(key) for key in keys]
-    found = [_one(name, ours, indices) for name, indices in zip(theirs, named, strict=True)]
-    matched = [index for index in found if index is not None]
-    if matched and len(matched) < len(found):
-        unknown = [name for name, index in zip(theirs, found, strict=True) if index is None]
+    indices = [_one(name, ours, classes) for name, classes in zip(theirs, named, strict=True)]
+    matched = [index for index in indices if index is not None]
+    if matched and len(matched) < len(indices):
+        unknown = [name for name, index in zip(theirs, indices, strict=True) if index is None]
         raise ImagesError(
-            f"labels: {len(matched)} of {len(found)} class folders are classes of the model, but not "
+            f"labels: {len(matched)} of {len(indices)} class folders are classes of the model, but not "
             f"{', '.join(unknown[:3])}. Rename them, or pass {_OWN} if these are classes of another set."
         )
     return matched or None
@@ -149,8 +149,8 @@ def _wordnet_ids(theirs: Sequence[str], ours: Sequence[str]) -> Sequence[str]:
 
     timm and torchvision word the names differently, but both begin their thousand with the tench.
     """
-    asked = any(re.fullmatch(r"n\d{8}", _plain(name)) for name in theirs)
-    if not asked or len(ours) != _IMAGENET or not _plain(ours[0]).startswith("tench"):
+    by_id = any(re.fullmatch(r"n\d{8}", _plain(name)) for name in theirs)
+    if not by_id or len(ours) != _IMAGENET or not _plain(ours[0]).startswith("tench"):
         return ()
     from timm.data import ImageNetInfo  # noqa: PLC0415 (slow to import, and few need it)
 

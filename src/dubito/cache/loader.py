@@ -24,7 +24,7 @@ class Batch:
         indices: Of the images that were read.
         inputs: These images, stacked; None if there are none.
         broken: Indices of the other images, with the reason.
-        contents: By index, the hash of every image's content, if that was asked for.
+        contents: By index, the hash of every image's content, if `hashed`.
     """
 
     indices: list[int]

@@ -152,12 +152,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def check_identity(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
-    differing = [
-        f"{name} ({describe_part(was.get(part), now.get(part))} there, "
-        f"{describe_part(now.get(part), was.get(part))} here)"
-        for part, name in _PARTS.items()
-        if was.get(part) != now.get(part)
-    ]
+    differing = differing_parts(_PARTS, was, now)
     if differing:
         raise StaleCacheError(
             f"cache '{folder}' was made from something else: {'; '.join(differing)}. "
@@ -179,14 +174,23 @@ def check_probe(folder: Path, name: str, was: Json, now: Json) -> None:
         )
 
 
-def describe_part(part: Any, other: Any) -> str:
-    """One part of an identity for people: of settings only those that differ from the other's, of a hash its beginning.
+def differing_parts(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The parts in which two identities differ, in words: of settings only those that differ, of a hash its beginning.
 
-    >>> describe_part({"lr": 0.1, "k": 2}, {"lr": 0.2, "k": 2})
-    'lr=0.1'
-    >>> describe_part("ab12cd34ef", "00"), describe_part(None, 1)
-    ('ab12cd34', 'none')
+    >>> differing_parts({"recipe": "the recipe"}, {"recipe": {"lr": 0.1, "k": 2}}, {"recipe": {"lr": 0.2, "k": 2}})
+    ['the recipe (lr=0.1 there, lr=0.2 here)']
+    >>> differing_parts({"weights": "the model", "seed": "the seed"}, {"weights": "ab12cd34ef", "seed": 1}, {"seed": 1})
+    ['the model (ab12cd34 there, none here)']
     """
+    pairs = {name: (was.get(part), now.get(part)) for part, name in names.items()}
+    return [
+        f"{name} ({_describe(one, other)} there, {_describe(other, one)} here)"
+        for name, (one, other) in pairs.items()
+        if one != other
+    ]
+
+
+def _describe(part: Any, other: Any) -> str:
     if isinstance(part, dict):
         theirs = other if isinstance(other, dict) else {}
         return ", ".join(f"{key}={value}" for key, value in part.items() if theirs.get(key) != value) or "nothing"

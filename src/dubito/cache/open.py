@@ -1,13 +1,13 @@
-"""Open a finished cache as a Table: only the manifest is read, rows come from the disk when they are asked for."""
+"""Open a finished cache as a Table: only the manifest is read, rows are read from the disk when they are needed."""
 
 from pathlib import Path
 from typing import Any
 
-from dubito.cache.column import HeadColumn, IdColumn, ShardedColumn
+from dubito.cache.column import HeadColumn, ShardedColumn, id_column
 from dubito.cache.manifest import FILE, Manifest, check_identity, model_identity, read_manifest
 from dubito.cache.shard import HEAD, Shard, shard_named
 from dubito.errors import CacheError, DamagedShardError
-from dubito.table import Provenance, Table
+from dubito.table import Column, Provenance, Table
 from dubito.table.provenance import CARRIED
 from dubito.types import Classifier, Json
 
@@ -16,7 +16,7 @@ def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
     """The table of a finished cache.
 
     Args:
-        folder: What extract was given as `to`.
+        folder: The folder that was passed to extract as `to`.
         model: Refuse a cache that another model made.
     """
     return table_of_cache(Path(folder), None if model is None else model_identity(model))
@@ -38,7 +38,7 @@ def table_of_cache(folder: Path, known: Provenance | None) -> Table:
     if known is not None:
         check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
     rows = _shards(folder, manifest.rows)
-    columns: dict[str, Any] = {"id": IdColumn(rows)} | _columns(rows, manifest.rows)
+    columns: dict[str, Any] = {"id": id_column(rows)} | _columns(rows, manifest.rows)
     for probe in manifest.probes.values():
         columns |= _columns(_shards(folder, probe), probe)
         if HEAD in probe:
@@ -93,7 +93,7 @@ def _columns(shards: list[tuple[Shard, int]], kind: Json) -> dict[str, Any]:
     return {key: ShardedColumn(shards, key, tuple(value["shape"])) for key, value in kind["columns"].items()}
 
 
-def _rebuilt(feature: ShardedColumn, shard: Shard) -> HeadColumn:
+def _rebuilt(feature: Column, shard: Shard) -> HeadColumn:
     shard.check()
     head = shard.read()
     return HeadColumn(feature, head["weight"], head.get("bias"))

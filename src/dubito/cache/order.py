@@ -1,13 +1,13 @@
-"""Another order of classes: do the model's answers fit the labels better when classes are exchanged one to one?
+"""Another order of classes: do the model's predictions fit the labels better when classes are exchanged one to one?
 
-The order is read off the counts of (label, answer), largest first, on one half of the images of every label, and judged
-on the other half, so that it cannot win by having been fitted. `extract` warns where it is right on ten points more of
-the images than the labels as they are, by four standard errors, and above chance by as many:
+The order is read off the counts of (label, prediction), largest first, on one half of the images of every label, and
+tested on the other half, so that it cannot win by having been fitted. `extract` warns where it is right on ten points
+more of the images than the labels as they are, by four standard errors, and above chance by as many:
 
     better - worse >= max(n / 10, 4 sqrt(better + worse)),     hits > n chance + 4 sqrt(n chance (1 - chance))
 
 where `better` images agree with the exchanged labels only, `worse` ones with the labels as they are only, and chance is
-the agreement of the same answers and labels paired at random. What is wrong then, `dubito.audit` can tell.
+the agreement of the same answers and labels paired at random. What is wrong then, `dubito.audit` reports.
 """
 
 import math
@@ -54,8 +54,8 @@ def exchanged(labels: _NUMBERS, mapping: dict[int, int]) -> _NUMBERS:
     tensor([ 2,  0, -1,  3])
     """
     taken = set(mapping.values())
-    found = [mapping.get(label, NO_CLASS if label in taken else label) for label in labels.tolist()]
-    return torch.tensor(found, dtype=labels.dtype)
+    classes = [mapping.get(label, NO_CLASS if label in taken else label) for label in labels.tolist()]
+    return torch.tensor(classes, dtype=labels.dtype)
 
 
 def cross_fitted(predicted: _NUMBERS, labels: _NUMBERS) -> _NUMBERS:
@@ -72,26 +72,26 @@ def cross_fitted(predicted: _NUMBERS, labels: _NUMBERS) -> _NUMBERS:
 
 def agreement(predicted: _NUMBERS, labels: _NUMBERS) -> float:
     """The share of agreement if the same answers and the same labels were paired at random."""
-    answers, given = Counter(predicted.tolist()), Counter(labels.tolist())
-    return sum(count * answers[label] for label, count in given.items()) / len(labels) ** 2
+    predictions = Counter(predicted.tolist())
+    return sum(count * predictions[label] for label, count in Counter(labels.tolist()).items()) / len(labels) ** 2
 
 
 def warn_of_order(table: Table, shard_size: int, images: str, *, by_place: bool) -> None:
-    """Tell, once an extraction is through, that the labels look like classes in another order.
+    """Warn, once an extraction is through, that the labels look like classes in another order.
 
     Args:
         table: The finished cache; labels are the model's classes.
         shard_size: Rows of a shard: a few shards are looked at, since reading one row verifies all of its shard.
         images: The name of the set.
-        by_place: Class names (folders) were taken as the model's classes in sorted order, for want of its names.
+        by_place: Class names (folders) were taken as the model's classes in sorted order, because it names none.
     """
     rows = _spread(len(table), shard_size)
     some = table.select("logit", "label").rows(rows)
     predicted, labels = some.logit.argmax(-1), some.label
-    found = _better_order(predicted, labels)
-    if found is None:
+    agreements = _better_order(predicted, labels)
+    if agreements is None:
         return
-    own, then = found
+    own, then = agreements
     moved = {label: answer for label, answer in sorted(matched(predicted, labels).items()) if label != answer}
     place = (
         "The model does not name its classes, so class names were taken for them in sorted order. " if by_place else ""
@@ -100,7 +100,7 @@ def warn_of_order(table: Table, shard_size: int, images: str, *, by_place: bool)
         f"labels of '{images}' seem to be the model's classes in another order: they agree with its answers on "
         f"{100 * own:.1f} % of {len(rows)} images, and with classes exchanged on {100 * then:.1f} % "
         f"({_arrows(moved, table.label_names, table.classes)}). {place}Run dubito.audit(model, images) (dubito audit "
-        f"MODEL IMAGES), which tells what to repair.",
+        f"MODEL IMAGES), which reports what to repair.",
         LabelOrderWarning,
         stacklevel=3,
     )

@@ -1,4 +1,4 @@
-"""A progress bar for long loops: how far, images a second, time left. Silent where nobody watches."""
+"""A progress bar for long loops: how far, images per second, time left. Silent without a terminal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -29,7 +29,7 @@ from dubito.table import Provenance, Table
 from dubito.types import BaseProbe, Classifier, Images, NotingProbe, Probe, SharingProbe, Transform
 
 Columns = dict[str, Tensor]
-ROW_COLUMNS = ("id", "label", "epoch", "photo")
+ROW_COLUMNS = ("id", "label", "epoch", "image_index")
 """What the loop itself knows of every row; no probe may write these."""
 _BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
 _MOST_WORKERS = 8
@@ -110,7 +110,7 @@ class ProbeRunner:
     """Runs probes on batches and checks what they write: one owner per column, one row per image, finite values.
 
     Args:
-        model: The model that the probes ask.
+        model: The model that the probes run.
         probes: The probes by name.
         owners: Columns that exist already, with the name of who writes each.
     """
@@ -141,7 +141,7 @@ class ProbeRunner:
         chosen = {name: self.probes[name] for name in (self.probes if names is None else names)}
         label = target if mixed is None else None  # two images in one have no class of their own
         shared, feature = _share(self.model, x, chosen, label)
-        found: dict[str, Columns] = {}
+        written: dict[str, Columns] = {}
         for name, probe in chosen.items():
             if name in shared:
                 columns = shared[name]
@@ -150,9 +150,9 @@ class ProbeRunner:
             else:
                 columns = probe.run(self.model, x, label)
             self._check_owner(name, columns)
-            found[name] = {key: value.detach().cpu() for key, value in columns.items()}
-            self._check(name, found[name], ids)
-        return found
+            written[name] = {key: value.detach().cpu() for key, value in columns.items()}
+            self._check(name, written[name], ids)
+        return written
 
     def _check_owner(self, name: str, columns: Mapping[str, Tensor]) -> None:
         for column in columns:
@@ -270,7 +270,7 @@ def kept_memory() -> Iterator[None]:
 
     By default glibc maps every block above 32 MB anew and unmaps it when it is freed. A network's activations are such
     blocks: on a CPU, a third of a forward pass or more goes into page faults (benchmarks/extract.py measures it).
-    Inside this context, freed blocks stay in the process; afterwards they are given back and the usual limits hold.
+    Inside this context, freed blocks stay in the process; afterwards they are returned and the usual limits hold.
     Nothing is done without glibc, or where the user has tuned it already.
     """
     tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)

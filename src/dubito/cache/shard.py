@@ -48,10 +48,10 @@ class Shard:
     def damage(self) -> str | None:
         """What is wrong with the file, or None: reads every byte."""
         try:
-            found = _crc_of(self.path)
+            actual = _crc_of(self.path)
         except OSError as error:
             return f"cannot be read ({error.strerror})"
-        return None if found == self.crc else f"has checksum {found:08x}, its name says {self.crc:08x}"
+        return None if actual == self.crc else f"has checksum {actual:08x}, its name says {self.crc:08x}"
 
     def check(self) -> None:
         """Raise DamagedShardError unless every byte is as it was written."""
@@ -75,7 +75,7 @@ class Shard:
         return header
 
     def notes(self) -> Any:
-        """What `write_shard` was given to remember."""
+        """The notes that `write_shard` stored."""
         return json.loads(self.header()["__metadata__"]["notes"])
 
 

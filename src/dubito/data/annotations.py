@@ -1,4 +1,4 @@
-"""What people said about images, beyond one label each: sets of labels, and votes for and against labels.
+"""What people annotated, beyond one label per image: sets of labels, and votes for and against labels.
 
     val_id,label,real_labels             ReaL-like: all labels that people accept, none, one or several
     2,970,970 795
@@ -39,42 +39,42 @@ def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
     path = Path(csv).expanduser()
     table = read_csv(path)
     column = _column(table, _SETS)
-    found: dict[str, tuple[int, ...]] = {}
+    label_sets: dict[str, tuple[int, ...]] = {}
     for row in table.rows:
         key, cell = row[table.paths], row[column]
-        if key in found:
+        if key in label_sets:
             raise ImagesError(f"CSV file '{path}' must name each image once; '{key}' comes twice. Leave one row.")
-        found[key] = tuple(_whole(part, path, _SETS) for part in cell.split())
-    return found
+        label_sets[key] = tuple(_whole(part, path, _SETS) for part in cell.split())
+    return label_sets
 
 
 def read_votes(csv: str | Path) -> dict[str, dict[int, Votes]]:
     """The votes on each image by label, from a CSV with the columns label, votes_no, votes_maybe and votes_yes.
 
-    The column id, image, path, file or filename names the image, else the first one. Images that nobody was asked
-    about do not occur.
+    The column id, image, path, file or filename names the image, else the first one. Images without votes
+    do not occur.
     """
     path = Path(csv).expanduser()
     table = read_csv(path)
     columns = {name: _column(table, name) for name in ("label", "votes_no", "votes_maybe", "votes_yes")}
-    found: dict[str, dict[int, Votes]] = {}
+    by_image: dict[str, dict[int, Votes]] = {}
     for row in table.rows:
         label, *votes = (_whole(row[column], path, name) for name, column in columns.items())
-        of_image = found.setdefault(row[table.paths], {})
+        of_image = by_image.setdefault(row[table.paths], {})
         if label in of_image:
             raise ImagesError(
                 f"CSV file '{path}' must ask about each label of an image once; label {label} of image "
                 f"'{row[table.paths]}' comes twice. Add their votes up in one row."
             )
         of_image[label] = Votes(*votes)
-    return found
+    return by_image
 
 
 def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, int]:
     """Which row each key names: by id, file name, stem or number, the one way that finds most of them.
 
-    Keys without a row and rows without a key are allowed, and names that two of them share are no match: nobody could
-    tell which is meant. Not one match is an error.
+    Keys without a row and rows without a key are allowed, and names that two of them share are no match: it is
+    unclear which is meant. Not one match is an error.
     """
     listed = list(keys)
     ways = [_by_name(listed, ids, naming) for naming in NAMINGS]
@@ -95,13 +95,13 @@ def _by_name(keys: Sequence[str], ids: Sequence[str], naming: Callable[[str], st
 
 def _unique(pairs: Iterable[tuple[str, int]]) -> Mapping[str, int]:
     """By name, without the names that come twice."""
-    found: dict[str, int] = {}
+    unique: dict[str, int] = {}
     twice = set()
     for name, position in pairs:
-        if name in found:
+        if name in unique:
             twice.add(name)
-        found[name] = position
-    return {name: position for name, position in found.items() if name not in twice}
+        unique[name] = position
+    return {name: position for name, position in unique.items() if name not in twice}
 
 
 def _column(table: CsvTable, name: str) -> int:

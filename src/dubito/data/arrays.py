@@ -80,9 +80,9 @@ class ArrayImages(ImageSet):
                 f"{name} must be images (pixels for the transform) or inputs (ready for the model); "
                 f"got {'neither' if images is None else 'both'}. Give one of the two."
             )
-        given = inputs if images is None else images
-        self._mapped = given if isinstance(given, Mapped) else None
-        self._rows = _as_array(given, name)
+        values = inputs if images is None else images
+        self._mapped = values if isinstance(values, Mapped) else None
+        self._rows = _as_array(values, name)
         self.ready = images is None
         check = _check_inputs if self.ready else _check_images
         check(self._rows, name)
@@ -124,8 +124,8 @@ def open_npz(path: Path, part: str | None = None) -> ArrayImages:
         with zipfile.ZipFile(path) as archive:
             infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             prefix, pixels = _choose(list(infos), part, name)
-            found = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
-            small = {key: _load(archive, info) for key, info in found.items()}
+            others = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
+            small = {key: _load(archive, info) for key, info in others.items()}
             rows = _mapped(path, infos[prefix + pixels]) or _load(archive, infos[prefix + pixels])
     except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ImagesError(
@@ -141,14 +141,14 @@ def position_ids(n: int) -> tuple[str, ...]:
     return tuple(f"{i:0{width}}" for i in range(n))
 
 
-def _as_array(given: Array | Tensor | Mapped | None, name: str) -> Array:
-    if isinstance(given, Mapped):
-        return given.open()
-    if isinstance(given, Tensor) and given.dtype == torch.bfloat16:
+def _as_array(values: Array | Tensor | Mapped | None, name: str) -> Array:
+    if isinstance(values, Mapped):
+        return values.open()
+    if isinstance(values, Tensor) and values.dtype == torch.bfloat16:
         raise ImagesError(
-            f"inputs of {name} must have a type that numpy has too; got {given.dtype}. Give inputs.float()."
+            f"inputs of {name} must have a type that numpy has too; got {values.dtype}. Give inputs.float()."
         )
-    return given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _shareable(rows: Array) -> Array | Tensor:
@@ -180,25 +180,25 @@ def _check_inputs(rows: Array, name: str) -> None:
 
 
 def _build(rows: Array | Mapped, pixels: str, small: dict[str, Array], name: str) -> ArrayImages:
-    given: dict[str, Any] = {pixels: rows}
+    named: dict[str, Any] = {pixels: rows}
     ids, classes = _texts(small.get("ids")), _texts(small.get("classes"))
-    return ArrayImages(**given, labels=small.get("labels"), ids=ids, classes=classes, name=name)
+    return ArrayImages(**named, labels=small.get("labels"), ids=ids, classes=classes, name=name)
 
 
 def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
     """The prefix of the part's keys, and whether it has images or inputs."""
-    found = [(key.removesuffix(end), end) for key in keys for end in _PIXELS if key == end or key.endswith(f"_{end}")]
+    pairs = [(key.removesuffix(end), end) for key in keys for end in _PIXELS if key == end or key.endswith(f"_{end}")]
     prefix = None if part is None else f"{part}_"
-    chosen = [pair for pair in found if prefix is None or pair[0] == prefix]
+    chosen = [pair for pair in pairs if prefix is None or pair[0] == prefix]
     plain = [pair for pair in chosen if pair[0] == ""]
     chosen = plain or chosen
     if len(chosen) == 1:
         return chosen[0]
-    parts = sorted({before.removesuffix("_") for before, _ in found if before})
-    wanted = "images or inputs" if prefix is None else f"{prefix}images or {prefix}inputs"
+    parts = sorted({before.removesuffix("_") for before, _ in pairs if before})
+    expected = "images or inputs" if prefix is None else f"{prefix}images or {prefix}inputs"
     choices = some([f"{name.partition('#')[0]}#{key}" for key in parts])
     repair = f"Say which part: {choices}." if parts else "Rename the arrays, or leave one out."
-    raise ImagesError(f"'{name}' must have one key {wanted}; it has the keys {some(keys, 8)}. {repair}")
+    raise ImagesError(f"'{name}' must have one key {expected}; it has the keys {some(keys, 8)}. {repair}")
 
 
 def _texts(values: Array | None) -> tuple[str, ...] | None:

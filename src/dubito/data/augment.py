@@ -11,8 +11,8 @@ Their Table 3 puts a strong augmentation on top of half of the rows. How strong 
 | strong | what is done |
 |---|---|
 | augmix | torchvision's AugMix with its defaults (severity 3, three chains), after the jitter |
-| cutmix | a box of another photo is pasted in; its area is 1 - Beta(1, 1) before the border cuts it, as in CutMix |
-| mixup | the weighted mean with another photo, weight Beta(0.8, 0.8), as DeiT's recipe has it |
+| cutmix | a box of another image is pasted in; its area is 1 - Beta(1, 1) before the border cuts it, as in CutMix |
+| mixup | the weighted mean with another image, weight Beta(0.8, 0.8), as DeiT's recipe has it |
 | blur | `corruptions.blur`, severity 1 to 5 at random |
 | crop | a small crop, 0.08..0.25 of the area, instead of the usual one |
 | box | `corruptions.box`, severity 1 to 5 at random |
@@ -59,12 +59,12 @@ _JITTERS = ("adjust_brightness", "adjust_contrast", "adjust_saturation")
 @final
 @dataclass(frozen=True)
 class Mix:
-    """With which photo one is mixed, and how much of the first one stays; a box is relative: left, top, right, bottom.
+    """With which image another is mixed, and how much of the first stays; a box is relative: left, top, right, bottom.
 
     Attributes:
-        partner: The other photo's position.
-        weight: The first photo's share of the picture, and of the task loss.
-        box: Where the other photo is pasted in; None blends the whole pictures.
+        partner: The other image's position.
+        weight: The first image's share of the picture, and of the task loss.
+        box: Where the other image is pasted in; None blends the whole pictures.
     """
 
     partner: int
@@ -98,7 +98,7 @@ class Augment:
         strong_share: The probability that a row gets it.
         seed: Another seed gives other crops, flips, jitters and partners.
 
-    >>> Augment().strong, Augment(strong="mixup").mix(epoch=0, photo=0, n=1)  # nobody to mix with
+    >>> Augment().strong, Augment(strong="mixup").mix(epoch=0, index=0, n=1)  # nothing to mix with
     (None, None)
     """
 
@@ -134,42 +134,42 @@ class Augment:
 
     @property
     def mixes(self) -> bool:
-        """Some rows are made of two photos."""
+        """Some rows are made of two images."""
         return self.strong in _ALPHA
 
-    def plain(self, image: Image.Image, size: Size, *, epoch: int, photo: int) -> Image.Image:
+    def plain(self, image: Image.Image, size: Size, *, epoch: int, index: int) -> Image.Image:
         """Crop, flip and jitter an RGB image to exactly this height and width."""
-        small = self.strong == "crop" and self._is_strong(epoch, photo)
-        with _drawing(_PIXELS, self.seed, epoch, photo):
+        small = self.strong == "crop" and self._is_strong(epoch, index)
+        with _drawing(_PIXELS, self.seed, epoch, index):
             cropped = _crop(image, size, _SMALL if small else self.scale, self.ratio)
             if torch.rand(()) < self.flip:
                 cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             jittered = torch.rand(()) < self.jitter
             return _jitter(cropped, self.brightness, self.contrast, self.saturation) if jittered else cropped
 
-    def strengthen(self, image: Image.Image, *, epoch: int, photo: int) -> Image.Image:
-        """The strong augmentation of one augmented image, where it is its turn and no other photo is needed."""
-        chance = self._chance(epoch, photo)
+    def strengthen(self, image: Image.Image, *, epoch: int, index: int) -> Image.Image:
+        """The strong augmentation of one augmented image, where it is its turn and no other image is needed."""
+        chance = self._chance(epoch, index)
         if self.strong not in ("augmix", "blur", "box", "noise") or not chance.random() < self.strong_share:
             return image
         if self.strong == "augmix":
             from torchvision.transforms import v2  # noqa: PLC0415 (slow to import, and few need it)
 
-            with _drawing(_STRONG, self.seed, epoch, photo):
+            with _drawing(_STRONG, self.seed, epoch, index):
                 mixed: Image.Image = v2.AugMix()(image)
                 return mixed
         return corrupt(image, self.strong, int(chance.integers(1, 6)), int(chance.integers(_SEEDS)))
 
-    def mix(self, *, epoch: int, photo: int, n: int) -> Mix | None:
-        """What a photo of n is mixed with in an epoch, told without reading an image; None where nothing is.
+    def mix(self, *, epoch: int, index: int, n: int) -> Mix | None:
+        """What an image of n is mixed with in an epoch, without reading any; None where nothing is mixed.
 
-        The partner is any other photo, augmented as in its own row of this epoch. A set of one photo has nobody to mix
+        The partner is any other image, augmented as in its own row of this epoch. A set of one image has nothing to mix
         with and stays as it is.
         """
-        chance = self._chance(epoch, photo)
+        chance = self._chance(epoch, index)
         if not self.mixes or n < 2 or not chance.random() < self.strong_share:
             return None
-        partner = (photo + 1 + int(chance.integers(n - 1))) % n
+        partner = (index + 1 + int(chance.integers(n - 1))) % n
         alpha = _ALPHA[str(self.strong)]
         weight = float(chance.beta(alpha, alpha))
         if self.strong == "mixup":
@@ -183,31 +183,31 @@ class Augment:
         """The settings themselves."""
         return asdict(self)
 
-    def _chance(self, epoch: int, photo: int) -> np.random.Generator:
-        return np.random.default_rng([_STRONG, self.seed, epoch, photo])
+    def _chance(self, epoch: int, index: int) -> np.random.Generator:
+        return np.random.default_rng([_STRONG, self.seed, epoch, index])
 
-    def _is_strong(self, epoch: int, photo: int) -> bool:
-        return bool(self._chance(epoch, photo).random() < self.strong_share)
+    def _is_strong(self, epoch: int, index: int) -> bool:
+        return bool(self._chance(epoch, index).random() < self.strong_share)
 
 
 @final
 class Augmented(View):
-    """Every photo once an epoch, augmented anew. Ids are `photo@epoch`; labels repeat.
+    """Every image once per epoch, augmented anew. Ids are `id@epoch`; labels repeat.
 
     A row is the same however often, in whatever order and by whichever process it is read. Of a row that is mixed
-    from two photos the id and label are the first one's; it counts as broken if either is. Choose photos and labels
+    from two images the id and label are the first one's; it counts as broken if either is. Choose images and labels
     first, then augment: a `Subset` of augmented rows knows neither epochs nor partners any more.
 
     Args:
         images: Images to augment; ready model inputs cannot be.
-        epochs: How often every photo comes.
+        epochs: Number of augmented copies of each image.
         augment: The settings.
         size: Height and width of the model's input: `read` gives uint8 pixels (h,w,3) of this size, which only have
-            to be normalised. None for a model with a transform of its own: `read` gives an image of the photo's size.
+            to be normalised. None for a model with a transform of its own: `read` gives an image of its own size.
 
     >>> from dubito.data.arrays import ArrayImages
-    >>> photos = ArrayImages(images=np.zeros((2, 8, 8, 3), np.uint8), ids=["a", "b"], labels=[0, 1])
-    >>> rows = Augmented(photos, 2, Augment(), (4, 4))
+    >>> images = ArrayImages(images=np.zeros((2, 8, 8, 3), np.uint8), ids=["a", "b"], labels=[0, 1])
+    >>> rows = Augmented(images, 2, Augment(), (4, 4))
     >>> list(rows.ids), rows.labels.tolist(), tuple(rows.read(3).shape)
     (['a@0', 'b@0', 'a@1', 'b@1'], [0, 1, 0, 1], (4, 4, 3))
     """
@@ -229,25 +229,25 @@ class Augmented(View):
         return self.place(range(len(self)))[0]
 
     @property
-    def photo(self) -> Int[Tensor, "n"]:
-        """The photo of every row, as its position in `images`: split by this, never by row."""
+    def image_index(self) -> Int[Tensor, "n"]:
+        """The position in `images` of every row's image: split by this, never by row."""
         return self.place(range(len(self)))[1]
 
     def place(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
-        """Epoch and photo of some rows."""
+        """Epoch and image index of some rows."""
         index = torch.tensor(rows, dtype=torch.long)
         return index // len(self.images), index % len(self.images)
 
     def mixing(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n"], Float[Tensor, "n"]]:
-        """The partner's photo and the own weight of some rows: themselves and 1 where nothing is mixed.
+        """The partner's image and the own weight of some rows: themselves and 1 where nothing is mixed.
 
-        With y the photo's label and y' the partner's, the task loss of such a row is weight L(y) + (1 - weight) L(y').
+        With y the image's label and y' the partner's, the task loss of such a row is weight L(y) + (1 - weight) L(y').
         """
         n = len(self.images)
         partners, weights = [], []
-        for epoch, photo in (divmod(row, n) for row in rows):
-            mix = self.augment.mix(epoch=epoch, photo=photo, n=n)
-            partners.append(photo if mix is None else mix.partner)
+        for epoch, index in (divmod(row, n) for row in rows):
+            mix = self.augment.mix(epoch=epoch, index=index, n=n)
+            partners.append(index if mix is None else mix.partner)
             weights.append(1.0 if mix is None else mix.weight)
         return torch.tensor(partners, dtype=torch.long), torch.tensor(weights, dtype=torch.float64)
 
@@ -287,9 +287,9 @@ class Augmented(View):
     def _augmented(self, index: int, image: Image.Image | Tensor) -> Image.Image | Tensor:
         epoch, position = divmod(index, len(self.images))
         pixels = self._plain(epoch, position, image, self.size)
-        mix = self.augment.mix(epoch=epoch, photo=position, n=len(self.images))
+        mix = self.augment.mix(epoch=epoch, index=position, n=len(self.images))
         if mix is None:
-            pixels = self.augment.strengthen(pixels, epoch=epoch, photo=position)
+            pixels = self.augment.strengthen(pixels, epoch=epoch, index=position)
         else:
             other = self.images.read(mix.partner)
             pixels = mix.blend(pixels, self._plain(epoch, mix.partner, other, (pixels.height, pixels.width)))
@@ -298,18 +298,18 @@ class Augmented(View):
     def _plain(self, epoch: int, position: int, image: Image.Image | Tensor, size: Size | None) -> Image.Image:
         if isinstance(image, Tensor):
             raise _not_an_image(f"'{self.images.ids[position]}' of {self.name}")
-        return self.augment.plain(image, size or (image.height, image.width), epoch=epoch, photo=position)
+        return self.augment.plain(image, size or (image.height, image.width), epoch=epoch, index=position)
 
 
 @final
 class _Ids(Sequence[str]):
-    """`photo@epoch` of every row, made when asked for: a hundred epochs need no hundred copies of the names."""
+    """`id@epoch` of every row, made on access: a hundred epochs need no hundred copies of the names."""
 
-    def __init__(self, photos: Sequence[str], epochs: int) -> None:
-        self.photos, self.epochs = photos, epochs
+    def __init__(self, names: Sequence[str], epochs: int) -> None:
+        self.names, self.epochs = names, epochs
 
     def __len__(self) -> int:
-        return self.epochs * len(self.photos)
+        return self.epochs * len(self.names)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -318,14 +318,14 @@ class _Ids(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
-        epoch, photo = divmod(range(len(self))[index], len(self.photos))
-        return f"{self.photos[photo]}@{epoch}"
+        epoch, place = divmod(range(len(self))[index], len(self.names))
+        return f"{self.names[place]}@{epoch}"
 
 
 @contextmanager
-def _drawing(stream: int, seed: int, epoch: int, photo: int) -> Iterator[None]:
+def _drawing(stream: int, seed: int, epoch: int, index: int) -> Iterator[None]:
     """Seed the CPU generator of torch, which is global, for this image; afterwards it is as it was."""
-    state = int(np.random.SeedSequence([stream, seed, epoch, photo]).generate_state(1)[0])
+    state = int(np.random.SeedSequence([stream, seed, epoch, index]).generate_state(1)[0])
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed every accelerator too, and leave it so.
         torch.default_generator.manual_seed(state)
@@ -359,6 +359,6 @@ def _mean(image: Image.Image, other: Image.Image, weight: float) -> Image.Image:
 
 def _not_an_image(what: str) -> ImagesError:
     return ImagesError(
-        f"augmentation needs images; {what} is a model input already, and nobody knows how to crop that. "
+        f"augmentation needs images; {what} is a model input already, which cannot be cropped. "
         f"Give files or uint8 pixels as images, or leave out epochs and augment."
     )

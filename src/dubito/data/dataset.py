@@ -24,7 +24,7 @@ _UNREADABLE = hash_bytes(b"unreadable")
 
 @runtime_checkable
 class MapStyle(Protocol):
-    """What is asked of a data set: a length and items by position."""
+    """What a data set must have: a length and items by position."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -40,7 +40,7 @@ class DatasetImages(ImageSet):
 
     Labels come from `targets` or `labels` (through `target_transform`), from the second tensor of a
     TensorDataset, or through a torch Subset from the set below it. Otherwise items are read, when labels are first
-    asked for; an item without an integer in second place means a set without labels. An item that breaks in this
+    needed; an item without an integer in second place means a set without labels. An item that breaks in this
     reading has no label: it gets 0, and `read` calls it broken from then on, so that no table ever holds this 0.
 
     The digest is of every item's image, so it reads every item, one after the other: a data set need not bear
@@ -57,23 +57,23 @@ class DatasetImages(ImageSet):
         self._hashes: dict[int, bytes] = {}
         self._lost: dict[int, str] = {}
         self._labels = _known_labels(dataset)
-        self._asked = self._labels is not None
+        self._labels_read = self._labels is not None
         check_labels(self._labels, len(self), self.classes, self.name)
 
     @property
     def labels(self) -> Int[Tensor, "n"] | None:
         """One class index per image, or None."""
-        if not self._asked:
-            found, lost = self._read_labels()
-            check_labels(found, len(self), self.classes, self.name)
-            self.labels = found
+        if not self._labels_read:
+            labels, lost = self._read_labels()
+            check_labels(labels, len(self), self.classes, self.name)
+            self.labels = labels
             self._lost = lost
         return self._labels
 
     @labels.setter
     def labels(self, labels: Int[Tensor, "n"] | None) -> None:
         self._labels = labels
-        self._asked = True
+        self._labels_read = True
         self._lost = {}
 
     def read(self, index: int) -> Image.Image | Tensor:
@@ -99,7 +99,7 @@ class DatasetImages(ImageSet):
 
     def _read_labels(self) -> tuple[Int[Tensor, "n"] | None, dict[int, str]]:
         """Labels from the items, and why those that broke have none; hashes are kept, to read no item twice."""
-        found: dict[int, int] = {}
+        by_index: dict[int, int] = {}
         lost: dict[int, str] = {}
         for index in range(len(self)):
             try:
@@ -109,18 +109,18 @@ class DatasetImages(ImageSet):
                 continue
             self._hashes[index] = _hash_opened(partial(self._open, index, item))
             try:
-                found[index] = operator.index(_label(item))
+                by_index[index] = operator.index(_label(item))
             except TypeError:
                 return None, {}
-        known = _integers(found.values())
+        known = _integers(by_index.values())
         if known is None:
             return None, {}
         labels = torch.zeros(len(self), dtype=torch.long)
-        labels[list(found)] = known
+        labels[list(by_index)] = known
         return labels, lost
 
     def _content(self, index: int) -> bytes:
-        # A kept hash is used up: whoever asks again learns what the item is by then.
+        # A kept hash is used up: a later call hashes the item as it is by then.
         return self._hashes.pop(index, b"") or _hash_opened(partial(self.read, index))
 
     def _open(self, index: int, item: Any) -> Image.Image | Tensor:
@@ -208,7 +208,7 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
 
 
 def _known_labels(dataset: Any) -> Int[Tensor, "n"] | None:
-    """Labels that the data set tells without reading its items."""
+    """Labels that the data set lists without reading its items."""
     if isinstance(dataset, TorchSubset):
         whole = _known_labels(dataset.dataset)
         return None if whole is None else whole[torch.tensor(dataset.indices, dtype=torch.long)]

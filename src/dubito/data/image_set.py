@@ -149,7 +149,7 @@ class Subset(View):
         self.indices = indices
 
     def row_of(self, index: int) -> int:
-        """The index that was given for a row."""
+        """The index of a row's image."""
         return self.indices[index]
 
 

@@ -168,7 +168,7 @@ def _number(key: str) -> str:
 
 
 NAMINGS: tuple[Callable[[str], str], ...] = (str, _file_name, _stem, _number)
-"""By which an image is found: its id, its file name, its stem, its number."""
+"""How a key may name an image: its id, its file name, its stem, its number."""
 
 
 def _is_integer(text: str) -> bool:

@@ -106,7 +106,7 @@ def _missing(path: Path) -> ImagesError:
     there = path.parent
     while not there.is_dir():
         there = there.parent
-    wanted = path.relative_to(there).parts[0]
-    near = nearest(wanted, [entry.name for entry in there.iterdir()], cutoff=0.6, or_first=False)
+    missing = path.relative_to(there).parts[0]
+    near = nearest(missing, [entry.name for entry in there.iterdir()], cutoff=0.6, or_first=False)
     hint = f"Did you mean {some([str(there / name) for name in near])}?" if near else f"Look in '{there.resolve()}'."
     return ImagesError(f"images must be an existing folder or file; '{path}' does not exist. {hint}")

@@ -135,7 +135,7 @@ def _check_apart(run: partial[Tensor], masks: dict[str, LayerMasks], x: Tensor, 
 
 
 def _with_safe_links(ensemble: ImplicitEnsemble, run: partial[Tensor], x: Tensor) -> ImplicitEnsemble:
-    """Without links if they change the first member's logits: a module may use a layer in ways that nobody sees."""
+    """Without links if they change the first member's logits: a module may use a layer in ways that no hook sees."""
     pair = _on(ensemble.model, x[:2])
     expected = run(of_member(ensemble.masks, 0), pair)
     try:

@@ -11,7 +11,6 @@ Input i is row i mod b of batch i div b, and the bits of a batch are those of a 
 inputs of the winners are made again from their numbers, and memory does not grow with the draws.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +21,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from dubito.cache.manifest import describe_part
+from dubito.cache.manifest import differing_parts
 from dubito.cache.progress import bar
 from dubito.cache.runner import kept_memory
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure
-from dubito.models.fingerprint import module_digests, tensors_digest
+from dubito.heads.state import read_tensors, reading, write_tensors
+from dubito.models.fingerprint import module_digests
 from dubito.models.frozen import frozen
 from dubito.result import Result
-from dubito.storage import write_file
 from dubito.types import Classifier, Json, finite
 
 if TYPE_CHECKING:
@@ -320,10 +317,8 @@ class FilterState:
 
 def _write_state(path: Path, identity: Json, state: FilterState) -> None:
     """Replace the checkpoint in one step."""
-    tensors = state.tensors()
-    notes = {"identity": identity, "done": state.done, "digest": tensors_digest(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, save(tensors, {"notes": json.dumps(notes, sort_keys=True)}))
+    write_tensors(path, state.tensors(), {"identity": identity, "done": state.done})
 
 
 def _read_state(path: Path, identity: Json, draws: int) -> FilterState:
@@ -331,21 +326,11 @@ def _read_state(path: Path, identity: Json, draws: int) -> FilterState:
     state = FilterState()
     if not path.exists():
         return state
-    try:
-        with safe_open(path, framework="pt") as file:
-            notes: Any = json.loads(file.metadata()["notes"])
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
-        if notes["digest"] != tensors_digest(tensors):
-            raise ValueError("its numbers are not those that were written")
-        was, state.done = notes["identity"], int(notes["done"])
+    with reading(path, "filter"):
+        tensors, notes = read_tensors(path)
+        state.done = int(notes["done"])
         state.histogram, state.log_odds, state.draw = (tensors[key] for key in ("histogram", "log_odds", "draw"))
-    except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to filter from the beginning.") from error
-    differing = [
-        f"{name} ({describe_part(was.get(part), None)} there, {describe_part(identity[part], None)} here)"
-        for part, name in _PARTS.items()
-        if was.get(part) != identity[part]
-    ]
+        differing = differing_parts(_PARTS, notes["identity"], identity)
     if state.done > draws:
         differing.append(f"the draws ({state.done} there, {draws} here)")
     if differing:

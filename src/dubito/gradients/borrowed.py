@@ -41,8 +41,8 @@ class Borrowed:
         memo: dict[int, Any] = {}
         for name, parameter in own.named_parameters():
             values = (parameter.clone() if parameter.is_inference() else parameter).detach()
-            wanted = values.is_floating_point() and (layers is None or layer_of(name) in layers)
-            memo[id(parameter)] = stand_in = nn.Parameter(values, requires_grad=wanted)
+            trained = values.is_floating_point() and (layers is None or layer_of(name) in layers)
+            memo[id(parameter)] = stand_in = nn.Parameter(values, requires_grad=trained)
             if values.is_floating_point():
                 self.leaves[name] = stand_in
         if not self.leaves:
@@ -69,7 +69,7 @@ class Borrowed:
             return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=True).detach()
 
     def logits(self, x: Float[Tensor, "n ..."], instead: Mapping[str, Tensor] | None = None) -> Float[Tensor, "n c"]:
-        """What the module says of inputs, with its graph; of probabilities, their logarithm.
+        """The logits of inputs, with their graph; of probabilities, their logarithm.
 
         With other stand-ins for some parameters, only those are differentiated by.
         """
@@ -100,8 +100,8 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> tuple[nn.Module, bool]:
     """A copy with the stand-ins of `memo` for parameters, or the module itself where it cannot be copied like that."""
     known = {id(stand_in) for stand_in in memo.values()}
     try:
-        twin = copy.deepcopy(module, dict(memo))
+        copied = copy.deepcopy(module, dict(memo))
     except Exception:  # whatever a module holds that has no copy: locks, files, tensors with a graph
         return module, False
-    whole = all(id(parameter) in known for parameter in twin.parameters())
-    return (twin, True) if whole else (module, False)
+    whole = all(id(parameter) in known for parameter in copied.parameters())
+    return (copied, True) if whole else (module, False)

@@ -40,7 +40,7 @@ LEVEL = 0.95
 
 
 class Cotangents:
-    """What a model says of images and of their copies, in float64.
+    """What a model predicts for images and their copies, in float64.
 
     Args:
         logits: Of an image and its copies, the image first.

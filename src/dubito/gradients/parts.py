@@ -1,4 +1,4 @@
-"""What one image adds to the gradient of one weight, kept as factors until a norm is asked for.
+"""What one image adds to the gradient of one weight, kept as factors until a norm is needed.
 
     Outer     G = sum_t g_t a_t^T         a linear layer: what it read (t, i), and the gradient of what it gave (t, o)
     Patches   the same with a the patches under a convolution's window (patches.py)
@@ -137,8 +137,8 @@ def in_parts(part: Any, made: int, *, read: int = 0, by: Callable[[Any], Tensor]
 
     Args:
         part: With `some` images, and their gradients `made`.
-        made: Numbers that are made an image.
-        read: Numbers that are read an image.
+        made: Numbers that are made per image.
+        read: Numbers that are read per image.
         by: How squared norms are had; by default from the gradients themselves.
     """
     step = max(1, min(BYTES // (4 * max(1, made)), _READ // (4 * max(1, read))))
@@ -173,7 +173,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Outer:
-    """Sums of outer products, (n, o, i); `turned` tells that the weight is (i, o)."""
+    """Sums of outer products, (n, o, i); `turned` means that the weight is (i, o)."""
 
     a: Float[Tensor, "n t i"]
     g: Float[Tensor, "n t o"]

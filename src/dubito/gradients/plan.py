@@ -1,6 +1,6 @@
 """Which operations of a model read which weights, learned once from five images and proved on two of them.
 
-Two passes, of two and of three images, tell which tensors grow with the batch: those are about images, all others are
+Two passes, of two and of three images, show which tensors grow with the batch: those are about images, all others are
 made of weights alone. A weight is read wherever an operation on images meets a tensor of weights. Only one image of
 each pass has a gradient, the first of two and the last of three, so what autograd itself gives is that image's own: the
 rules are held against it, parameter by parameter, and a parameter for which they are wrong, or for which there are
@@ -67,7 +67,7 @@ def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> GradientPlan:
     two, three = Seen(borrowed, some[:2], only=0), Seen(borrowed, some, only=2)
     if not two.true:
         raise ModelError(
-            f"gradient: what {borrowed.name} says does not depend on its parameters in a way that can be "
+            f"gradient: the output of {borrowed.name} does not depend on its parameters in a way that can be "
             f"differentiated. Look for detach(), no_grad() or rounding in its forward."
         )
     uses: dict[str, tuple[Use, ...]] = {}
@@ -230,8 +230,8 @@ def warn_slow(borrowed: Borrowed, plan: GradientPlan) -> None:
 
 def warn_unused(borrowed: Borrowed, plan: GradientPlan) -> None:
     """Warn of layers that are never used: they have no gradient, and no column."""
-    wanted = dict.fromkeys(layer_of(name) for name, leaf in borrowed.leaves.items() if leaf.requires_grad)
-    unused = [layer for layer in wanted if layer not in plan.layers]
+    chosen = dict.fromkeys(layer_of(name) for name, leaf in borrowed.leaves.items() if leaf.requires_grad)
+    unused = [layer for layer in chosen if layer not in plan.layers]
     if unused:
         warnings.warn(
             f"gradient: what {borrowed.name} predicts for these images does not depend on {_some(unused)}, which get "

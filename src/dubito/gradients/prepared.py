@@ -29,9 +29,9 @@ class Prepared:
 
     Attributes:
         all: The names of all layers.
-        layers: Those that are wanted.
+        layers: Those to differentiate by.
         head: The last layer's weight, where it is known.
-        last: Its place among the wanted layers, where it is a linear layer of its own.
+        last: Its place among these layers, where it is a linear layer of its own.
     """
 
     def __init__(self, model: Classifier, x: Float[Tensor, "n ..."], choose: Chooser) -> None:
@@ -40,9 +40,9 @@ class Prepared:
         self.plan = make_plan(self.borrowed, x)
         self.all = self.plan.layers
         warn_unused(self.borrowed, self.plan)
-        wanted = set(choose(self.all))
-        if wanted != set(self.all):
-            self.borrowed = Borrowed(model, wanted)
+        chosen = set(choose(self.all))
+        if chosen != set(self.all):
+            self.borrowed = Borrowed(model, chosen)
             self.plan = make_plan(self.borrowed, x)
         self.layers = self.plan.layers
         self.head = _head(model, x)

@@ -42,7 +42,7 @@ class Sweep:
         images: How many images there are: len(x) unless they come in copies.
 
     Attributes:
-        logits: What the module says of every input.
+        logits: The module's output for every input.
     """
 
     def __init__(self, borrowed: Borrowed, plan: GradientPlan, x: Float[Tensor, "rows ..."], images: int) -> None:
@@ -54,7 +54,7 @@ class Sweep:
         if strange or (plan.parameters and self._graph.signature() != plan.signature):
             raise ModelError(
                 f"gradient: {borrowed.name} computes otherwise for these {len(x)} images than for the first three that "
-                f"it was given, so its gradients cannot be separated by image and layer. If that depends on their "
+                f"its input has, so its gradients cannot be separated by image and layer. If that depends on their "
                 f"number, extract with another batch_size; a model that chooses its layers by image has no columns."
             )
         self._attached = logits
@@ -87,7 +87,7 @@ class Sweep:
         """Of J^T c for every image and layer, by one backward pass.
 
         Args:
-            cotangent: One row an input.
+            cotangent: One row per input.
             measures: Of MEASURES.
         """
         # Gradients grow with the cotangent: of length one, they neither underflow nor overflow.
@@ -120,7 +120,7 @@ class Sweep:
         return lambda gradients: self._meet(place, gradients[0])
 
     def _meet(self, place: int, g: Tensor | None) -> None:
-        """The gradient of an operation's result is there: add what it tells of each weight that the operation read."""
+        """The gradient of an operation's result is there: add its part for each weight that the operation read."""
         run = self._run
         if run is None:
             return
@@ -193,7 +193,7 @@ def _vmapped(
 
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*performance drop")  # a warning has said that it is slow
+            warnings.filterwarnings("ignore", message=".*performance drop")  # the user has been warned that it is slow
             gradients: dict[str, Tensor] = vmap(grad(weighted_logits), in_dims=(None, 0, 0))(leaves, x, cotangent)
         return gradients
     except (RuntimeError, ValueError):  # control flow that depends on data, operations without a batching rule

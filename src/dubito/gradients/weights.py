@@ -92,15 +92,15 @@ def _home(weight: Weight, made: Float[Tensor, "n ..."], graph: Graph, leaf: Tens
         return made
     place, output = weight.source
     edge = GradientEdge(graph.nodes[place], output)
-    found: Tensor = torch.autograd.grad(
+    gradient: Tensor = torch.autograd.grad(
         [edge], [leaf], [made.to(leaf.dtype)], is_grads_batched=True, retain_graph=True
     )[0]
-    return found
+    return gradient
 
 
 def _behind(graph: Graph, node: Node) -> tuple[str, ...]:
     """All parameters that a node's result is made of."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     seen: set[Node] = set()
     todo: list[Any] = [node]
     while todo:
@@ -109,7 +109,7 @@ def _behind(graph: Graph, node: Node) -> tuple[str, ...]:
             continue
         seen.add(current)
         if current in graph.leaves:
-            found[graph.leaves[current]] = None
+            names[graph.leaves[current]] = None
         else:
             todo += [following for following, _ in current.next_functions]
-    return tuple(found)
+    return tuple(names)

@@ -58,7 +58,7 @@ class Split(NamedTuple):
     @classmethod
     def of(cls, table: Table, *, learn: bool, seed: int) -> "Split":
         """Cut a table at random; `learn` says whether scores have still to learn from it."""
-        if "photo" in table and int(table.whole("photo").unique().numel()) < len(table):
+        if "image_index" in table and int(table.whole("image_index").unique().numel()) < len(table):
             raise GuardError(
                 f"{table.name} has several augmented rows of each image; they are not independent, and a guarantee "
                 f"would count each image several times. Extract every image once, without epochs=... ."

@@ -118,12 +118,12 @@ def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
 def _images(table: Table) -> Int[Tensor, "n"]:
     """Which image each row shows: rows whose ids differ only in the epoch at their end show the same one.
 
-    Positions (`photo`) start anew in each of several joined tables, so they count only where there are no ids.
+    Positions (`image_index`) start anew in each of several joined tables, so they count only where there are no ids.
     """
     if "id" in table:
         names = [re.sub(r"@\d+$", "", str(name)) for name in table.id]
         return torch.from_numpy(np.unique(names, return_inverse=True)[1].reshape(-1))
-    position: Tensor = table.whole("photo") if "photo" in table else torch.arange(len(table))
+    position: Tensor = table.whole("image_index") if "image_index" in table else torch.arange(len(table))
     return position
 
 

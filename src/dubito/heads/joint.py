@@ -201,7 +201,7 @@ class WithUncertainty(nn.Module):
         return z.flatten(1)
 
     def _check(self, output: Tensor, logit: Tensor) -> None:
-        """Raise ModelError unless the layer, which nobody named, returns the module's output."""
+        """Raise ModelError unless the layer, which was not named, returns the module's output."""
         same = output.numel() == logit.numel() and torch.allclose(
             output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True
         )
@@ -249,7 +249,7 @@ def joint_loss(
 
 
 def _classifying_layer(module: nn.Module, layer: str | None, example: Tensor | None) -> str:
-    """Its name: as the user says, as one run on a batch shows, or that of the last linear layer."""
+    """Its name: as the user named it, as one run on a batch shows, or that of the last linear layer."""
     if layer is not None:
         names = [name for name, _ in module.named_modules(remove_duplicate=False)]
         if layer not in names:

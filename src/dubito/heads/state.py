@@ -1,10 +1,11 @@
 """The state of a training on disk: one safetensors file that records which training it belongs to."""
 
-import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -12,8 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dubito.cache.manifest import describe_part
+from dubito.cache.manifest import differing_parts
 from dubito.errors import ArtefactError
+from dubito.models.fingerprint import tensors_digest
 from dubito.storage import write_file
 from dubito.types import Json
 
@@ -59,15 +61,8 @@ def write_state(folder: Path, identity: Json, state: TrainingState) -> None:
     tensors = {f"module.{key}": value for key, value in state.module.items()}
     tensors |= {f"optimizer.{key}": value for key, value in state.optimizer.items()}
     tensors["losses"] = state.losses
-    tensors = {key: value.contiguous() for key, value in tensors.items()}
-    notes = {
-        "identity": identity,
-        "step": state.step,
-        "since": state.since,
-        "history": state.history,
-        "digest": _digest(tensors),
-    }
-    write_file(folder / FILE, save(tensors, {"notes": json.dumps(notes, sort_keys=True)}))
+    notes = {"identity": identity, "step": state.step, "since": state.since, "history": state.history}
+    write_tensors(folder / FILE, tensors, notes)
 
 
 def read_state(folder: Path, identity: Json) -> TrainingState | None:
@@ -76,43 +71,44 @@ def read_state(folder: Path, identity: Json) -> TrainingState | None:
     Raises:
         ArtefactError: The file cannot be read, or belongs to a training with another identity.
     """
-    path = folder / FILE
-    if not path.exists():
+    if not (folder / FILE).exists():
         return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            notes: Any = json.loads(file.metadata()["notes"])
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
-        saved, step, since, history = notes["identity"], int(notes["step"]), int(notes["since"]), list(notes["history"])
-        if notes["digest"] != _digest(tensors):
-            raise ValueError("its checksum does not match")
-        losses = tensors.pop("losses")
-    except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to train from the beginning.") from error
-    _check_identity(folder, saved, identity)
-    return TrainingState(step, since, losses, history, _part(tensors, "module."), _part(tensors, "optimizer."))
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    state = hashlib.blake2b(digest_size=16)
-    for key in sorted(tensors):
-        state.update(key.encode() + tensors[key].numpy().tobytes())
-    return state.hexdigest()
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-
-
-def _check_identity(folder: Path, saved: Json, identity: Json) -> None:
-    current = json.loads(json.dumps(identity))
-    differing = [
-        f"{name} ({describe_part(saved.get(part), current.get(part))} there, "
-        f"{describe_part(current.get(part), saved.get(part))} here)"
-        for part, name in _PARTS.items()
-        if saved.get(part) != current.get(part)
-    ]
+    with reading(folder / FILE, "train"):
+        tensors, notes = read_tensors(folder / FILE)
+        step, since, history = int(notes["step"]), int(notes["since"]), list(notes["history"])
+        losses = tensors["losses"]
+        differing = differing_parts(_PARTS, notes["identity"], json.loads(json.dumps(identity)))
     if differing:
         raise ArtefactError(
             f"'{folder}' holds another training: {'; '.join(differing)}. Train into another folder, or delete this one."
         )
+    return TrainingState(step, since, losses, history, _part(tensors, "module."), _part(tensors, "optimizer."))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Json) -> None:
+    """Replace a safetensors file in one step: tensors, notes, and a hash of the tensors."""
+    whole = {key: value.contiguous() for key, value in tensors.items()}
+    write_file(path, save(whole, {"notes": json.dumps({**notes, "digest": tensors_digest(whole)}, sort_keys=True)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Json]:
+    """What `write_tensors` wrote; ValueError where the tensors are others."""
+    with safe_open(path, framework="pt") as file:
+        notes: Json = json.loads(file.metadata()["notes"])
+        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
+    if notes["digest"] != tensors_digest(tensors):
+        raise ValueError("its checksum does not match")
+    return tensors, notes
+
+
+@contextmanager
+def reading(path: Path, verb: str) -> Iterator[None]:
+    """Turn whatever a damaged state raises into an ArtefactError."""
+    try:
+        yield
+    except (AttributeError, OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to {verb} from the beginning.") from error
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -51,7 +51,7 @@ def integers(values: Array, what: str) -> Int[Tensor, "n"]:
 
 
 def same_length(what: str, **rows: int) -> None:
-    """TableError unless all columns, given as name=number of rows, are equally long."""
+    """TableError unless all columns, as name=number of rows, are equally long."""
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"{name} has {n}" for name, n in rows.items())
         raise TableError(f"{what} needs columns of one length; {lengths}. Give one row per image in each.")

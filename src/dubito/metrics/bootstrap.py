@@ -29,7 +29,7 @@ from dubito.validate import check_bootstrap
 
 Metric = Callable[..., float]
 Resampled = Callable[[Int64[np.ndarray, "b n"]], Float64[np.ndarray, "b"]]
-"""The metric of every resample in a block of them, given the drawn rows; NaN where it is undefined."""
+"""The metric of every resample in a block of them, from the drawn rows; NaN where it is undefined."""
 
 _CELLS = 2**15
 """Rows of a block of resamples: columns of that length stay in the processor's cache."""
@@ -198,9 +198,9 @@ def chance_after(first: Shaped[np.ndarray, "b g"], second: Shaped[np.ndarray, "b
         first: How many stand at each of g ordered levels, per resample.
         second: Likewise.
     """
-    found = np.cumsum(first, axis=1)
-    twice_the_area = (second * (2 * found - first)).sum(axis=1)
-    return _ratio(twice_the_area, 2 * found[:, -1] * second.sum(axis=1))
+    before = np.cumsum(first, axis=1)
+    twice_the_area = (second * (2 * before - first)).sum(axis=1)
+    return _ratio(twice_the_area, 2 * before[:, -1] * second.sum(axis=1))
 
 
 def area_under_ranks(
@@ -242,10 +242,10 @@ def _average_precision(scores: Array, positives: Array) -> Resampled:
 
     def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
         hit, alarm = drawn(rows)
-        found = np.cumsum(hit, axis=1)
-        precision = found / np.maximum(np.cumsum(hit + alarm, axis=1), 1)
-        area = _ratio((hit * precision).sum(axis=1), found[:, -1])
-        return np.where(found[:, -1] < rows.shape[1], area, np.nan)
+        hits = np.cumsum(hit, axis=1)
+        precision = hits / np.maximum(np.cumsum(hit + alarm, axis=1), 1)
+        area = _ratio((hit * precision).sum(axis=1), hits[:, -1])
+        return np.where(hits[:, -1] < rows.shape[1], area, np.nan)
 
     return values
 
@@ -255,8 +255,8 @@ def _fpr_at_tpr(scores: Array, positives: Array, *, tpr: float = 0.95) -> Resamp
 
     def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
         hit, alarm = drawn(rows)
-        found, alarms = np.cumsum(hit, axis=1), np.cumsum(alarm, axis=1)
-        enough = _ratio(found, found[:, -1:]) >= tpr
+        hits, alarms = np.cumsum(hit, axis=1), np.cumsum(alarm, axis=1)
+        enough = _ratio(hits, hits[:, -1:]) >= tpr
         rate = _ratio(alarms[np.arange(len(rows)), enough.argmax(axis=1)], alarms[:, -1])
         return np.where(enough[:, -1], rate, np.nan)
 

@@ -1,4 +1,4 @@
-"""How far do members disagree? Entropies and mutual information of their probabilities p_m, one number an input.
+"""How far do members disagree? Entropies and mutual information of their probabilities p_m, one number per input.
 
     total = H(p̄)     aleatoric = Σ_m w_m H(p_m)     epistemic = I[Y; M] = Σ_m w_m KL(p_m || p̄) = total - aleatoric
 
@@ -204,7 +204,7 @@ def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tens
     if w.dim() != 2 or len(w) != len(p) or w.shape[1] not in (1, p.shape[1]):
         raise TableError(
             f"decompose: weights must be ({len(p)},) or {tuple(p.shape[:2])}; got {tuple(w.shape)}. "
-            f"Give one weight a member, or one for each member and input."
+            f"Give one weight per member, or one for each member and input."
         )
     sums = w.sum(0)
     if bool((w < 0).any()) or bool((sums <= 0).any()):
@@ -225,13 +225,13 @@ def _tensor(values: Array, what: str, axes: str) -> Float64[Tensor, "..."]:
         )
     if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
         values = torch.stack([to_tensor(part, what) for part in values])
-    given = to_tensor(values, what)
-    if given.dim() != len(axes.split()) or 0 in given.shape:
+    tensor = to_tensor(values, what)
+    if tensor.dim() != len(axes.split()) or 0 in tensor.shape:
         raise TableError(
             f"{what} must have the axes ({axes.replace(' ', ', ')}), none of them empty; got shape "
-            f"{tuple(given.shape)}. m is the members, n the inputs, c the classes."
+            f"{tuple(tensor.shape)}. m is the members, n the inputs, c the classes."
         )
-    return given.double()
+    return tensor.double()
 
 
 def _shape(part: object) -> tuple[int, ...]:

@@ -195,20 +195,20 @@ _CENTRED: frozenset[Metric] = frozenset({ece, bucket_calibration_error})
 def _defined_draws(values: Resampled, n: int, resamples: int, seed: int) -> Float64[np.ndarray, "_"]:
     """The metric of the first `resamples` resamples on which it is defined."""
     rng = np.random.default_rng(seed)
-    found: list[float] = []
+    draws: list[float] = []
     undefined = 0
-    while len(found) < resamples:
-        for rows in draw_rows(n, resamples - len(found), rng):
+    while len(draws) < resamples:
+        for rows in draw_rows(n, resamples - len(draws), rng):
             for value in values(rows).tolist():
                 undefined = 0 if math.isfinite(value) else undefined + 1
                 if not undefined:
-                    found.append(value)
+                    draws.append(value)
                 elif undefined == _ATTEMPTS:
                     raise TableError(
                         f"interval needs a metric that is defined on resamples; {_ATTEMPTS} resamples of the {n} rows "
                         f"in succession were not. Give it more rows, or more rows of the rarer class."
                     )
-    return np.array(found)
+    return np.array(draws)
 
 
 def _number(seed: int | torch.Generator) -> int:

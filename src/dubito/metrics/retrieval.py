@@ -7,7 +7,7 @@
 The search is exact in float64, whatever the machine: float32 products of blocks, each pair of blocks
 multiplied once and read both ways, find the blocks that can hold the nearest row within float32's rounding
 bound; float64 decides among them. Cosines that agree to 1e-12 are a tie, and ties go to the lowest index. It
-needs less than 1 KB a row beyond the features, which are read block by block, again for every pair: a column
+needs less than 1 KB per row beyond the features, which are read block by block, again for every pair: a column
 of a cache stays on disk. Rows with a norm outside [1e-30, 1e30], zero vectors among them, have no usable
 direction and are an error.
 """
@@ -78,7 +78,7 @@ def r_auroc(features: Array | Column, labels: Array, scores: Array) -> float:
 
 @final
 class _Directions:
-    """The rows as unit vectors, made when asked for."""
+    """The rows as unit vectors, made on access."""
 
     def __init__(self, features: Array | Column) -> None:
         self.rows = _readable(features)

@@ -163,7 +163,7 @@ class MemberStream:
 
     def _means(self) -> Float64[Tensor, "n w c"]:
         if self._members == 0:
-            raise TableError("no member was given. Add the logits of at least one.")
+            raise TableError("there are no members. Add the logits of at least one.")
         return self._probs / self._masses[..., None]
 
 
@@ -199,7 +199,7 @@ class VarianceStream:
     def variance(self) -> Float64[Tensor, "n"]:
         """The variance over members, summed over classes."""
         if self._members == 0:
-            raise TableError("no member was given. Add the logits of at least one.")
+            raise TableError("there are no members. Add the logits of at least one.")
         return finite(self._squares.clamp_min(0) / self._members, "variance of members")
 
 

@@ -180,7 +180,7 @@ def named_weight(module: nn.Module, head: str) -> Tensor:
 
 
 def logit_map(calls: dict[int, Call], plan: ForwardPlan) -> Float[Tensor, "n c h w"]:
-    """What a convolutional head says at every position: that which is pooled to the module's output."""
+    """The logits of a convolutional head at every position, which are pooled to the module's output."""
     if plan.pool is None:
         raise AssertionError("a convolutional head always has a pool behind it")
     return calls[plan.pool].source

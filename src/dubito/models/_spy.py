@@ -71,7 +71,7 @@ class Spy(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         if func in _LINEAR and self._count == self._stop_at:
-            # A last layer is stopped at for what it reads: on every tile of a batch, what it says is not for free.
+            # A last layer is stopped at for what it reads: on every tile of a batch, its output is not for free.
             self.calls[self._count] = self._layer("linear", args, kwargs, output=torch.empty(0))
             raise Reached
         output = func(*args, **kwargs)

@@ -48,10 +48,10 @@ def models() -> list[str]:
     return list(zoo.list_models(module=zoo))
 
 
-def _transform(preset: Any, asked: int | None) -> Preprocess:
+def _transform(preset: Any, size: int | None) -> Preprocess:
     if not hasattr(preset, "crop_size"):
         raise ModelError(f"load: {type(preset).__name__} is not an image classification preset; use dubito.wrap.")
-    scale = 1 if asked is None else asked / preset.crop_size[0]
+    scale = 1 if size is None else size / preset.crop_size[0]
     resize = tuple(round(scale * side) for side in preset.resize_size)
     return Preprocess(
         size=(round(scale * preset.crop_size[0]), round(scale * preset.crop_size[-1])),

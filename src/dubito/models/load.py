@@ -87,7 +87,7 @@ def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
 
 @contextmanager
 def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str) -> Iterator[None]:
-    """Around the source's own calls: what it raises comes out as a ModelError; it may be asked to fetch weights."""
+    """Around the source's own calls: what it raises comes out as a ModelError; it may fetch weights."""
     try:
         with no_pickle():
             yield
@@ -110,7 +110,7 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str) 
 
 @contextmanager
 def no_pickle() -> Iterator[None]:
-    """Inside, torch.load takes tensors only, also where a package asks it for more: hubs are outside too."""
+    """Inside, torch.load takes tensors only, also where a package allows more: hubs are outside too."""
     before = os.environ.get(_SAFE)
     os.environ[_SAFE] = "1"
     try:

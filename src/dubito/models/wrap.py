@@ -280,7 +280,7 @@ class WrappedClassifier:
         return rows[: len(x)], rows[len(x) :].view(len(x), h, w, rows.shape[1])
 
     def _watched(self, x: Tensor, plan: ForwardPlan) -> dict[int, Call]:
-        """What the head and, where it comes after it, the pool are given."""
+        """What the head and, where it comes after it, the pool read."""
         return self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
 
     def _watch(self, x: Tensor, spy: Spy) -> Spy:

@@ -75,23 +75,23 @@ def make_probe(name: str, /, **settings: Any) -> Probe:
 
 
 def probes_for(
-    columns: Iterable[str], provenance: Provenance | None, given: Sequence[Probe] = (), *, by: str = "probes_for"
+    columns: Iterable[str], provenance: Provenance | None, replacing: Sequence[Probe] = (), *, by: str = "probes_for"
 ) -> list[Probe]:
     """The probes that write some columns, beside the forward probe.
 
     Args:
         columns: What is to be written.
         provenance: Of a table that has them; its probes are configured again as they were.
-        given: Probes to use instead, recognised by their names.
+        replacing: Probes to use instead, recognised by their names.
         by: The function that the user called.
 
     Raises:
-        MissingColumnError: A column's probe is neither given nor recorded, or needs more than plain values.
+        MissingColumnError: A column's probe is neither among these nor recorded, or needs more than plain values.
     """
     needed = sorted(set(columns) - set(_ALWAYS))
     probes: dict[str, Probe] = {}
     for column in needed:
-        probe = next((each for each in given if _writes(each.name, column)), None)
+        probe = next((each for each in replacing if _writes(each.name, column)), None)
         probe = probe or _rebuilt(column, needed, provenance)
         if probe is None:
             raise MissingColumnError(
@@ -150,12 +150,12 @@ declare("forward", ColumnFamily("feature|logit", "the forward probe, which every
 declare(
     "loss",
     ColumnFamily(
-        "loss", "the forward probe, if the images have labels of the model's own classes, or if targets are given"
+        "loss", "the forward probe, if the images have labels of the model's own classes, or with targets=..."
     ),
 )
 declare("label", ColumnFamily("label", "an extraction of images with labels (class folders, a CSV file, labels=...)"))
 declare("id", ColumnFamily("id", "every extraction"))
-declare("augmented", ColumnFamily("epoch|photo", "an extraction of augmented epochs (epochs=..., augment=...)"))
+declare("augmented", ColumnFamily("epoch|image_index", "an extraction of augmented epochs (epochs=..., augment=...)"))
 declare(
     "pre_activation",
     ColumnFamily(

@@ -79,7 +79,7 @@ def check_target(loss: KnownLoss | TaskLoss, target: Shaped[Tensor, "n ..."], cl
 
 
 def name_of_loss(loss: KnownLoss | TaskLoss, name: str | None = None) -> str:
-    """The name under which a cache records a task loss: that of the function, or one given.
+    """The name under which a cache records a task loss: that of the function, or `name`.
 
     Two losses of one name count as the same: give another name to a function that you have changed.
     """

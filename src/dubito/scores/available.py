@@ -8,7 +8,7 @@ One policy for `compare`, `Guard.fit` and the command line:
   of that table and is fitted in seconds (`default_density`).
 - An uncertainty head is taken from the shelf if one was trained for the model that made the table.
 - Columns and layers are checked before anything is fitted. Sums over a truncated gradient probe are left out.
-- What is named, or has settings, was asked for: there, a reason to leave it out is an error.
+- What is named, or has settings, was requested: there, a reason to leave it out is an error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,21 +67,21 @@ def available_scores(
     >>> available_scores(Table(logit=[[1.0, 0.0]]), names=["entropy", "energy"]).scores
     {'entropy': Entropy(), 'energy': Energy(temperature=1.0)}
     """
-    found, given = AvailableScores(), settings or {}
+    available, chosen = AvailableScores(), settings or {}
     for name in SCORES if names is None else names:
         if name == UncertaintyHead.name and names is None:
             if head:
-                _add_head(found, table)
+                _add_head(available, table)
             continue
-        strict = names is not None or name in given
-        for shown, options in _per_ensemble(name, given.get(name, {}), table).items():
+        strict = names is not None or name in chosen
+        for shown, options in _per_ensemble(name, chosen.get(name, {}), table).items():
             try:
-                _add(found, shown, make_score(name, **options), table, fit, strict=strict)
+                _add(available, shown, make_score(name, **options), table, fit, strict=strict)
             except DubitoError as error:  # noqa: PERF203 (a handful of scores)
                 if strict:
                     raise
-                found.left_out[shown] = str(error)
-    return found
+                available.left_out[shown] = str(error)
+    return available
 
 
 def ensembles_to_score(table: Table) -> tuple[str, ...]:
@@ -119,45 +119,49 @@ def _per_ensemble(name: str, options: Mapping[str, Any], table: Table) -> dict[s
     return {f"{name}:{one}": {**options, "of": one} for one in ensembles}
 
 
-def _add(found: AvailableScores, name: str, score: Score, table: Table, fit: Table | None, *, strict: bool) -> None:
+def _add(available: AvailableScores, name: str, score: Score, table: Table, fit: Table | None, *, strict: bool) -> None:
     missing = [column for column in score.columns_in(table) if column not in table]
     if missing and not strict:
-        found.left_out[name] = (
+        available.left_out[name] = (
             f"there is no column '{missing[0]}'; it is written by {writer_of(missing[0]) or 'no probe here'}"
         )
-        found.not_extracted += [name] if score.own_probe else []
+        available.not_extracted += [name] if score.own_probe else []
         return
     score.check_columns(table)
     if score.learned and fit is None:
         reason = f"learns from {', '.join(score.learns_from)}: give other in-distribution images to fit on"
         if strict:
             raise NotFittedError(f"{name} {reason}.")
-        found.left_out[name] = f"it {reason}"
-        found.unfitted.append(name)
+        available.left_out[name] = f"it {reason}"
+        available.unfitted.append(name)
         return
     if score.learned and fit is not None:
         start = perf_counter()
         if not strict and isinstance(score, Density):
-            score = _suiting_density(found, fit)
+            score = _suiting_density(available, fit)
         score.fit(fit)
-        found.fit_seconds[name] = perf_counter() - start
-    found.scores[name] = score
+        available.fit_seconds[name] = perf_counter() - start
+    available.scores[name] = score
 
 
-def _suiting_density(found: AvailableScores, fit: Table) -> Density:
+def _suiting_density(available: AvailableScores, fit: Table) -> Density:
     """One that is fitted in seconds: full covariances of wide features take minutes by EM."""
     density = default_density(fit, by="density.fit", most=QUICK)
     if density != Density():
-        found.remarks.append(f"density: {describe_density(density, fit)}, to suit {len(fit):,} images of {fit.name}.")
+        available.remarks.append(
+            f"density: {describe_density(density, fit)}, to suit {len(fit):,} images of {fit.name}."
+        )
     return density
 
 
-def _add_head(found: AvailableScores, table: Table) -> None:
+def _add_head(available: AvailableScores, table: Table) -> None:
     name = UncertaintyHead.name
     entry = entry_for(table.provenance)
     if entry is None:
-        found.left_out[name] = "no head here was trained for the model that made the table (dubito.train trains one)"
+        available.left_out[name] = (
+            "no head here was trained for the model that made the table (dubito.train trains one)"
+        )
     elif "feature" in table:
-        found.scores[name] = UncertaintyHead.from_pretrained(entry.path)
+        available.scores[name] = UncertaintyHead.from_pretrained(entry.path)
     else:
-        found.left_out[name] = f"it reads features, which {table.name} does not have"
+        available.left_out[name] = f"it reads features, which {table.name} does not have"

@@ -96,7 +96,7 @@ class Density(Score):
     """Minus the log-density of the feature under a Gaussian mixture of training features.
 
     Attributes:
-        components: How many Gaussians. None: one a class; with start="free", as many as the logits have columns, or
+        components: How many Gaussians. None: one per class; with start="free", as many as the logits have columns, or
             else as there are labels.
         covariance: "full", "tied" (one for all components), "diagonal" or "spherical". A class with a single row has no
             variance of its own but the regularisation, unless it is tied; a warning says so.
@@ -234,7 +234,7 @@ class Density(Score):
             k = class_count(table)
         if k is None:
             raise TableError(
-                f"density.fit: components must be given; {table.name} has neither label nor logit to tell the number "
+                f"density.fit: components must be set; {table.name} has neither label nor logit to count the number "
                 f"of classes. Say Density(components=...)."
             )
         if k > len(table):
@@ -329,7 +329,7 @@ def describe_density(density: Score, train: Table | None) -> str:
         width = density.neurons or train.shape("feature")[1]
         components = density.components or (_labels(train) if density.start == "class" else class_count(train) or 1)
     many = "1 Gaussian" if components == 1 else f"{components} Gaussians"
-    by = " (one per class)" if density.start == "class" else " (found by k-means)" if components != 1 else ""
+    by = " (one per class)" if density.start == "class" else " (by k-means)" if components != 1 else ""
     numbers = {"full": components * width**2, "tied": width**2 + components * width}
     size = f", {8 * numbers.get(density.covariance, 2 * components * width) / 1e6:,.1f} MB"
     fit = "in closed form" if density.max_iterations == 0 else "by EM"

@@ -117,7 +117,7 @@ class REGrad(ScoreOfLayers):
         layers: "exponential": lambda_l = exp(beta (d + 1) / L) / exp(beta) at depth d = 0 ... L - 1. "uniform": all
             alike. "kept": all that a truncated probe has written, alike. Or a weight for each layer of the column.
         beta: Of exponential weights; 0 weighs all layers alike, a large one leaves the last alone. The paper's value is
-            open, and 4 is no more than a start: `tune_regrad` chooses one for your model, on images that it knows.
+            open, and 4 is no more than a start: `tune_regrad` chooses one for your model, on in-distribution images.
         of: The name of the gradient probe, which is that of its first column.
     """
 
@@ -143,7 +143,7 @@ class REGrad(ScoreOfLayers):
 @final
 @dataclass
 class PredictedGradient(ScoreOfLayers):
-    """How far an image would move the weights of all layers if it were of the class that the model says.
+    """How far an image would move the weights of all layers if it were of the class that the model predicts.
 
     Attributes:
         layers: See `REGrad`.
@@ -207,7 +207,7 @@ def layers_kept(table: Table, of: str, width: int, where: str) -> LayersKept:
 
 
 def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> Float64[Tensor, "l"]:
-    """The weight of each layer that is there; TableError where one is asked for that is not.
+    """The weight of each layer that is there; TableError where a layer to weigh is not.
 
     >>> layer_weights("exponential", 2.0, LayersKept((0, 1), 2, {}), "here").tolist()  # exp(-1), 1
     [0.367..., 1.0]
@@ -253,7 +253,7 @@ def check_beta(beta: float, by: str) -> float:
 
 
 def _check_truncated(layers: str, beta: float, kept: LayersKept, where: str) -> None:
-    """Raise TableError unless what was left out weighs as little here as the probe was told."""
+    """Raise TableError unless what was left out weighs as little here as the probe's tolerance allows."""
     repair = (
         f"layers='kept' takes those that are there, alike; or give {len(kept.depth)} weights; or extract all layers."
     )

@@ -13,7 +13,7 @@ readings are here, and none is called the paper's own. Pooled weights are learne
 
 Members are those of an explicit ensemble (the probe `Members`, or `dubito.ensemble`), tiles of one image (`Tiles`) or
 members that masks cut out of one model: `of` says which. A summary column (n, s) suffices for what it holds.
-Temperatures and pooled weights need the logits (n, m, c), which are read a few rows at a time and given to
+Temperatures and pooled weights need the logits (n, m, c), which are read a few rows at a time and passed to
 `MemberStream` a few members at a time: memory grows with neither.
 """
 
@@ -31,7 +31,7 @@ from dubito.errors import TableError
 from dubito.metrics.information import entropy_of, log_size
 from dubito.metrics.streaming import SUMMARY, MemberStream
 from dubito.scores.softmax import check_two_classes
-from dubito.table import Table, check_table
+from dubito.table import Table
 from dubito.types import Score, finite
 from dubito.validate import check_choice
 
@@ -83,9 +83,9 @@ class ScoreOfMembers(Score, ABC):
         """The column of the members' logits."""
         return f"{self.of}_logit"
 
-    def score(self, table: Table) -> Float[Tensor, "n"]:
-        """The uncertainty of every row; see `Score.score`. The summary is read where it is there, else the logits."""
-        return score_blocks(self, table)
+    def batches(self, table: Table) -> Iterator[Table]:
+        """Rows of the summary where it is there, else of the members' logits."""
+        return member_batches(self, table)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """Of one in-memory batch."""
@@ -145,7 +145,7 @@ class WeightedMutualInformation(ScoreOfMembers):
 
     Attributes:
         by: What makes a member count: the "logsumexp" of its logits, or their "sum".
-        over: "input": weights of their own for each input. "pooled": one weight a member, learned from a table, whose
+        over: "input": weights of their own for each input. "pooled": one weight per member, learned from a table, whose
             `of_logit` it needs.
         of: The ensemble; see `MutualInformation`.
         weights_: (m) pooled weights, once fitted.
@@ -186,11 +186,11 @@ class WeightedMutualInformation(ScoreOfMembers):
             members = [log_size(block.double(), self.by) for block in members_of(self, batch, by="fit")]
             sizes = pooled(sizes, torch.cat(members, 1))
         if sizes is None:
-            raise TableError(f"{self.name}.fit needs rows; {table.name} has none. Fit on images that the model knows.")
+            raise TableError(f"{self.name}.fit needs rows; {table.name} has none. Fit on in-distribution images.")
         self.weights_ = sizes.softmax(0)
 
     def of_logits(self, batch: Table, temperature: float = 1.0) -> Float64[Tensor, "n"]:
-        """With pooled weights, if they are asked for; else by input."""
+        """With pooled weights, if `over` says so; else by input."""
         if self.over == "input":
             return super().of_logits(batch, temperature)
         n, m, c = batch.shape(self.logits)
@@ -247,7 +247,7 @@ class VariationRatio(ScoreOfMembers):
 @final
 @dataclass
 class PredictiveEntropy(ScoreOfMembers):
-    """The entropy of what the members say together.
+    """The entropy of the members' mean prediction.
 
     Attributes:
         of: The ensemble; see `MutualInformation`.
@@ -262,19 +262,12 @@ class PredictiveEntropy(ScoreOfMembers):
     disagrees = False
 
 
-def score_blocks(score: Score, table: Table) -> Float64[Tensor, "n"]:
-    """What `Score.score` does, for a score of one column, with as many rows at once as their members allow."""
-    check_table(table, by=f"{score.name}.score")
-    score.check_columns(table)
+def member_batches(score: Score, table: Table) -> Iterator[Table]:
+    """Rows of the one column that a score reads, checked, as many at once as their members allow."""
     (column,) = score.columns_in(table)
-    score.check_fitted()
-    score.check_provenance(table)
-    parts = []
     for batch in blocks(table, column):
         finite(batch.whole(column), f"{score.name}.score: column '{column}' of {table.name}")
-        parts.append(score.score_batch(batch).double())
-    u = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
-    return finite(u, f"{score.name}.score of {table.name}")
+        yield batch
 
 
 def blocks(table: Table, column: str) -> Iterator[Table]:

@@ -11,8 +11,8 @@ With logits W z + b and p = softmax, grad_W log p_y = (e_y - p) z^T and grad_b l
     grad_norm            -||grad_W KL(u || p)||_1             = -||p - u||_1 ||z||_1,  u uniform
 
 without the 1 where the layer has no bias. ExGrad: Igoe et al. 2022 (arXiv 2205.10439). GradNorm: Huang et al. 2021
-(arXiv 2110.00218), at temperature 1; its norms are larger for images that the model knows, so here the sign is turned.
-Where the head is not one linear layer of the feature, these are the gradients of the linear layer that says the same.
+(arXiv 2110.00218), at temperature 1; its norms are larger for in-distribution images, so here the sign is turned.
+Where the head is not one linear layer of the feature, these are the gradients of a linear layer with the same outputs.
 
 Confident rows keep their order: 1 - p_y is the sum of the other probabilities, in float64.
 """
@@ -58,7 +58,7 @@ def last_layer_gradient(
 def grad_norm(
     feature: Float[Tensor, "n d"], logits: Float[Tensor, "n c"], *, bias: bool = False
 ) -> Float64[Tensor, "n"]:
-    """||grad KL(u || softmax)||_1 of the last layer, as the authors have it: larger for images that the model knows.
+    """||grad KL(u || softmax)||_1 of the last layer, as the authors have it: larger for in-distribution images.
 
     >>> import torch
     >>> grad_norm(torch.tensor([[1.0, -2.0]]), torch.tensor([[80.0, 0.0]])).item()  # (1/2 + 1/2) 3
@@ -99,7 +99,7 @@ class LastLayerGradient(Score):
 class GradNorm(Score):
     """How little the weights would move if an image had no class: minus the norm of the gradient towards uniform.
 
-    The authors' norm is larger for images that the model knows. Here, as everywhere, higher is more uncertain: the sign
+    The authors' norm is larger for in-distribution images. Here, as everywhere, higher is more uncertain: the sign
     is turned.
 
     Attributes:

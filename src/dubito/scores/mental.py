@@ -74,7 +74,7 @@ class MentalModel(Score):
     def learn(self, table: Table) -> None:
         """Least squares of the logits on the features, streaming."""
         with rows_named(table):
-            self.weights_ = _usable(_found_again(table), f"mental.fit: the weights from {table.name}")
+            self.weights_ = _usable(_recovered_weights(table), f"mental.fit: the weights from {table.name}")
 
     def score(self, table: Table) -> Float[Tensor, "n"]:
         """The log-odds of every row of a table; see `Score.score`."""
@@ -87,7 +87,7 @@ class MentalModel(Score):
         return mental_log_odds(finite_features(batch.feature, "mental.score"), self.weights_)
 
 
-def _found_again(table: Table) -> Float64[Tensor, "c d"]:
+def _recovered_weights(table: Table) -> Float64[Tensor, "c d"]:
     """The weights of the layer that made the logits."""
     if len(table) == 0:
         raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on in-distribution images.")
@@ -97,14 +97,14 @@ def _found_again(table: Table) -> Float64[Tensor, "c d"]:
             logit = finite(batch.logit, f"mental.fit: logits of {table.name}")
             yield finite_features(batch.feature, "mental.fit"), logit.double()
 
-    found, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
-    if found.missed is None:
+    layer, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
+    if layer.missed is None:
         raise TableError(
-            f"mental.fit: weights of {found.rank} independent features need more than {found.rank + 1} rows; "
-            f"{table.name} has {found.rows}. Fit on more images, or {instead}."
+            f"mental.fit: weights of {layer.rank} independent features need more than {layer.rank + 1} rows; "
+            f"{table.name} has {layer.rows}. Fit on more images, or {instead}."
         )
-    found.check_linear(table.name, by="mental.fit", repair=f"or {instead}")
-    return found.weight
+    layer.check_linear(table.name, by="mental.fit", repair=f"or {instead}")
+    return layer.weight
 
 
 def _usable(weights: Float64[Tensor, "c d"], what: str) -> Float64[Tensor, "c d"]:

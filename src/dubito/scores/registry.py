@@ -93,7 +93,7 @@ def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
 
 
 def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:
-    """A score, made if it was given by name; under a name of the user's, an array will do."""
+    """A score, made from its name if need be; under a name of the user's, an array will do."""
     if isinstance(score, type):
         raise TableError(
             f"{by}: scores must be scores, or names of them; got the class {score.__name__}. Say {score.__name__}()."

@@ -9,6 +9,7 @@ In b = 1/T the mean loss is convex: its slope is mean(E_p[logit] - logit_label),
 Newton step kept inside a shrinking bracket finds the minimum; the table is streamed, never held.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import labelled_logits
-from dubito.scores.information import ScoreOfMembers, score_blocks
+from dubito.scores.information import ScoreOfMembers, member_batches
 from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
 from dubito.types import Score
@@ -91,11 +92,9 @@ class Temperature(Score):
         check_model_labels(table, by="temperature.fit")
         self.temperature_ = fit_temperature(table)
 
-    def score(self, table: Table) -> Float[Tensor, "n"]:
-        """The uncertainty of every row; see `Score.score`."""
-        if isinstance(self.score_of, ScoreOfMembers):
-            return score_blocks(self, table)
-        return super().score(table)
+    def batches(self, table: Table) -> Iterator[Table]:
+        """Rows of logits, or of members' logits."""
+        return member_batches(self, table) if isinstance(self.score_of, ScoreOfMembers) else super().batches(table)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The inner score at logits / T."""

@@ -133,7 +133,7 @@ def tune_density(
             f"density.tune: none of {len(tried)} candidates could be fitted. The first: {tried[0]['error']}"
         )
     tried.sort(key=_value, reverse=True)
-    # Not fitted again on all features: it would draw other neurons than those that were judged, even dead ones.
+    # Not fitted again on all features: it would draw other neurons than those that were compared, even dead ones.
     best.neurons_, best.width_ = varying.nonzero()[:, 0][best.neurons_], len(varying)
     best.nonlinearity = nonlinearity
     best.__post_init__()
@@ -176,7 +176,7 @@ def _candidates(
     unknown = [name for name in grid if name not in GRID or name in settings]
     if unknown:
         raise TableError(
-            f"density.tune: grid may have {', '.join(GRID)}, unless they are given otherwise; got '{unknown[0]}'. "
+            f"density.tune: grid may have {', '.join(GRID)}, unless they are settings; got '{unknown[0]}'. "
             f"Give one value as a setting, several in the grid."
         )
     if settings.get("start") == "class":

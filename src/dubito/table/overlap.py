@@ -3,11 +3,11 @@
     same image   <=>   |a_j - b_j| <= 1e-3 s_j + 3e-6 max|a|   for every column j,   s_j its smaller standard deviation
 
 Features of one image differ in their last digits between batch sizes and machines, so bytes are not compared; where a
-row was kept in half precision, one step of it is allowed as well. Nearest rows are found exactly by faiss, in at most
-64 random projections of the standardised columns, and then compared in all columns; of the larger table, one block at a
-time is in memory. Rows that are not finite or have one value in all columns identify no image and never match. In two
-or three columns different images come close by chance: how many do is estimated from those in a box four times as wide,
-and if chance explains all matches, none is reported.
+row was kept in half precision, one step of it is allowed as well. Nearest rows are searched exactly by faiss, in at
+most 64 random projections of the standardised columns, and then compared in all columns; of the larger table, one block
+is in memory at a time. Rows that are not finite or have one value in all columns identify no image and never match.
+In two or three columns different images come close by chance: how many do is estimated from those in a box four times
+as wide, and if chance explains all matches, none is reported.
 """
 
 from collections.abc import Iterator
@@ -110,8 +110,8 @@ def _nearest(table: Table, other: Table, column: str, mine: _Columns, theirs: _C
     projection = _Projection.of(column, mine, theirs)
     if len(table) > len(other):
         bank = torch.cat(list(projection.blocks(other)))
-        found = [_nearest_rows(queries, bank) for queries in projection.blocks(table)]
-        distance, index = (torch.cat(parts) for parts in zip(*found, strict=True))
+        pairs = [_nearest_rows(queries, bank) for queries in projection.blocks(table)]
+        distance, index = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     else:
         queries, first = torch.cat(list(projection.blocks(table))), 0
         distance, index = torch.zeros(len(table), 0), torch.zeros(len(table), 0, dtype=torch.long)

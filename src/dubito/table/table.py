@@ -208,7 +208,7 @@ def to_tensor(values: Any, what: str) -> Tensor:
         return values.detach().cpu()
     try:
         array = np.asarray(values)
-        # torch shares no memory that is read-only (a memory-mapped file), runs backwards or has foreign byte order.
+        # torch shares no memory that is read-only (a memory-mapped file), runs backwards or has another byte order.
         shared = array.flags.writeable and array.dtype.isnative and all(step >= 0 for step in array.strides)
         return torch.from_numpy(array if shared else array.astype(array.dtype.newbyteorder("="), order="C"))
     except (RuntimeError, TypeError, ValueError) as error:

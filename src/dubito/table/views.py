@@ -20,7 +20,7 @@ from dubito.table.columns import compared_names, settings_difference
 from dubito.table.provenance import Provenance
 from dubito.table.table import Column, Exact, Table
 
-_OF_IMAGES = ("id", "label", "photo", "epoch")
+_OF_IMAGES = ("id", "label", "image_index", "epoch")
 """Columns that describe the images and not what the model made of them."""
 MEMBERS = "members"
 """What the columns of `ensemble` are called."""
@@ -44,8 +44,8 @@ def concat(*tables: Table) -> Table:
     """Several tables one after the other, with the columns that all of them have.
 
     They must come from one model. If some have augmented epochs, a table without them counts as one epoch, and rows
-    with the same `photo` stay together when images are held out. To train on labelled and unlabelled images together,
-    give the unlabelled ones a loss with `with_expected_loss`.
+    with the same `image_index` stay together when images are held out. To train on labelled and unlabelled images
+    together, give the unlabelled ones a loss with `with_expected_loss`.
 
     >>> concat(Table(loss=[1.0], label=[0]), Table(loss=[2.0, 3.0])).loss.tolist()
     [1.0, 2.0, 3.0]
@@ -60,7 +60,7 @@ def concat(*tables: Table) -> Table:
                 f"{other.model_id}). Extract both with the same model and transform."
             )
     provenance = _provenance(tables)
-    tables = _with_photos(tables)
+    tables = _with_image_indices(tables)
     first = tables[0]
     names = [name for name in first.columns if all(name in table for table in tables)]
     if not _same_labels(tables):
@@ -73,7 +73,7 @@ def concat(*tables: Table) -> Table:
                 f"concat: column '{name}' must have one width in all tables; got {sorted(tails)}. "
                 f"Join tables of one model."
             )
-        columns[name] = _Stacked([table.column(name) for table in tables])
+        columns[name] = Stacked([table.column(name) for table in tables])
     _check_settings(tables, names)
     if not names:
         raise TableError(f"concat: {', '.join(table.name for table in tables)} have no column in common.")
@@ -94,7 +94,7 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
 
     It has the columns `members_logit` (n, m, c), the logits of each model; `logit` (n, c), the logarithm of their mean
     probability, so that scores of logits and `evaluate` see the ensemble's own prediction; and, where the tables have
-    them, `label`, `id`, `photo` and `epoch`. For models that share a transform, one extraction with the probe of
+    them, `label`, `id`, `image_index` and `epoch`. For models that share a transform, one extraction with the probe of
     several models does the same.
 
     >>> both = ensemble([Table(logit=[[8.0, 0.0]]), Table(logit=[[0.0, 8.0]])])  # two sure models that disagree
@@ -201,14 +201,14 @@ def _provenance(tables: tuple[Table, ...]) -> Provenance | None:
     return first if first is None or not losses else replace(first, task_loss=losses[0])
 
 
-def _with_photos(tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """All with `photo` and `epoch`, if any has them: without, crops of one image could not be kept together."""
-    if not any("photo" in table for table in tables):
+def _with_image_indices(tables: tuple[Table, ...]) -> tuple[Table, ...]:
+    """All with `image_index` and `epoch`, if any has them: without, crops of one image could not be kept together."""
+    if not any("image_index" in table for table in tables):
         return tables
     return tuple(
         table
-        if "photo" in table
-        else table.extended(photo=torch.arange(len(table)), epoch=torch.zeros(len(table), dtype=torch.long))
+        if "image_index" in table
+        else table.extended(image_index=torch.arange(len(table)), epoch=torch.zeros(len(table), dtype=torch.long))
         for table in tables
     )
 
@@ -239,10 +239,10 @@ class _Chosen:
 
 
 @final
-class _Stacked:
-    """Columns of the same width one after the other."""
+class Stacked:
+    """Columns of the same width one after the other; only those that hold the chosen rows are read."""
 
-    def __init__(self, columns: list[Column]) -> None:
+    def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
         self._ends = list(accumulate(column.shape[0] for column in columns))
         self.shape = (self._ends[-1], *columns[0].shape[1:])
@@ -251,17 +251,18 @@ class _Stacked:
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(self.shape[0])
             return _joined([self._columns[which][part] for which, part in self._pieces(start, stop)])
+        if not len(rows):
+            return self[0:0]
         owner = torch.searchsorted(torch.tensor(self._ends), rows, right=True)
         parts, places = [], []
         for which in sorted(set(owner.tolist())):
             place = (owner == which).nonzero()[:, 0]
-            local = rows[place] - (self._ends[which - 1] if which else 0)
-            column = self._columns[which]
-            parts.append(_rows(column, local))
+            parts.append(_rows(self._columns[which], rows[place] - (self._ends[which - 1] if which else 0)))
             places.append(place)
-        if not parts:
-            return self[0:0]
-        return _rows(_joined(parts), torch.cat(places).argsort())
+        gathered, place = _joined(parts), torch.cat(places)
+        ordered = np.empty_like(gathered) if isinstance(gathered, np.ndarray) else torch.empty_like(gathered)
+        ordered[place.numpy() if isinstance(ordered, np.ndarray) else place] = gathered
+        return ordered
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, slice]]:
         pieces = []
@@ -308,4 +309,6 @@ def _rows(column: Any, index: Tensor) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(parts)
