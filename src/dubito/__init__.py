@@ -8,6 +8,7 @@
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -90,19 +91,18 @@ _EXPORTS = {
 }
 """Public names by the room that defines them: imported on first use, so that the command line's help is quick."""
 _NAMESPACES = ("scores", "probes", "metrics", "heads", "ensembles", "explain", "protocols", "report")
-_ROOMS = ("active", "cache", "data", "gradients", "guard", "models", "search", "table", *_NAMESPACES)
 _HOMES = {name: room for room, names in _EXPORTS.items() for name in names}
 
 __all__ = [*_HOMES, *_NAMESPACES]  # noqa: PLE0604 (all of them are strings)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"dubito.{name}")
     if name in _HOMES:
         return getattr(import_module(f"dubito.{_HOMES[name]}"), "open_cache" if name == "open" else name)
     if name.startswith("__"):
         raise AttributeError(name)  # looked up by tools, never by people: nothing is imported for it
+    if find_spec(f"dubito.{name}"):  # also for `from dubito import choices`, which looks here first
+        return import_module(f"dubito.{name}")
     from dubito.validate import nearest  # noqa: PLC0415 (imports torch)
 
     raise AttributeError(f"module 'dubito' has no attribute '{name}'; did you mean '{nearest(name, __all__)[0]}'?")
