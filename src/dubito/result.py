@@ -93,7 +93,7 @@ class Result:
             raise MissingPackageError("to_pandas needs pandas: pip install pandas") from error
         return pandas.DataFrame([_flat(record) for record in self.records()])
 
-    def head(self: _Any, rows: int | None) -> _Any:
+    def limited(self: _Any, rows: int | None) -> _Any:
         """The same result, but its text has only so many rows of the table; None for all of them."""
         shown = copy(self)
         object.__setattr__(shown, "text_rows", rows)  # frozen dataclasses, too

@@ -66,8 +66,8 @@ class _IdsInShard:
     shape: tuple[int, ...]
 
     def __getitem__(self, rows: Exact) -> Shaped[np.ndarray, "n"]:
-        names: Shaped[np.ndarray, "n"] = _names(self.shard)[rows if isinstance(rows, slice) else rows.numpy()]
-        return names.copy()
+        names: Shaped[np.ndarray, "n"] = _names(self.shard)[rows if isinstance(rows, slice) else rows.numpy()].copy()
+        return names
 
 
 @final

@@ -118,7 +118,7 @@ def _values(settings: Sequence[ScoreSetting], made: Sequence[str]) -> dict[str, 
         texts.setdefault(name, {})[key] = text
     with reading():
         return {
-            name: settings_from_text(SCORES[name], texts[name], by=f"--set: {name}", parsers={Score: _inner_score})  # type: ignore[arg-type]
+            name: settings_from_text(SCORES[name], texts[name], by=f"--set: {name}", parsers={Score: _inner_score})
             for name in texts
             if name in SCORES
         }

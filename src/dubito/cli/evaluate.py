@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,7 +48,7 @@ def evaluate(  # noqa: PLR0913 (a command's options)
             )
     with screen.waiting("scoring, with bootstrap intervals"):
         chosen = ready_scores(screen, table, names=score, settings=settings, train=train, heads=head, load=load)
-        bootstrap = {"confidence": confidence, "resamples": resamples, "seed": seed}
+        bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
         screen.show(dubito.evaluate(chosen, table, ood=other, metrics=metric or None, **bootstrap))
 
 
@@ -81,7 +81,7 @@ def compare(  # noqa: PLR0913 (a command's options)
         chosen = None
         if score or settings or head or load:
             chosen = ready_scores(screen, table, names=score, settings=settings, train=learned, heads=head, load=load)
-        bootstrap = {"confidence": confidence, "resamples": resamples, "seed": seed}
+        bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
         screen.show(dubito.compare(table, ood=others or None, train=learned, scores=chosen, **bootstrap))
 
 

@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -121,7 +121,7 @@ def ensemble(  # noqa: PLR0913 (a command's options)
         table = _members(caches)
         other = _members(ood) if ood else None
     with screen.waiting("cutting members into sub-ensembles, with bootstrap intervals"):
-        bootstrap = {"confidence": confidence, "resamples": resamples, "seed": seed}
+        bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
         diagnosis = dubito.explain.diagnose_ensemble(table, of=of, ood=other, partitions=partitions, **bootstrap)
     if html is not None:
         from dubito.report.ensemble import write_ensemble_page

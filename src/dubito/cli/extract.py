@@ -4,7 +4,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -122,8 +122,9 @@ def _new_rows(cache: Path, before: dict[str, int]) -> int:
     from dubito.cli._results import files_in
 
     manifest, files = read_manifest(cache), files_in(cache)
-    kinds = [manifest.rows, *manifest.probes.values()] if manifest else []
-    return max(
+    kinds: list[Any] = [manifest.rows, *manifest.probes.values()] if manifest else []
+    counts: list[int] = [
         sum(shard["rows"] for shard in kind["shards"] if files.get(shard["name"]) != before.get(shard["name"]))
         for kind in kinds
-    )
+    ]
+    return max(counts)

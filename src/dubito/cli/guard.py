@@ -125,7 +125,7 @@ def run(
         decisions.to_csv(csv)
     guarantee = str(loaded.guarantee)
     screen.show(
-        decisions.head(top), f"guarantee: {guarantee}", guard=str(guard), guarantee=guarantee, written={"csv": csv}
+        decisions.limited(top), f"guarantee: {guarantee}", guard=str(guard), guarantee=guarantee, written={"csv": csv}
     )
 
 

@@ -130,7 +130,7 @@ def _fields(cls: type) -> Entries:
     from dubito.validate import setting_types
 
     types, meanings = setting_types(cls), _meanings(cls)
-    return [_setting(one.name, types[one.name], one.default, meanings) for one in fields(cls) if one.init]  # type: ignore[arg-type]
+    return [_setting(one.name, types[one.name], one.default, meanings) for one in fields(cls) if one.init]
 
 
 def _setting(name: str, kind: Any, default: Any, meanings: Mapping[str, str]) -> dict[str, Any]:

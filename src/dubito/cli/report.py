@@ -68,7 +68,7 @@ def map_(  # noqa: PLR0913 (a command's options)
             most=most,
             seed=seed,
         )
-    screen.show(drawn.head(0), written={"page": to, "figure": png})
+    screen.show(drawn.limited(0), written={"page": to, "figure": png})
 
 
 @command

@@ -4,7 +4,7 @@
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,7 +76,7 @@ def build(  # noqa: PLR0913 (a command's options)
             head, score = ("auto", None) if entry_for(table.provenance) else (None, "max_probability")
             name = "the uncertainty head of this model" if head else "max_probability: there is no head for this model"
             screen.note(f"uncertainty by {name}. Choose another with --score or --head.")
-        chosen = one_score(screen, table, score=score, settings=settings, train=train, head=head)
+        chosen: Any = one_score(screen, table, score=score, settings=settings, train=train, head=head)
         index = SafeIndex.build(table, chosen, quantile=quantile, clean=clean, per_class=per_class)
         if approximate is not None:
             index.approximate(None if approximate == "auto" else approximate)
@@ -127,7 +127,7 @@ def query(  # noqa: PLR0913 (a command's options)
         own = table.id.tolist() if others else None
         result = loaded.search(table, k=k, sets=sets, at_most=at_most, exclude=own, refuse_above=refuse_above)
     skipped = [{"id": name, "reason": why} for name, why in table.skipped]
-    counts = {"k": k, "refused": int(result.refused.sum()), "skipped": skipped}
+    counts: dict[str, Any] = {"k": k, "refused": int(result.refused.sum()), "skipped": skipped}
     screen.show(result, index=str(index), queries_from=queries, **counts)
 
 
