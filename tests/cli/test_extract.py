@@ -182,7 +182,7 @@ def test_errors(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:
         return answer.err
 
     none = ("--weights", "none")
-    assert "'no/such/folder' is not" in sentence(MODEL, "no/such/folder", *none, kind="ImagesError")
+    assert "'no/such/folder' does not exist" in sentence(MODEL, "no/such/folder", *none, kind="ImagesError")
     assert "timm has no model 'test_resnat'. Nearest: test_resnet" in sentence(
         "timm:test_resnat", images, kind="ModelError"
     )
