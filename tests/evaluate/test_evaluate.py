@@ -437,8 +437,8 @@ class TestPlot:
 
     def test_the_bins_of_the_reliability_diagram_are_those_of_the_ece(self, both, axes):
         bins = both.reliability
-        gaps = np.abs(np.subtract(bins.confidence, bins.accuracy)) * bins.count
-        assert sum(bins.count) == N
+        gaps = np.abs(np.subtract(bins.confidence, bins.accuracy)) * bins.images
+        assert sum(bins.images) == N
         assert gaps.sum() / N == pytest.approx(both.model["ece"].value)
         assert both.plot("reliability", ax=axes).get_xlabel() == "confidence"
         assert axes.lines[1].get_xdata().tolist() == list(bins.confidence)
