@@ -149,7 +149,7 @@ def test_infinite_and_undefined_logits_are_errors():
         Entropy().score(table)
     assert str(error.value) == (
         "entropy.score of table in memory: 2 of 3 values are NaN or infinite, the first at position 1. "
-        "Uncertainties must be finite: look at the logits or features of that row."
+        "Uncertainties must be finite: check the logits or features of that row."
     )
 
 
