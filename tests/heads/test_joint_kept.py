@@ -86,9 +86,9 @@ def test_taking_it_out_changes_nothing():
 
 
 REFUSED = (
-    r"^with_uncertainty: mine does not compute the features that the head was trained on, what layer '{layer}' of "
-    r"{kind} reads\. Wrap the trained module itself, dubito\.wrap\(model\.module\); only a head on the layer that "
-    r"gives the logits can be kept\.$"
+    r"^with_uncertainty: mine does not compute the features that the head was trained on, the input of layer "
+    r"'{layer}' of {kind}\. Wrap the trained module itself, dubito\.wrap\(model\.module\); only a head on the layer "
+    r"that returns the logits can be saved\.$"
 )
 
 
