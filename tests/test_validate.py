@@ -1,15 +1,18 @@
-"""Settings from text: every declared type, and what is refused."""
+"""Numbers, rows and classes that are refused; settings from text: every declared type."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
+import torch
 
-from dubito.errors import ValueRangeError
+from dubito.errors import TableError, ValueRangeError
 from dubito.heads import Recipe
-from dubito.validate import settings_from_text
+from dubito.table import Table
+from dubito.validate import check_classes, check_number, check_per_row, settings_from_text
 
 
 @dataclass
@@ -92,3 +95,43 @@ def test_every_setting_of_a_recipe_can_be_text():
         for key, value in recipe.to_json().items()
     }
     assert Recipe(**settings_from_text(Recipe, texts, by="recipe")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "whole", "message"),
+    [
+        (0, "[1, inf)", True, "demo: count must be a whole number, at least 1; got 0. Ten are usual."),
+        (1.0, "[1, inf)", True, "demo: count must be a whole number, at least 1; got 1.0."),
+        (True, "[1, inf)", True, "got True"),
+        (0.0, "(0, inf)", False, "demo: count must be a number, above 0; got 0.0."),
+        (1, "(0, 1)", False, r"demo: count must be a number in \(0, 1\); got 1."),
+        (1.5, "[0, 1]", False, r"demo: count must be a number in \[0, 1\]; got 1.5."),
+        (float("nan"), "[0, inf)", False, "got nan"),
+        (float("inf"), "[0, inf)", False, "got inf"),
+        ("3", "[0, inf)", False, "got '3'"),
+    ],
+)
+def test_numbers_outside_of_their_interval(value, interval, whole, message):
+    with pytest.raises(ValueRangeError, match=message):
+        check_number(value, interval, by="demo", what="count", whole=whole, hint="Ten are usual.")
+
+
+@pytest.mark.parametrize(
+    ("value", "interval"), [(1, "[1, inf)"), (np.int64(3), "[1, 3]"), (np.float32(0.5), "(0, 1)"), (0, "[0, 1)")]
+)
+def test_numbers_in_their_interval(value, interval):
+    check_number(value, interval, by="demo", what="count")
+
+
+def test_one_value_per_row():
+    table = Table(logit=torch.zeros(3, 2), name="val")
+    check_per_row(torch.zeros(3), table, by="demo", what="u")
+    with pytest.raises(TableError, match=r"demo: u must have one value per row of val, \(3,\); got \(2,\)"):
+        check_per_row(torch.zeros(2), table, by="demo", what="u")
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [0.0, 1.0], [True, False]])
+def test_labels_that_are_no_classes(labels):
+    check_classes(torch.tensor([0, 2]), 3, by="demo")
+    with pytest.raises(TableError, match=r"demo: the labels must be (classes|integers) from 0 to 2"):
+        check_classes(torch.tensor(labels), 3, by="demo")

@@ -3,6 +3,7 @@
 Every message says what was expected, what was passed and how to repair it. `by` is the function that the user called.
 """
 
+import math
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
 
 from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
 from dubito.table import Table, check_table
@@ -48,6 +50,68 @@ def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> N
         f"{by}: {what} must be one of {', '.join(known)}; got {value!r}."
         + (f" Did you mean {near[0]}?" if near else "")
     )
+
+
+def check_number(
+    value: Any,
+    interval: str,
+    *,
+    by: str,
+    what: str,
+    whole: bool = False,
+    hint: str = "",
+    error: type[DubitoError] = ValueRangeError,
+) -> None:
+    """Raise unless a value is a finite number in an interval.
+
+    Args:
+        value: The value to check.
+        interval: Where it must lie, such as "[2, inf)" or "(0, 1)"; a round bracket excludes its end.
+        by: The function that the user called.
+        what: The name of the argument.
+        whole: Whether it must be an integer.
+        hint: How to repair it, a sentence.
+        error: What to raise.
+
+    >>> check_number(1, "[2, inf)", by="dropout", what="passes", whole=True, hint="10 are usual.")
+    Traceback (most recent call last):
+    dubito.errors.ValueRangeError: dropout: passes must be a whole number, at least 2; got 1. 10 are usual.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    above, below = interval.startswith("("), interval.endswith(")")
+    number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool) and math.isfinite(value)
+    if number and (value > low if above else value >= low) and (value < high if below else value <= high):
+        return
+    one_sided = f"{'above' if above else 'at least'} {low:g}"
+    raise error(
+        f"{by}: {what} must be a {'whole ' if whole else ''}number{',' if high == math.inf else ''} "
+        f"{one_sided if high == math.inf else f'in {interval}'}; got {value!r}." + (f" {hint}" if hint else "")
+    )
+
+
+def check_per_row(values: Any, table: Table, *, by: str, what: str) -> None:
+    """Raise TableError unless an array has one value for each row of a table."""
+    if tuple(values.shape) != (len(table),):
+        raise TableError(
+            f"{by}: {what} must have one value per row of {table.name}, ({len(table)},); got {tuple(values.shape)}. "
+            f"Give one for each of the same images, in their order."
+        )
+
+
+def check_classes(labels: Tensor, classes: int, *, by: str, of: str = "the labels") -> None:
+    """Raise TableError unless all labels are integers from 0 to classes - 1.
+
+    >>> check_classes(torch.tensor([0, 3]), 3, by="nll")
+    Traceback (most recent call last):
+    dubito.errors.TableError: nll: the labels must be classes from 0 to 2; got 0 to 3. Leave out rows ...a class of...
+    """
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TableError(f"{by}: {of} must be integers from 0 to {classes - 1}; got {labels.dtype}. Cast them.")
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise TableError(
+            f"{by}: {of} must be classes from 0 to {classes - 1}; got {int(labels.min())} to {int(labels.max())}. "
+            f"Leave out rows without a class of the model."
+        )
 
 
 def settings_from_text(
