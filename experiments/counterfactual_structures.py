@@ -4,7 +4,7 @@
 
 Pearce et al. (2021), section 4.3 and C.3: a LeNet with H = 16 features is trained on three classes of MNIST (0, 1 and
 2; the paper does not say which), its last layer trainable or frozen in one of the structures of
-`dubito.explain.simplex`, and meets Fashion-MNIST. Accuracy, cross-entropy, and the AUROC of U_max and U_entropy on
+`dubito.explain.last_layer`, and meets Fashion-MNIST. Accuracy, cross-entropy, and the AUROC of U_max and U_entropy on
 equally many images of both, mean and standard error over the seeds. The values of Fig. 5 stand in a drawing, not in
 the text: what can be compared is that all structures reach about 99.5% accuracy, and that only trainable and optimal
 reach a high AUROC. Which structures there are beside 'sandwich' and 'stack' is ours, and so is how 'stack' is made
@@ -24,7 +24,7 @@ from _expected import write_expected
 from _small_nets import Half, lenet, logits_of, mean_and_error, measured, read, trained
 from torch import Tensor, nn
 
-from dubito.explain.simplex import STRUCTURES, layer
+from dubito.explain.last_layer import STRUCTURES, layer
 
 EXPECTED = Path(__file__).parent / "expected" / "counterfactual_structures.json"
 WIDTH, CLASSES, FREE = 16, 3, "trainable"

@@ -38,7 +38,7 @@ from rich.progress import track
 
 import dubito
 from dubito.data import Subset
-from dubito.explain.causes import diagnose
+from dubito.explain.diagnosis import diagnose
 from dubito.metrics import accuracy
 from dubito.models import WrappedClassifier
 from dubito.report.diagnosis import write_diagnosis_page

@@ -19,10 +19,17 @@ import torch
 from torch import Tensor
 
 from dubito.explain import pictures
-from dubito.explain.fields import Gaussians, density_field, entropy_field, max_probability_field
-from dubito.explain.last_layer import Layer
-from dubito.explain.regions import LinearRegion, Region, exact_region, two_class_region
-from dubito.explain.simplex import simplex
+from dubito.explain.last_layer import Layer, simplex
+from dubito.explain.regions import (
+    Gaussians,
+    LinearRegion,
+    Region,
+    density_field,
+    entropy_field,
+    exact_region,
+    max_probability_field,
+    two_class_region,
+)
 from dubito.scores.softmax import entropy, max_probability
 
 SPAN, ROWS = 4.0, 200_000

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from scipy.stats import hypergeom
+from scipy.stats import beta, hypergeom
 
-from dubito.audit import chance
-from dubito.audit.chance import _permutation_p, agreement, check_chance
+from dubito.audit import labels as subject
 from dubito.audit.finding import NotChecked
+from dubito.audit.labels import _permutation_p, check_chance
+from dubito.cache.order import agreement
 from tests.audit.drawn import numbers
 
 
@@ -58,6 +59,8 @@ def test_no_better_than_chance_is_wrong_with_few_images_too():
     [finding] = check_chance(*two_classes(40, 20, found=9, alarms=11), 2)
     assert finding.evidence["accuracy"] == pytest.approx(0.45)
     assert finding.evidence["by_chance"] == pytest.approx(0.5)
+    # Clopper and Pearson: the largest p with P(X <= 18) >= 0.01.
+    assert finding.evidence["at_most"] == pytest.approx(beta.ppf(0.99, 19, 22), rel=1e-9)
 
 
 @pytest.mark.parametrize(("found", "alarms"), [(8, 3), (6, 4), (10, 9)])
@@ -71,7 +74,7 @@ def test_permuting_is_the_hypergeometric_test_for_two_classes(found, alarms):
 def test_permuting_does_not_depend_on_its_blocks(monkeypatch):
     predicted, labels = numbers(60, 3, 1), numbers(60, 3)
     one = _permutation_p(predicted, labels, 24)
-    monkeypatch.setattr(chance, "_BLOCK", 700)
+    monkeypatch.setattr(subject, "_BLOCK", 700)
     assert _permutation_p(predicted, labels, 24) == one
 
 

@@ -87,7 +87,7 @@ def predictions(place: int, logit: torch.Tensor, norm: float = 1.0) -> Transform
 
 
 def checked(*predictions: TransformedPredictions, labels: torch.Tensor | None = None):
-    return check_transform([*predictions], torch.ones(len(predictions[0].predicted), dtype=torch.bool), labels)
+    return check_transform([*predictions], labels)
 
 
 def test_information_by_hand():

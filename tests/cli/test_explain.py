@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import dubito
-from dubito.explain.causes import diagnose
+from dubito.explain.diagnosis import diagnose
 from dubito.explain.collapse import diagnose_ensemble
 
 from .conftest import MODEL, Run, write_images

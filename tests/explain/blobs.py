@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from dubito.explain.causes import Diagnosis, diagnose
+from dubito.explain.diagnosis import Diagnosis, diagnose
 from dubito.table import Table
 from dubito.types import Score
 

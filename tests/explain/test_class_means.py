@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dubito.errors import TableError
-from dubito.explain.last_layer import Layer
-from dubito.explain.simplex import simplex
+from dubito.explain.last_layer import Layer, simplex
 from dubito.explain.structure import structure
 from dubito.table import Table
 
@@ -72,7 +71,7 @@ def test_a_table_of_another_model_is_refused():
         structure(random_weight(4, 5), table)
     with pytest.raises(TableError, match=r"labels of own classes; .* needs labels of the model's classes"):
         structure(weight, Table(feature=table.feature, label=table.label, label_space="own"))
-    with pytest.raises(TableError, match="labels of table in memory must be 0 to 3; got 0 to 4"):
+    with pytest.raises(TableError, match="labels of table in memory must be classes from 0 to 3; got 0 to 4"):
         structure(weight, Table(feature=torch.zeros(5, 6), label=torch.arange(5)))
     with pytest.raises(TableError, match="need rows of two classes or more; table in memory has rows of 1"):
         structure(weight, Table(feature=torch.zeros(5, 6), label=torch.zeros(5, dtype=torch.long)))

@@ -5,8 +5,8 @@ from scipy.stats import multivariate_normal
 
 from dubito.errors import NotFittedError, ValueRangeError
 from dubito.explain import pictures
-from dubito.explain.fields import Gaussians, density_field, entropy_field, max_probability_field
 from dubito.explain.last_layer import Layer
+from dubito.explain.regions import Gaussians, density_field, entropy_field, max_probability_field
 from dubito.scores.density import Density
 from dubito.scores.softmax import entropy, max_probability
 from dubito.table import Table
@@ -124,7 +124,7 @@ def test_a_shared_covariance_is_kept_once():
     z, label = random_gaussians().sample(900, seed=3)
     gaussians = Gaussians.of(Density(covariance="tied").fit(Table(feature=z, label=label)))
     assert gaussians.covariance.shape == (1, 4, 4)
-    assert gaussians.factor.shape == (3, 4, 4)
+    assert gaussians.factor.shape == (1, 4, 4)
     assert gaussians.factor.untyped_storage().nbytes() == 8 * 4 * 4
     each = Gaussians(gaussians.share, gaussians.mean, gaussians.covariance.repeat(3, 1, 1))
     torch.testing.assert_close(density_field(gaussians, points()), density_field(each, points()))

@@ -117,7 +117,7 @@ def test_json_text_and_plot():
     long = Table(feature=MEANS, label=[0, 1, 2], classes=["hen, Gallus", "x" * 30, "b"], name="caches/birds")
     labels = [axes.get_ylabel() for axes in patterns(long, long).plot()]
     assert labels == ["hen", "x" * 17 + "…", "b", "birds"]
-    with pytest.raises(ValueRangeError, match=r"labels that occur; got \[9\]. There are 0, 1, 2."):
+    with pytest.raises(ValueRangeError, match=r"labels that occur, such as \[0, 1, 2\]; got \[9\]."):
         found.plot(classes=[9])
 
 
@@ -129,9 +129,9 @@ def test_what_cannot_be_shown_is_refused():
         patterns(known, Table(feature=[[1.0, 2.0, 3.0]], name="ood"))
     with pytest.raises(MissingColumnError, match="patterns needs column 'label'"):
         patterns(known.select("feature"), known)
-    with pytest.raises(ValueRangeError, match="examples must be at least 1; got 0"):
+    with pytest.raises(ValueRangeError, match="examples must be a whole number, at least 1; got 0"):
         patterns(known, known, examples=0)
-    with pytest.raises(TableError, match="labels of known must not be negative; got -1"):
+    with pytest.raises(TableError, match="label of known must be a number, at least 0; got -1"):
         patterns(rows_of(6, [0, -1]), known)
     with pytest.raises(ValueRangeError, match="features of broken: 1 of 4 values are NaN"):
         patterns(known, Table(feature=[[torch.nan, 0.0, 0.0, 0.0]], name="broken"))

@@ -9,22 +9,20 @@ from scipy.stats import chi2
 
 from dubito.errors import ValueRangeError
 from dubito.explain import pictures
-from dubito.explain.fields import Gaussians
-from dubito.explain.last_layer import Layer
+from dubito.explain.last_layer import Layer, simplex
 from dubito.explain.regions import (
     EllipsoidRegion,
     ExactRegion,
+    Gaussians,
     LinearRegion,
     Region,
     TwoClassRegion,
-    chi_square_quantile,
     ellipsoid_bounds,
     ellipsoids,
     exact_region,
     training_threshold,
     two_class_region,
 )
-from dubito.explain.simplex import simplex
 from dubito.scores.softmax import entropy, max_probability
 
 
@@ -193,10 +191,11 @@ def test_ellipsoid_bounds_enclose_the_exact_region(threshold):
     assert (outer & ~inner).any()  # two bounds, not one
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 10, 512, 1280])
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.95, 1 - 1e-9])
-def test_chi_square_quantile_is_that_of_scipy(degrees, share):
-    assert chi_square_quantile(share, degrees) == pytest.approx(chi2.ppf(share, degrees), rel=1e-7)
+@pytest.mark.parametrize("width", [1, 2, 10, 300])
+@pytest.mark.parametrize("epsilon", [0.99, 0.5, 0.05, 1e-9])
+def test_the_radius_of_an_ellipsoid_is_the_quantile_of_chi_square(width, epsilon):
+    one = Gaussians(torch.ones(1), torch.zeros(1, width), torch.eye(width)[None])
+    assert float(ellipsoids(one, epsilon).squared_radius) == pytest.approx(chi2.isf(epsilon, width), rel=1e-9)
 
 
 def test_pictures_show_boundaries_regions_and_clusters_where_they_are():
@@ -236,9 +235,11 @@ def test_wrong_settings_are_told():
     layer, gaussians = random_layer(3), two_clusters()
     with pytest.raises(ValueRangeError, match=r"layer must have 2 classes; got 3. Use exact_region"):
         two_class_region(layer, gaussians)
-    with pytest.raises(ValueRangeError, match=r"epsilon must lie between 0 and 1; got 5.0.*the paper takes 0.05"):
+    with pytest.raises(
+        ValueRangeError, match=r"ellipsoids: epsilon must be a number in \(0, 1\); got 5.0.*the paper takes 0.05"
+    ):
         ellipsoids(gaussians, 5.0)
-    with pytest.raises(ValueRangeError, match=r"confidence must lie between 0 and 1; got 1\.0.*saturated"):
+    with pytest.raises(ValueRangeError, match=r"confidence must be a number in \(0, 1\); got 1\.0.*saturated"):
         LinearRegion(layer, 1.0)
     with pytest.raises(ValueRangeError, match="the layer must have 2 classes or more; got 1"):
         LinearRegion(random_layer(1), 0.9)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dubito.errors import ValueRangeError
-from dubito.explain.last_layer import Layer
-from dubito.explain.simplex import GAP, STRUCTURES, layer, simplex
+from dubito.explain.last_layer import GAP, STRUCTURES, Layer, layer, simplex
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7, 40])
@@ -39,11 +38,17 @@ def test_turns_are_uniform():
 
 
 def test_too_few_dimensions_or_classes_are_told():
-    with pytest.raises(ValueRangeError, match="simplex: 5 classes need at least 4 dimensions; width is 3"):
+    with pytest.raises(
+        ValueRangeError, match=r"simplex: width must be a whole number, at least 4; got 3. 5 classes need 4 dimensions"
+    ):
         simplex(5, 3)
-    with pytest.raises(ValueRangeError, match=r"classes must be at least 2; got 1. One class has no boundary"):
+    with pytest.raises(
+        ValueRangeError, match=r"classes must be a whole number, at least 2; got 1. One class has no boundary"
+    ):
         simplex(1, 3)
-    with pytest.raises(ValueRangeError, match=r"classes must be at least 3; got 2. For two, .* simplex\(2, width\)"):
+    with pytest.raises(
+        ValueRangeError, match=r"classes must be a whole number, at least 3; got 2. For two, .* simplex\(2, width\)"
+    ):
         layer("stack", 2)
     with pytest.raises(
         ValueRangeError, match="one of optimal, sandwich, stack, shifted, narrow, clustered, unequal; got 'pile'"

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dubito.explain.last_layer import Layer
-from dubito.explain.simplex import layer, simplex
+from dubito.explain.last_layer import Layer, layer, simplex
 from dubito.scores.softmax import max_probability
 
 seeds = st.integers(0, 100_000)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dubito.explain.causes import diagnose
+from dubito.explain.diagnosis import diagnose
 from dubito.report.diagnosis import write_diagnosis_page
 from dubito.scores import Neighbours
 from dubito.table import Table

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, final, get_args
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from dubito.audit import labels as label_checks
 from dubito.audit import modes, outputs, transforms
-from dubito.audit.chance import CHANCE, check_chance
 from dubito.audit.duplicates import (
     ACROSS,
     WITHIN,
@@ -32,10 +31,10 @@ from dubito.audit.sample import Sample, draw_subset, take_sample
 from dubito.cache.runner import default_workers
 from dubito.choices import LabelSpace
 from dubito.data import Subset, open_images
-from dubito.errors import ModelError, ValueRangeError
 from dubito.models import wrap
 from dubito.result import Result
 from dubito.types import Classifier, Images, Json
+from dubito.validate import check_number
 
 _CLEARLY = 0.1
 """The share of images by which an order of classes must beat another transform to be the explanation."""
@@ -75,21 +74,20 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     >>> result.ok, result.issues[0].check
     (False, 'probabilities in place of logits')
     """
-    classifier = _classifier(model)
+    classifier = model if isinstance(model, Classifier) else wrap(model)
     for name, value in (("limit", limit), ("compare", compare)):
-        if value < 1:
-            raise ValueRangeError(f"audit: {name} must be at least 1; got {value}. Leave it out for the default.")
+        check_number(value, "[1, inf)", by="audit", what=name, whole=True, hint="Leave it out for the default.")
     opened = open_images(images, labels)
     chosen = draw_subset(opened, limit, seed)
     result = Audit(classifier.name, opened.name, len(chosen), len(opened))
     processes = default_workers(opened) if workers is None else workers
     with modes.forked(classifier):  # torch's loader draws a seed, even without workers
-        sample, understood, broken = take_sample(
+        sample, findings, broken = take_sample(
             classifier, chosen, batch_size=batch_size, workers=processes, progress=progress
         )
         named = [(chosen.ids[row], why) for row, why in broken]
         result.note(outputs.READABLE, outputs.check_readable(named, len(chosen)))
-        for finding in understood.findings:
+        for finding in findings:
             result.note(finding.check, [finding])
         if sample is not None:
             _check_outputs(result, sample, chosen, label_space)
@@ -144,10 +142,6 @@ class Audit(Result):
             self.partly[check] = part
         self.issues += outcome
 
-    def looked_for(self) -> list[str]:
-        """The faults that were looked for, each with the part of the images where that was not all."""
-        return [f"{check} ({self.partly[check]})" if check in self.partly else check for check in self.checked]
-
     def title(self) -> str:
         """What was audited, and how many issues there are."""
         accuracy = self.figures.get("accuracy")
@@ -165,9 +159,10 @@ class Audit(Result):
 
     def findings(self) -> list[str]:
         """The issues, the worst first; then what was looked for and what was not."""
+        partly = {check: f"{check} ({part})" for check, part in self.partly.items()}
+        looked = f"Looked for: {', '.join(partly.get(check, check) for check in self.checked)}."
         skipped = "; ".join(f"{check} ({reason})" for check, reason in self.unchecked.items())
-        looked = [f"Looked for: {', '.join(self.looked_for())}."]
-        return [*map(str, self.in_order()), *looked, *([f"Not looked for: {skipped}."] if skipped else [])]
+        return [*map(str, self.in_order()), looked, *([f"Not looked for: {skipped}."] if skipped else [])]
 
     def to_dict(self) -> Json:
         """Plain values, and whether all is `ok`."""
@@ -206,12 +201,12 @@ def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: L
     result.note(label_checks.NAMES, resolved.outcome)
     labels = resolved.labels
     result.note(outputs.ONE_CLASS, outputs.check_one_class(logit, None if labels is None else labels[good]))
-    result.figures["confidence"] = float(sample.predictions[0].confidence[good].mean()) if len(logit) else None
+    result.figures["confidence"] = float(sample.predictions[0].confidence.mean()) if len(logit) else None
     result.figures["accuracy"] = None
     if labels is None:
-        for check in (label_checks.COUNTING, label_checks.ORDER, CHANCE):
+        for check in (label_checks.COUNTING, label_checks.ORDER, label_checks.CHANCE):
             result.note(check, NotChecked(resolved.missing))
-        result.note(transforms.TRANSFORM, transforms.check_transform(sample.predictions, good, None))
+        result.note(transforms.TRANSFORM, transforms.check_transform(sample.predictions, None))
     else:
         _check_labels(result, sample, labels, images)
     if len(sample.predictions) > 1 and not sample.scaled:
@@ -230,35 +225,18 @@ def _check_labels(result: Audit, sample: Sample, labels: Int[Tensor, "n"], image
     ours = sample.model.classes
     theirs = images.classes if by_place or images.classes is None else ours
     ordered = label_checks.check_order(predicted, own, ours, theirs, than=shifted.labels)
-    transform = transforms.check_transform(sample.predictions, good, _put(labels, good, shifted.labels))
+    transform = transforms.check_transform(sample.predictions, shifted.labels)
     if _accuracy_then(transform) > _accuracy_then(ordered.outcome) - _CLEARLY:
         # Wrong colours can exchange classes too; but a transform that repairs as much is the simpler explanation.
-        for check in (label_checks.ORDER, CHANCE):
+        for check in (label_checks.ORDER, label_checks.CHANCE):
             result.note(check, NotChecked("repair the transform first"))
     else:
         result.note(label_checks.ORDER, ordered.outcome)
-        result.note(CHANCE, check_chance(predicted, ordered.labels, classes))
-        transform = transforms.check_transform(sample.predictions, good, _put(labels, good, ordered.labels))
+        result.note(label_checks.CHANCE, label_checks.check_chance(predicted, ordered.labels, classes))
+        transform = transforms.check_transform(sample.predictions, ordered.labels)
     result.note(transforms.TRANSFORM, transform)
 
 
 def _accuracy_then(outcome: Outcome) -> float:
     """The accuracy after a repair; minus infinity where there is nothing to repair."""
     return float(outcome[0].evidence["accuracy_then"]) if isinstance(outcome, list) and outcome else -math.inf
-
-
-def _put(labels: Int[Tensor, "n"], where: Bool[Tensor, "n"], values: Int[Tensor, "k"]) -> Int[Tensor, "n"]:
-    repaired = labels.clone()
-    repaired[where] = values
-    return repaired
-
-
-def _classifier(model: object) -> Classifier:
-    if isinstance(model, Classifier):
-        return model
-    if isinstance(model, nn.Module):
-        return wrap(model)
-    raise ModelError(
-        f"audit: model must come from dubito.load or dubito.wrap, or be a torch.nn.Module; got "
-        f"{type(model).__name__}. For a name, use dubito.load('source:name')."
-    )

@@ -8,15 +8,13 @@ Of a large set only a part is compared. A duplicate is then found only if it was
 have one is  (duplicates found / images compared) / (share of the other set that was drawn),  which is an estimate.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -39,9 +37,7 @@ _SIDE, _HASH = 16, 16
 _GROUP = 64
 
 
-@final
-@dataclass(frozen=True)
-class Fingerprints:
+class Fingerprints(NamedTuple):
     """By image a hash of its pixels and a thumbnail; of `drawn` images of a set that has `of`."""
 
     ids: list[str]
@@ -62,9 +58,8 @@ def take_fingerprints(images: Images, *, workers: int, progress: bool, of: int |
     groups, title = in_batches(range(len(images)), _GROUP), f"fingerprints of {images.name}"
     rows: list[int] = []
     parts: list[Tensor] = []
-    with open_stream(
-        _Printed(images), NoTransform(), groups, workers=workers, title=title, progress=progress
-    ) as stream:
+    printed = _Printed(images)
+    with open_stream(printed, NoTransform(), groups, workers=workers, title=title, progress=progress) as stream:
         for batch in stream:
             if batch.inputs is not None:
                 rows += batch.indices
@@ -76,14 +71,18 @@ def take_fingerprints(images: Images, *, workers: int, progress: bool, of: int |
     return Fingerprints([images.ids[row] for row in rows], labels, hashes, prints[:, _HASH:], len(images), of)
 
 
-@final
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """How many images of a set have a duplicate, exact or near; and some pairs as (exact, row, row)."""
 
     exact: int
     near: int
     some: list[tuple[bool, int, int]]
+
+    @property
+    def counts(self) -> str:
+        """How many, for a sentence."""
+        parts = [f"{count} {kind}" for count, kind in ((self.exact, "exact"), (self.near, "near")) if count]
+        return f"{self.exact + self.near} ({', '.join(parts)})"
 
 
 def check_within(prints: Fingerprints) -> Outcome:
@@ -91,17 +90,16 @@ def check_within(prints: Fingerprints) -> Outcome:
     pairs = find_pairs(prints, None)
     if not pairs.some:
         return []
-    clash = _clashes(prints, pairs)
+    evidence, example = _evidence(prints, prints, pairs)
+    share, labels = evidence["share"], prints.labels
+    clash = 0 if labels is None else sum(int(labels[one]) != int(labels[other]) for _, one, other in pairs.some)
     extra = f" {counted(clash, 'pair')} of those shown have different labels." if clash else ""
-    example = _example(prints, prints, pairs)
-    share = _share(pairs, prints, prints)
-    what = f"{_counts(pairs)} of {len(prints.ids)} images have a duplicate in the same set, such as {example}.{extra}"
+    what = f"{pairs.counts} of {len(prints.ids)} images have a duplicate in the same set, such as {example}.{extra}"
     if part := compared(prints, None):
         what += f" {part}; among all of them, an estimated {percent(share)} have one."
     repair = "Keep one of each, so that no image counts twice; where labels differ, correct them."
     severity: Severity = "suspicious" if clash or share >= _MANY else "note"
-    evidence = _evidence(prints, prints, pairs) | {"share": share, "different_labels": clash}
-    return [Finding(WITHIN, severity, what, repair, evidence)]
+    return [Finding(WITHIN, severity, what, repair, evidence | {"different_labels": clash})]
 
 
 def check_across(prints: Fingerprints, others: Fingerprints) -> Outcome:
@@ -109,17 +107,18 @@ def check_across(prints: Fingerprints, others: Fingerprints) -> Outcome:
     pairs = find_pairs(prints, others)
     if not pairs.some:
         return []
-    both, share = pairs.exact + pairs.near, _share(pairs, prints, others)
+    evidence, example = _evidence(prints, others, pairs)
+    both, share = pairs.exact + pairs.near, evidence["share"]
     what = (
-        f"{_counts(pairs)} of {len(prints.ids)} images ({percent(both / len(prints.ids))}) are in the other set too, "
-        f"such as {_example(prints, others, pairs)}: what was learned there looks too good here."
+        f"{pairs.counts} of {len(prints.ids)} images ({percent(both / len(prints.ids))}) are in the other set too, "
+        f"such as {example}: what was learned there looks too good here."
     )
     if part := compared(prints, others):
         what += f" {part}; among all of them, an estimated {percent(share)} are in both."
     repair = "Remove them from one of the two sets; if they were trained on, from this one."
     sure = others.part == 1 or both >= _FEWEST
     severity: Severity = "wrong" if share >= _MANY and sure else "suspicious"
-    return [Finding(ACROSS, severity, what, repair, _evidence(prints, others, pairs) | {"share": share})]
+    return [Finding(ACROSS, severity, what, repair, evidence)]
 
 
 def compared(prints: Fingerprints, others: Fingerprints | None) -> str:
@@ -131,41 +130,30 @@ def compared(prints: Fingerprints, others: Fingerprints | None) -> str:
 
 def find_pairs(prints: Fingerprints, others: Fingerprints | None) -> Pairs:
     """Duplicates within a set, or between two; an exact duplicate is not counted as a near one."""
-    exact, some = _exact(prints, others)
-    near = torch.zeros(len(prints.ids), dtype=torch.bool)
+    within = others is None
+    others = prints if others is None else others
+    first: dict[bytes, int] = {}
+    for row, key in enumerate(others.hashes):
+        first.setdefault(key, row)
+    same = [(row, first[key]) for row, key in enumerate(prints.hashes) if key in first]
+    same = [(earlier, row) for row, earlier in same if earlier != row] if within else same
+    some = [(True, one, other) for one, other in same[:_SHOWN]]
+    exact, near = (torch.zeros(len(prints.ids), dtype=torch.bool) for _ in range(2))
+    exact[[pair[within] for pair in same]] = True  # within a set, the first of each is not counted
     for start, rows in _blocks(prints.thumbnails):
-        for begin, columns in _blocks((others or prints).thumbnails):
-            if others is None and begin + len(columns) <= start:
+        here = slice(start, start + len(rows))
+        for begin, columns in _blocks(others.thumbnails):
+            there = slice(begin, begin + len(columns))
+            if within and there.stop <= start:
                 continue
-            alike = rows @ columns.T > _NEAR
-            if others is None:
-                later = torch.arange(begin, begin + len(columns)) > torch.arange(start, start + len(rows))[:, None]
-                alike &= later
-            alike &= ~exact[start : start + len(rows), None]
-            if others is None:
-                alike &= ~exact[begin : begin + len(columns)]
-            near[start : start + len(rows)] |= alike.any(1)
+            alike = (rows @ columns.T > _NEAR) & ~exact[here, None]
+            if within:
+                alike &= torch.arange(there.start, there.stop) > torch.arange(here.start, here.stop)[:, None]
+                alike &= ~exact[there]
+            near[here] |= alike.any(1)
             pairs = alike.nonzero()[: max(0, _SHOWN - len(some))].tolist()
             some += [(False, start + i, begin + j) for i, j in pairs]
     return Pairs(int(exact.sum()), int(near.sum()), some)
-
-
-def _exact(prints: Fingerprints, others: Fingerprints | None) -> tuple[Bool[Tensor, "n"], list[tuple[bool, int, int]]]:
-    """Which images share their hash with another (within a set: all but the first of each), and some pairs."""
-    first: dict[bytes, int] = {}
-    for row, key in enumerate(others.hashes if others is not None else ()):
-        first.setdefault(key, row)
-    duplicate = torch.zeros(len(prints.ids), dtype=torch.bool)
-    some: list[tuple[bool, int, int]] = []
-    for row, key in enumerate(prints.hashes):
-        if key in first:
-            duplicate[row] = True
-            pair = (True, row, first[key]) if others is not None else (True, first[key], row)
-            if len(some) < _SHOWN:
-                some.append(pair)
-        elif others is None:
-            first[key] = row
-    return duplicate, some
 
 
 def _blocks(thumbnails: UInt8[Tensor, "n p"]) -> Iterator[tuple[int, Float[Tensor, "b p"]]]:
@@ -177,39 +165,24 @@ def _blocks(thumbnails: UInt8[Tensor, "n p"]) -> Iterator[tuple[int, Float[Tenso
         yield start, F.normalize(rows, dim=1).masked_fill(flat, 0)
 
 
-def _share(pairs: Pairs, prints: Fingerprints, others: Fingerprints) -> float:
-    """The share of images with a duplicate, among all of the others; exact if all of them were compared."""
-    return min(1.0, (pairs.exact + pairs.near) / len(prints.ids) / others.part)
+def _evidence(prints: Fingerprints, others: Fingerprints, pairs: Pairs) -> tuple[Json, str]:
+    """The numbers of a finding, and the first pair for its sentence.
 
-
-def _counts(pairs: Pairs) -> str:
-    parts = [f"{count} {kind}" for count, kind in ((pairs.exact, "exact"), (pairs.near, "near")) if count]
-    return f"{pairs.exact + pairs.near} ({', '.join(parts)})"
-
-
-def _example(prints: Fingerprints, others: Fingerprints, pairs: Pairs) -> str:
-    _, one, other = pairs.some[0]
-    return f"{prints.ids[one]} and {others.ids[other]}"
-
-
-def _clashes(prints: Fingerprints, pairs: Pairs) -> int:
-    if prints.labels is None:
-        return 0
-    return sum(int(prints.labels[one]) != int(prints.labels[other]) for _, one, other in pairs.some)
-
-
-def _evidence(prints: Fingerprints, others: Fingerprints, pairs: Pairs) -> Json:
-    by_kind: dict[str, list[list[str]]] = defaultdict(list)
+    The share is that of images with a duplicate among all of the others; exact if all of them were compared.
+    """
+    by_kind: dict[str, list[list[str]]] = {}
     for exact, one, other in pairs.some:
-        by_kind["exact" if exact else "near"].append([prints.ids[one], others.ids[other]])
-    return {
+        by_kind.setdefault("exact" if exact else "near", []).append([prints.ids[one], others.ids[other]])
+    evidence: Json = {
         "exact": pairs.exact,
         "near": pairs.near,
         "images": len(prints.ids),
         "compared_with": len(others.ids),
         "of": others.of,
-        "pairs": dict(by_kind),
+        "pairs": by_kind,
+        "share": min(1.0, (pairs.exact + pairs.near) / len(prints.ids) / others.part),
     }
+    return evidence, " and ".join(next(iter(by_kind.values()))[0])
 
 
 @final

@@ -1,15 +1,22 @@
-"""The outcome of a check: findings with their severity, numbers and repair; or why it could not be made."""
+"""The outcome of a check: findings with their severity, numbers and repair; or why it could not be made.
 
+Whether something is better by more than chance is decided by exact binomial tests. McNemar's test of two classifiers on
+the same images is P(X >= k), X ~ Binomial(n, 1/2), over the n images that only one of them gets right (Dietterich 1998,
+Neural Computation 10). Here the exact form is used, because such images may be few.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
+
+from jaxtyping import Bool
+from torch import Tensor
 
 from dubito.types import Json
 
 Severity = Literal["wrong", "suspicious", "note"]
 """wrong: scores cannot be trusted; suspicious: look at it; note: good to know."""
-
-_SHOWN = 5
 
 
 @final
@@ -35,9 +42,7 @@ class Finding:
         return f"{self.severity}: {self.check}. {self.what}\n    Repair: {self.repair}"
 
 
-@final
-@dataclass(frozen=True)
-class NotChecked:
+class NotChecked(NamedTuple):
     """Why a check could not be made."""
 
     reason: str
@@ -65,7 +70,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def listed(names: Sequence[object], most: int = _SHOWN) -> str:
+def listed(names: Sequence[object], most: int = 5) -> str:
     """The first few of a list.
 
     >>> listed([3, 5, 8], most=2)
@@ -73,3 +78,42 @@ def listed(names: Sequence[object], most: int = _SHOWN) -> str:
     """
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def below(p: float) -> str:
+    """A p-value for a sentence: the power of ten that it lies under.
+
+    >>> below(3e-9), below(0.004)
+    ('p < 1e-08', 'p < 0.01')
+    """
+    exponent = math.floor(math.log10(max(p, 1e-99))) + 1
+    return f"p < {10.0**exponent:.0e}" if exponent < -3 else f"p < {10.0**exponent:g}"
+
+
+def binomial_tail(k: int, n: int, p: float) -> float:
+    """P(X >= k), summed in log space.
+
+    >>> binomial_tail(2, 2, 0.5)
+    0.25
+    """
+    if k <= 0 or p >= 1:
+        return 1.0
+    if k > n or p <= 0:
+        return 0.0
+    log_p, log_q = math.log(p), math.log1p(-p)
+    ways = math.lgamma(n + 1)
+    terms = [ways - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * log_p + (n - i) * log_q for i in range(k, n + 1)]
+    largest = max(terms)
+    return min(1.0, math.exp(largest) * math.fsum(math.exp(term - largest) for term in terms))
+
+
+def paired_gain(before: Bool[Tensor, "n"], after: Bool[Tensor, "n"], *, tests: int = 1) -> tuple[float, float]:
+    """By which share of the images `after` is right more often than `before`, and the p-value of McNemar's exact test.
+
+    Args:
+        before: Which images are right as they are.
+        after: Which of the same images are right with a repair.
+        tests: How many repairs were tried (Bonferroni).
+    """
+    better, worse = int((after & ~before).sum()), int((before & ~after).sum())
+    return (better - worse) / len(before), min(1.0, tests * binomial_tail(better, better + worse, 0.5))

@@ -1,4 +1,4 @@
-"""Are the labels the model's classes? Unknown names, and labels off by one, shifted, sorted as text or permuted.
+"""Are the labels the model's classes? Unknown names; labels off by one, shifted, sorted as text, permuted, unrelated.
 
 A shift by s is right on  #{i : predicted_i - label_i = s}  images, so one histogram of differences tries them all. A
 permutation is estimated on one half of the images and tested on the other (`dubito.cache.order`). Either must beat the
@@ -7,21 +7,42 @@ often than predictions that have nothing to do with the labels would be:  sum_y 
 
 A shift is the simpler explanation and is preferred to a permutation that is not clearly better. But a shift that leaves
 the classes 0..c-1 gives labels that nobody can use: there a permutation that explains as many images is preferred.
+
+Whether predictions have anything to do with the labels at all (`check_chance`) is tested given how often each class is
+predicted and each label occurs: predictions are permuted at random, 9,999 times with a fixed seed, and p is the share
+of permutations with at least as many right (Phipson & Smyth 2010, equation 2). Chance is the mean of that, and the way
+from chance to all right is the scale, as for Cohen's kappa:
+
+    chance = sum_y #{label = y} #{predicted = y} / n^2,     kappa = (accuracy - chance) / (1 - chance)
+
+Not being better than chance with certainty is not a fault: there may be too few images. So it is called wrong only
+where the exact upper 99 % bound of the accuracy (Clopper and Pearson) is below a tenth of the way; or below half of it,
+if accuracy is not above chance at all. Otherwise the check reports that there are too few images.
 """
 
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
+from scipy.special import betaincinv
 from torch import Tensor
 
-from dubito.audit.finding import Finding, NotChecked, Outcome, listed, percent
+from dubito.audit.finding import (
+    Finding,
+    NotChecked,
+    Outcome,
+    below,
+    binomial_tail,
+    counted,
+    listed,
+    paired_gain,
+    percent,
+)
 from dubito.audit.sample import Sample
-from dubito.audit.significance import below, binomial_tail, paired_p
 from dubito.cache.labels import check_count, resolve_labels
 from dubito.cache.order import agreement, cross_fitted, exchanged, matched
 from dubito.choices import LabelSpace
@@ -30,15 +51,16 @@ from dubito.errors import ImagesError, OwnLabelsWarning
 from dubito.types import Json
 
 NAMES = "class names that the model does not know"
-COUNTING, ORDER = "labels off by one", "classes in another order"
+COUNTING, ORDER, CHANCE = "labels off by one", "classes in another order", "accuracy at chance"
 _GAIN, _ALPHA = 0.1, 1e-3
 _FEWEST, _PER_CLASS = 20, 4
+_ALPHA_CHANCE, _NEAR, _HALF = 0.01, 0.1, 0.5
+"""Of accuracy at chance; the last two are shares of the way from chance to all right."""
+_PERMUTATIONS, _BLOCK = 9_999, 1 << 22
 _NUMBERS = Int[Tensor, "n"]
 
 
-@final
-@dataclass(frozen=True)
-class ModelLabels:
+class ModelLabels(NamedTuple):
     """The labels of the images that were read, as the model's classes; or None and the reason."""
 
     labels: Int[Tensor, "n"] | None
@@ -61,14 +83,16 @@ def model_labels(sample: Sample, images: Subset, space: LabelSpace | None) -> Mo
         return ModelLabels(None, [Finding(NAMES, "wrong", f"{what}.", repair, {})], "the model does not know them all")
     if labels is not None and resolved == "model":
         return ModelLabels(labels[sample.rows], [])
-    return ModelLabels(
-        None, [] if space == "own" else [_unknown_names(images, sample)], "labels are another set's classes"
+    theirs, ours = list(images.classes or ()), list(sample.model.classes or ())
+    what = f"None of the {len(theirs)} class names ({listed(theirs, 3)}) is one of the model's {len(ours)} classes."
+    repair = (
+        "Name the folders as the model names its classes, or set label_space='own' if they are classes of another set."
     )
+    finding = Finding(NAMES, "suspicious", what, repair, {"names": theirs[:20], "classes": ours[:20]})
+    return ModelLabels(None, [] if space == "own" else [finding], "labels are another set's classes")
 
 
-@final
-@dataclass(frozen=True)
-class Relabelled:
+class Relabelled(NamedTuple):
     """The outcome of a check of labels, and the labels to go on with: repaired where possible."""
 
     labels: Int[Tensor, "n"]
@@ -88,14 +112,22 @@ def check_counting(predicted: _NUMBERS, labels: _NUMBERS, c: int, names: Sequenc
     """
     if len(labels) < _FEWEST:
         return Relabelled(labels, NotChecked(f"needs {_FEWEST} images with finite logits; got {len(labels)}"))
-    numbers = _numbers(names)
-    candidates = {"": labels} if numbers is None else {"": labels, "numbers": numbers[labels]}
-    shifts = [one for kind, base in candidates.items() if (one := _best_shift(predicted, labels, base, c, kind))]
-    outside = int((labels >= c).sum())
+    candidates = {False: labels}
+    if names is not None and all(name.isdecimal() for name in names):
+        numbers = torch.tensor([int(name) for name in names])
+        if not bool((numbers.diff() > 0).all()):
+            candidates[True] = numbers[labels]
+    shifts = [one for named, base in candidates.items() if (one := _best_shift(predicted, labels, base, c, named))]
     shift = max(shifts, key=lambda one: one.accuracy, default=None)
     if shift is not None and not _outdone(shift, predicted, labels, c):
         return Relabelled(shift.labels, [_counting_finding(shift, labels, c)])
-    return Relabelled(labels, [_outside_finding(labels, c)] if outside else [])
+    outside, highest = int((labels >= c).sum()), int(labels.max())
+    if not outside:
+        return Relabelled(labels, [])
+    what = f"{outside} of {len(labels)} labels are {c} or more, up to {highest}; the model's are 0..{c - 1}."
+    repair = "Give indices of the model's classes, counted from 0, or label_space='own' for classes of another set."
+    evidence: Json = {"outside": outside, "images": len(labels), "highest": highest, "classes": c}
+    return Relabelled(labels, [Finding(COUNTING, "wrong", what, repair, evidence)])
 
 
 def check_order(
@@ -120,13 +152,13 @@ def check_order(
     if not isinstance(order, _Order):
         return Relabelled(before, [] if order is None else order)
     moved = {label: place for label, place in sorted(order.mapping.items()) if label != place}
+    arrows = [f"{_named(label, names)} -> {_named(place, classes)}" for label, place in moved.items()]
     own, then = float(order.own.double().mean()), float(order.hit.double().mean())
-    many = len(moved) > 1
-    seem = f"{len(moved)} classes seem to be in another order" if many else "1 class seems to be in another place"
+    one = len(moved) == 1
+    seem = "1 class seems to be in another place" if one else f"{len(moved)} classes seem to be in another order"
     what = (
         f"{seem} than the model's: accuracy on images that the order was not estimated from is "
-        f"{percent(then)} instead of {percent(own)} ({below(order.p)}). Label -> class: "
-        f"{_arrows(moved, names, classes)}."
+        f"{percent(then)} instead of {percent(own)} ({below(order.p)}). Label -> class: {listed(arrows)}."
     )
     repair = "Give labels= as indices of the model's classes, or " + (
         "name the classes with dubito.wrap(..., classes=[...]) so that class folders are matched by name instead of "
@@ -134,18 +166,44 @@ def check_order(
         if classes is None
         else "put the names in dubito.wrap(..., classes=[...]) into the order of the model's outputs."
     )
-    evidence: Json = {
-        "accuracy": own,
-        "accuracy_then": then,
-        "p": order.p,
-        "order": {str(label): place for label, place in moved.items()},
-    }
+    evidence: Json = {"accuracy": own, "accuracy_then": then, "p": order.p}
+    evidence["order"] = {str(label): place for label, place in moved.items()}
     return Relabelled(exchanged(labels, order.mapping), [Finding(ORDER, "wrong", what, repair, evidence)])
 
 
-@final
-@dataclass(frozen=True)
-class _Order:
+def check_chance(predicted: _NUMBERS, labels: _NUMBERS, c: int) -> Outcome:
+    """Predictions that have nothing to do with the labels."""
+    n = len(labels)
+    if n < _FEWEST or c < 2:
+        return NotChecked(f"needs {_FEWEST} images and more than one class; got {n} images and {c} classes")
+    right = int((predicted == labels).sum())
+    one_class = bool((labels == labels[0]).all())
+    if not one_class and bool((predicted == predicted[0]).all()) and right == max(Counter(labels.tolist()).values()):
+        return NotChecked("every prediction is the most common label, so any permutation of them would be as right")
+    # With one class among the labels, agreement and chance are the same thing: then guessing is the measure.
+    chance = 1 / c if one_class else agreement(predicted, labels)
+    p = binomial_tail(right, n, chance) if one_class else _permutation_p(predicted, labels, right)
+    if p < _ALPHA_CHANCE:
+        return []
+    accuracy = right / n
+    bound = float(betaincinv(right + 1, n - right, 1 - _ALPHA_CHANCE)) if right < n else 1.0
+    if bound >= chance + (_NEAR if accuracy > chance else _HALF) * (1 - chance):
+        return NotChecked(
+            f"{counted(n, 'image')} are too few to distinguish an accuracy of {percent(accuracy)} from chance, "
+            f"{percent(chance)}"
+        )
+    what = (
+        f"{right} of {n} predictions agree with the labels ({percent(accuracy)}, at most {percent(bound)} with 99 % "
+        f"confidence); predictions unrelated to the labels would give {percent(chance)}."
+    )
+    repair = (
+        "Check that the labels belong to these images and to the model's classes, and that its weights were loaded."
+    )
+    evidence: Json = {"right": right, "images": n, "accuracy": accuracy, "at_most": bound, "by_chance": chance, "p": p}
+    return [Finding(CHANCE, "wrong", what, repair, evidence)]
+
+
+class _Order(NamedTuple):
     """An order of classes, the rows that it can be estimated and tested on, and which of these agree."""
 
     mapping: dict[int, int]
@@ -167,34 +225,32 @@ def _read_order(predicted: _NUMBERS, labels: _NUMBERS, than: _NUMBERS) -> _Order
     guess, own_labels = predicted[enough], labels[enough]
     then = cross_fitted(guess, own_labels)
     hit, own = then == guess, than[enough] == guess
-    better, worse = int((hit & ~own).sum()), int((own & ~hit).sum())
-    p, gain = paired_p(better, worse), (better - worse) / len(guess)
+    gain, p = paired_gain(own, hit)
     if gain < _GAIN or p >= _ALPHA or not _informed(hit, guess, then):
         return None
     return _Order(matched(guess, own_labels), enough, hit, own, p)
 
 
-@final
-@dataclass(frozen=True)
-class _Shift:
+class _Shift(NamedTuple):
+    """Labels plus a number, or the numbers that class folders are named by plus a number."""
+
     by: int
-    kind: str
+    folder_numbers: bool
     accuracy: float
     own: float
     p: float
     labels: Int[Tensor, "n"]
 
 
-def _best_shift(predicted: _NUMBERS, own: _NUMBERS, base: _NUMBERS, c: int, kind: str) -> _Shift | None:
+def _best_shift(predicted: _NUMBERS, own: _NUMBERS, base: _NUMBERS, c: int, folder_numbers: bool) -> _Shift | None:
     """The shift that most predictions agree with, if it is clearly better than the original labels."""
     [(by, _)] = Counter((predicted - base).tolist()).most_common(1)
     then = base + by
     hit, before = predicted == then, predicted == own
-    better, worse = int((hit & ~before).sum()), int((before & ~hit).sum())
-    p, gain = paired_p(better, worse, tests=2 * (2 * c - 1)), (better - worse) / len(own)
+    gain, p = paired_gain(before, hit, tests=2 * (2 * c - 1))
     if gain < _GAIN or p >= _ALPHA or not _informed(hit, predicted, then):
         return None
-    return _Shift(by, kind, float(hit.double().mean()), float(before.double().mean()), p, then)
+    return _Shift(by, folder_numbers, float(hit.double().mean()), float(before.double().mean()), p, then)
 
 
 def _outdone(shift: _Shift, predicted: _NUMBERS, labels: _NUMBERS, c: int) -> bool:
@@ -219,53 +275,32 @@ def _outside(labels: _NUMBERS, c: int) -> Bool[Tensor, "n"]:
 
 
 def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
-    text = shift.kind == "numbers"
     moved = f"label {'+' if shift.by > 0 else '-'} {abs(shift.by)}" if shift.by else "the label"
-    folders = "class folders are sorted as text (10 before 2) instead of as numbers; " if text else ""
-    reason = ""
-    if shift.by == -1:
-        reason = " Labels seem to start at one."
-    elif shift.by == 1:
-        reason = f" The model has {c} outputs; its class 0 may be a background class."
+    folders = "class folders are sorted as text (10 before 2) instead of as numbers; " if shift.folder_numbers else ""
+    background = f" The model has {c} outputs; its class 0 may be a background class."
+    reason = {-1: " Labels seem to start at one.", 1: background}.get(shift.by, "")
     what = (
         f"Taken as they are, labels give an accuracy of {percent(shift.own)}; {folders}with {moved} it is "
         f"{percent(shift.accuracy)} on the same {len(labels)} images ({below(shift.p)}).{reason}"
     )
-    numbers = "the number in its folder's name" if text else "every label"
-    repair = f"Take {numbers}{f' plus {shift.by}' if shift.by > 0 else f' minus {-shift.by}' if shift.by else ''}: "
-    repair += "give labels= as indices of the model's classes, counted from 0."
+    numbers = "the number in its folder's name" if shift.folder_numbers else "every label"
+    by = f" {'plus' if shift.by > 0 else 'minus'} {abs(shift.by)}" if shift.by else ""
+    repair = f"Take {numbers}{by}: give labels= as indices of the model's classes, counted from 0."
     lost = labels[_outside(shift.labels, c)].tolist()
     if lost:
-        repair += (
-            f" {len(lost)} of the images {'has' if len(lost) == 1 else 'have'} no class then and must be left out: "
-        )
-        repair += f"those of label {listed(sorted(set(lost)))}."
+        have = "has" if len(lost) == 1 else "have"
+        repair += f" {len(lost)} of the images {have} no class then and must be left out: those of label "
+        repair += f"{listed(sorted(set(lost)))}."
     evidence: Json = {
         "shift": shift.by,
-        "folder_numbers": text,
+        "folder_numbers": shift.folder_numbers,
         "accuracy": shift.own,
         "accuracy_then": shift.accuracy,
         "p": shift.p,
         "labels_outside": int((labels >= c).sum()),
         "labels_outside_then": len(lost),
     }
-    return Finding(ORDER if text and not shift.by else COUNTING, "wrong", what, repair, evidence)
-
-
-def _outside_finding(labels: _NUMBERS, c: int) -> Finding:
-    outside = int((labels >= c).sum())
-    what = f"{outside} of {len(labels)} labels are {c} or more, up to {int(labels.max())}; the model's are 0..{c - 1}."
-    repair = "Give indices of the model's classes, counted from 0, or label_space='own' for classes of another set."
-    evidence: Json = {"outside": outside, "images": len(labels), "highest": int(labels.max()), "classes": c}
-    return Finding(COUNTING, "wrong", what, repair, evidence)
-
-
-def _numbers(names: Sequence[str] | None) -> Int[Tensor, "k"] | None:
-    """The numbers that classes are named by, where that is another order than their positions."""
-    if names is None or not all(name.isdecimal() for name in names):
-        return None
-    numbers = torch.tensor([int(name) for name in names])
-    return None if bool((numbers.diff() > 0).all()) else numbers
+    return Finding(ORDER if shift.folder_numbers and not shift.by else COUNTING, "wrong", what, repair, evidence)
 
 
 def _informed(hit: Bool[Tensor, "n"], predicted: _NUMBERS, labels: _NUMBERS) -> bool:
@@ -273,18 +308,16 @@ def _informed(hit: Bool[Tensor, "n"], predicted: _NUMBERS, labels: _NUMBERS) -> 
     return binomial_tail(int(hit.sum()), len(hit), agreement(predicted, labels)) < _ALPHA
 
 
-def _arrows(moved: dict[int, int], names: Sequence[str] | None, classes: Sequence[str] | None) -> str:
-    def named(number: int, known: Sequence[str] | None) -> str:
-        return f"{number} ({known[number]})" if known is not None and number < len(known) else str(number)
-
-    return listed([f"{named(label, names)} -> {named(place, classes)}" for label, place in moved.items()])
+def _named(number: int, names: Sequence[str] | None) -> str:
+    return f"{number} ({names[number]})" if names is not None and number < len(names) else str(number)
 
 
-def _unknown_names(images: Subset, sample: Sample) -> Finding:
-    theirs, ours = list(images.classes or ()), list(sample.model.classes or ())
-    what = f"None of the {len(theirs)} class names ({listed(theirs, 3)}) is one of the model's {len(ours)} classes."
-    repair = (
-        "Name the folders as the model names its classes, or set label_space='own' if they are classes of another set."
-    )
-    evidence: Json = {"names": theirs[:20], "classes": ours[:20]}
-    return Finding(NAMES, "suspicious", what, repair, evidence)
+def _permutation_p(predicted: _NUMBERS, labels: _NUMBERS, right: int) -> float:
+    """P(at least as many right) with predictions permuted at random; the original ones count as one permutation."""
+    rng = np.random.default_rng(0)
+    predictions, truth = predicted.numpy(), labels.numpy()
+    as_good, rows = 1, max(1, _BLOCK // len(truth))
+    for start in range(0, _PERMUTATIONS, rows):
+        permuted = rng.permuted(np.tile(predictions, (min(rows, _PERMUTATIONS - start), 1)), axis=1)
+        as_good += int(((permuted == truth).sum(1) >= right).sum())
+    return as_good / (_PERMUTATIONS + 1)

@@ -28,30 +28,25 @@ def check_train_mode(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
     if not any(part.training for part in model.module.modules()):
         return []
     layers = [name for name, part in model.module.named_modules() if part.training and _differs(part)]
-    changes = _compare(model, x[:_MOST])
+    x = x[:_MOST]
+    changes = _compare(model, x)
     if isinstance(changes, NotChecked):
         return changes
     moved, between, flipped = changes
-    evidence: Json = {
-        "layers": len(layers),
-        "names": layers[:20],
-        "change_from_eval": moved,
-        "change_between_passes": between,
-        "other_predictions": flipped,
-        "images": len(x[:_MOST]),
-    }
+    if moved < _TOLERANCE and between < _TOLERANCE:
+        return []
+    parts = f"{counted(len(layers), 'layer')} ({listed(layers, 3)})" if layers else "functions"
+    what = (
+        f"The module is in train mode, with {parts} that behave differently there. Run as it is, its logits differ "
+        f"from eval mode by {moved:.2f} of their spread and from pass to pass by {between:.2f}, and {percent(flipped)} "
+        f"of {counted(len(x), 'image')} get another class."
+    )
     repair = (
         "Call module.eval() before you run it yourself, and again after every epoch of training; dubito does so for "
         "each pass, so its own numbers are correct."
     )
-    if moved < _TOLERANCE and between < _TOLERANCE:
-        return []
-    what = (
-        f"The module is in train mode, with {_named(layers)} that behave "
-        f"differently there. Run as it is, its logits differ from eval mode by {moved:.2f} of their spread and "
-        f"from pass to pass by {between:.2f}, and {percent(flipped)} of {counted(len(x[:_MOST]), 'image')} get "
-        f"another class."
-    )
+    evidence: Json = {"layers": len(layers), "names": layers[:20], "change_from_eval": moved}
+    evidence |= {"change_between_passes": between, "other_predictions": flipped, "images": len(x)}
     return [Finding(TRAIN, "wrong", what, repair, evidence)]
 
 
@@ -60,13 +55,12 @@ def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
     x = x[:_MOST]
     if len(x) < 2:
         return NotChecked("needs two images")
+    passes = []
     with forked(model):
-        _seed(model, 1)
-        first = _logits(model, x)
-        _seed(model, 2)
-        again = _logits(model, x)
-        _seed(model, 1)
-        half = _logits(model, x[: len(x) // 2])
+        for seed, part in ((1, x), (2, x), (1, x[: len(x) // 2])):
+            _seed(model, seed)
+            passes.append(model.logits(model.features(part)).double().cpu())
+    first, again, half = passes
     random, by_batch = _change(first, again), _change(first[: len(half)], half)
     evidence: Json = {"change_between_passes": random, "change_with_the_batch": by_batch, "images": len(x)}
     if random > _TOLERANCE:
@@ -98,10 +92,6 @@ def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float
     return _change(expected, first), _change(first, again), flipped
 
 
-def _named(layers: list[str]) -> str:
-    return f"{counted(len(layers), 'layer')} ({listed(layers, 3)})" if layers else "functions"
-
-
 def _differs(part: nn.Module) -> bool:
     """Whether a layer itself behaves differently in train mode."""
     if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -109,10 +99,6 @@ def _differs(part: nn.Module) -> bool:
     if type(part).__name__.startswith("Drop"):  # timm's DropPath and DropBlock2d
         return bool(getattr(part, "drop_prob", 1.0))
     return isinstance(part, nn.modules.batchnorm._BatchNorm | nn.RReLU)
-
-
-def _logits(model: Classifier, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
-    return model.logits(model.features(x)).double().cpu()
 
 
 def _change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> float:

@@ -8,8 +8,7 @@ the output itself, says what it is, and goes on with the module wrapped as it sh
 """
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -51,12 +50,8 @@ def check_finite(logit: Float[Tensor, "n c"], feature: Float[Tensor, "n d"], ids
         return []
     what = f"Logits or features of {len(bad)} of {counted(len(ids), 'image')} contain NaN or infinity: {listed(bad)}."
     repair = "Look at these images; if they are fine, run the model in float32: half precision overflows at 65,504."
-    evidence: Json = {
-        "logits": int(bad_logit.sum()),
-        "features": int(bad_feature.sum()),
-        "images": len(ids),
-        "ids": bad[:_LISTED],
-    }
+    counts = {"logits": int(bad_logit.sum()), "features": int(bad_feature.sum()), "images": len(ids)}
+    evidence: Json = {**counts, "ids": bad[:_LISTED]}
     return [Finding(FINITE, "wrong", what, repair, evidence)]
 
 
@@ -76,8 +71,7 @@ def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
         return NotChecked("needs images and more than one class")
     top, exact = logit.float().softmax(-1).amax(-1), logit.double().softmax(-1).amax(-1)
     share, lost = (float((largest == 1).double().mean()) for largest in (top, exact))
-    counts = Counter(top.tolist())
-    tied = sum(count for count in counts.values() if count > 1) / len(top)
+    tied = sum(count for count in Counter(top.tolist()).values() if count > 1) / len(top)
     if share < _TIED or int((top == 1).sum()) < 2:
         return []
     largest = float(logit.abs().max())
@@ -91,14 +85,8 @@ def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
         "entropy from log_softmax in float64; if logits were multiplied by a factor, remove it."
     )
     severity: Severity = "wrong" if lost >= _MANY_LOST else "suspicious"
-    evidence: Json = {
-        "exactly_one": share,
-        "exactly_one_in_float64": lost,
-        "tied": tied,
-        "largest_logit": largest,
-        "images": len(top),
-    }
-    return [Finding(SATURATED, severity, what, repair, evidence)]
+    evidence: Json = {"exactly_one": share, "exactly_one_in_float64": lost, "tied": tied, "largest_logit": largest}
+    return [Finding(SATURATED, severity, what, repair, evidence | {"images": len(top)})]
 
 
 def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
@@ -108,16 +96,16 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
         return NotChecked(f"needs {_FEWEST} images; got {n}")
     constant = feature.amax(0) == feature.amin(0)
     zero = constant & (feature[0] == 0)
-    columns = constant.nonzero().flatten().tolist()
+    columns, zeros = constant.nonzero().flatten().tolist(), int(zero.sum())
     if len(columns) < _DEAD * d:
         return []
     what = (
         f"{len(columns)} of {d} features ({percent(len(columns) / d)}) are the same for all {n} images, "
-        f"{int(zero.sum())} of them zero: columns {listed(columns)}."
+        f"{zeros} of them zero: columns {listed(columns)}."
     )
     alarming = len(columns)
-    if n < _FEWEST_ZERO and bool(zero.any()):
-        alarming -= int(zero.sum())
+    if n < _FEWEST_ZERO and zeros:
+        alarming -= zeros
         what += f" Those that are zero may be rarely active rather than dead; {_FEWEST_ZERO} images would show which."
     repair = (
         "Check that all weights were loaded (a missing or renamed layer leaves such columns), and that no layer before "
@@ -126,14 +114,8 @@ def check_features(feature: Float[Tensor, "n d"]) -> Outcome:
     severity: Severity = "note"
     if alarming >= _DEAD * d:
         severity = "wrong" if alarming >= _MANY_DEAD * d else "suspicious"
-    evidence: Json = {
-        "constant": len(columns),
-        "zero": int(zero.sum()),
-        "features": d,
-        "share": len(columns) / d,
-        "columns": columns[:_LISTED],
-    }
-    return [Finding(DEAD, severity, what, repair, evidence)]
+    evidence: Json = {"constant": len(columns), "zero": zeros, "features": d, "share": len(columns) / d}
+    return [Finding(DEAD, severity, what, repair, evidence | {"columns": columns[:_LISTED]})]
 
 
 def check_one_class(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None) -> Outcome:
@@ -168,17 +150,11 @@ def check_one_class(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None
     return [Finding(ONE_CLASS, severity, what, repair, {**evidence, "other_labels": others})]
 
 
-@final
-@dataclass(frozen=True)
-class Understood:
-    """The classifier to go on with, None if there is none, and what was wrong with the original one."""
+def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[Classifier | None, tuple[Finding, ...]]:
+    """Compute the first features; where the model refuses, look at what its module returns.
 
-    model: Classifier | None
-    findings: tuple[Finding, ...] = ()
-
-
-def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> Understood:
-    """Compute the first features; where the model refuses, look at what its module returns."""
+    Returns the classifier to go on with, None if there is none, and what was wrong with the original one.
+    """
     try:
         model.features(x)
     except RefusedInputsError:  # then it returns nothing
@@ -186,26 +162,27 @@ def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> Understood:
     except ModelError as error:
         refusal = error
     else:
-        return Understood(model)
+        return model, ()
     try:
         output = eval_output(model.module, x)
     except ModelError:
         raise refusal from None
     finite = output.isfinite().all(-1)
     if not bool(finite.any()):
-        return Understood(None, (_all_broken(model.module, len(output)),))
+        return None, (_all_broken(model.module, len(output)),)
     form = form_of(output[finite])
-    if form is None and bool(finite.all()):
-        raise refusal
-    repaired = model if form is None else _repaired(model, form)
-    findings = () if form is None else (form_finding(form, output[finite]),)
+    if form is None:
+        if bool(finite.all()):
+            raise refusal
+        model.features(x[finite.to(x.device)])
+        return model, ()
+    findings = (form_finding(form, output[finite]),)
+    repaired = wrap(model.module, transform=model.transform, classes=model.classes, output=form, name=model.name)
     try:
         repaired.features(x[finite.to(x.device)])
     except ModelError:
-        if form is None:
-            raise
-        return Understood(None, findings)
-    return Understood(repaired, findings)
+        return None, findings
+    return repaired, findings
 
 
 def form_of(logits: Float[Tensor, "n c"]) -> Form | None:
@@ -263,21 +240,10 @@ def output_of(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n 
     return logits
 
 
-def _repaired(model: Classifier, form: Form) -> Classifier:
-    return wrap(model.module, transform=model.transform, classes=model.classes, output=form, name=model.name)
-
-
 def _all_broken(module: nn.Module, n: int) -> Finding:
     bad = [name for name, value in module.named_parameters() if not bool(value.isfinite().all())]
-    where = (
-        f" They are already in {counted(len(bad), 'weight tensor')}: {listed(bad)}."
-        if bad
-        else " The weights are finite."
-    )
-    return Finding(
-        FINITE,
-        "wrong",
-        f"All outputs of the first {counted(n, 'image')} contain NaN or infinity.{where}",
-        "Load the weights again, or check the scale of the inputs and half precision.",
-        {"rows": n, "weights": bad},
-    )
+    tensors = f" They are already in {counted(len(bad), 'weight tensor')}: {listed(bad)}."
+    what = f"All outputs of the first {counted(n, 'image')} contain NaN or infinity."
+    what += tensors if bad else " The weights are finite."
+    repair = "Load the weights again, or check the scale of the inputs and half precision."
+    return Finding(FINITE, "wrong", what, repair, {"rows": n, "weights": bad})

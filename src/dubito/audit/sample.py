@@ -4,23 +4,22 @@ Every image is decoded once. Features and logits are kept of the own transform o
 others, so memory grows with the sample and not with the set.
 """
 
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dubito.audit.outputs import Understood, understand
+from dubito.audit.finding import Finding
+from dubito.audit.outputs import understand
 from dubito.audit.transforms import TransformedPredictions, alternatives, guessed, measured
 from dubito.cache.runner import default_batch_size, in_batches, inputs_of, open_stream
 from dubito.data import Subset
 from dubito.types import Classifier, Images
 
 
-@final
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """The sample as the model sees it.
 
     Attributes:
@@ -29,7 +28,7 @@ class Sample:
         x: The inputs of the first batch whose outputs are finite.
         feature: Features under the model's own transform.
         logit: Logits under the model's own transform.
-        predictions: By transform, the model's own first.
+        predictions: By transform, the model's own first, for rows without NaN and infinity.
         scaled: Whether the scale of inputs is known, so that other normalisations could be tried.
     """
 
@@ -55,53 +54,47 @@ def draw_subset(images: Images, limit: int, seed: int) -> Subset:
 
 def take_sample(
     model: Classifier, images: Subset, *, batch_size: int | None, workers: int, progress: bool
-) -> tuple[Sample | None, Understood, list[tuple[int, str]]]:
-    """Run the model; None if no image can be read or its outputs cannot be understood. Also which images are broken."""
+) -> tuple[Sample | None, Sequence[Finding], list[tuple[int, str]]]:
+    """Run the model over the images.
+
+    Returns the sample, None if no image can be read or the outputs cannot be understood; what is wrong with the outputs
+    of the model as it is; and which images are broken.
+    """
     groups = in_batches(range(len(images)), batch_size or default_batch_size(model.device))
-    gathered, understood, title = _Gathered(images), Understood(model), f"audit {images.name}"
+    understood: Classifier | None = model
+    findings: Sequence[Finding] = ()
+    rows: list[int] = []
+    broken: list[tuple[int, str]] = []
+    outputs, predictions, first, scale, title = [], [], torch.empty(0), None, f"audit {images.name}"
     with open_stream(images, model.transform, groups, workers=workers, title=title, progress=progress) as stream:
         for batch in stream:
-            gathered.broken += batch.broken
-            x = inputs_of(batch, model) if understood.model is not None else None
-            if x is not None:
-                understood = understood if gathered.rows else understand(model, x)
-                if understood.model is not None:
-                    gathered.add(understood.model, batch.indices, x)
-    sample = gathered.done(understood.model) if understood.model is not None and gathered.rows else None
-    return sample, understood, gathered.broken
+            broken += batch.broken
+            x = inputs_of(batch, model) if understood is not None else None
+            if x is not None and not rows:
+                understood, findings = understand(model, x)
+                image = images.read(batch.indices[0])
+                ready = isinstance(image, Tensor) and image.is_floating_point()
+                first, scale = x, guessed(x) if ready else measured(model.transform)
+                predictions = [TransformedPredictions(other) for other in alternatives(x, scale)]
+            if x is not None and understood is not None:
+                outputs.append(_run(understood, x, predictions))
+                rows += batch.indices
+    if understood is None or not rows:
+        return None, findings, broken
+    feature, logit = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+    sample = Sample(understood, torch.tensor(rows), first, feature, logit, predictions, scale is not None)
+    return sample._replace(x=first[sample.finite[: len(first)].to(first.device)]), findings, broken
 
 
-class _Gathered:
-    def __init__(self, images: Subset) -> None:
-        self.images = images
-        self.rows: list[int] = []
-        self.broken: list[tuple[int, str]] = []
-        self.feature: list[Tensor] = []
-        self.logit: list[Tensor] = []
-        self.predictions: list[TransformedPredictions] = []
-        self.first = torch.empty(0)
-        self.scaled = False
-
-    def add(self, model: Classifier, indices: list[int], x: Float[Tensor, "n ..."]) -> None:
-        if not self.rows:
-            image = self.images.read(indices[0])
-            ready = isinstance(image, Tensor) and image.is_floating_point()
-            scale = guessed(x) if ready else measured(model.transform)
-            self.first, self.scaled = x, scale is not None
-            self.predictions = [TransformedPredictions(other) for other in alternatives(x, scale)]
-        usable: Tensor | None = None
-        for predictions in self.predictions:
-            feature = model.features(predictions.alternative(x))
-            logit = model.logits(feature).float()
-            if usable is None:  # the model's own transform comes first
-                usable = logit.isfinite().all(-1) & feature.isfinite().all(-1)
-                self.feature.append(feature.float().cpu())
-                self.logit.append(logit.cpu())
-            predictions.add(feature, logit, usable)
-        self.rows += indices
-
-    def done(self, model: Classifier) -> Sample:
-        rows, feature, logit = torch.tensor(self.rows), torch.cat(self.feature), torch.cat(self.logit)
-        first = (logit.isfinite().all(-1) & feature.isfinite().all(-1))[: len(self.first)]
-        x = self.first[first.to(self.first.device)]
-        return Sample(model, rows, x, feature, logit, self.predictions, self.scaled)
+def _run(
+    model: Classifier, x: Float[Tensor, "n ..."], predictions: list[TransformedPredictions]
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n c"]]:
+    """Add a batch under every transform; features and logits under the model's own, which comes first."""
+    feature = model.features(predictions[0].alternative(x))
+    logit = model.logits(feature).float()
+    usable = logit.isfinite().all(-1) & feature.isfinite().all(-1)
+    predictions[0].add(feature, logit, usable)
+    for other in predictions[1:]:
+        changed = model.features(other.alternative(x))
+        other.add(changed, model.logits(changed).float(), usable)
+    return feature.float().cpu(), logit.cpu()

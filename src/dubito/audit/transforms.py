@@ -11,16 +11,14 @@ are far too large make a model sure of one class for everything, which says noth
 as before, because longer ones make any network more confident. That is reported as suspicious, never as wrong.
 """
 
-from dataclasses import dataclass, field
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
-from dubito.audit.finding import Finding, NotChecked, Outcome, percent
-from dubito.audit.significance import below, binomial_tail, paired_p
+from dubito.audit.finding import Finding, NotChecked, Outcome, below, binomial_tail, paired_gain, percent
 from dubito.models.transform import IMAGENET_MEAN, IMAGENET_STD
 from dubito.types import Json, Transform
 
@@ -45,9 +43,7 @@ _NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 """Mean and std of pixels in 0..1, red first."""
 
 
-@final
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """Inputs are `slope * v + start`, v in 0..1; `bgr` if blue comes first."""
 
     slope: Float[Tensor, "3"]
@@ -55,14 +51,15 @@ class Scale:
     bgr: bool
 
 
-@final
-@dataclass(frozen=True)
-class Alternative:
+class Alternative(NamedTuple):
     """Another input in place of x: `x * slope + start`, after the channels have been reversed if `swap`.
 
     Attributes:
         name: Its name in findings.
         repair: What to change to get it.
+        slope: None if inputs keep their scale.
+        start: None if inputs keep their scale.
+        swap: Whether to reverse the channels.
     """
 
     name: str
@@ -73,8 +70,7 @@ class Alternative:
 
     def __call__(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """The inputs that the model would have got."""
-        if self.swap:
-            x = x.flip(1)
+        x = x.flip(1) if self.swap else x
         if self.slope is None or self.start is None:
             return x
         slope, start = (value.to(x.device, x.dtype).view(1, 3, 1, 1) for value in (self.slope, self.start))
@@ -82,70 +78,73 @@ class Alternative:
 
 
 @final
-@dataclass
 class TransformedPredictions:
     """What the model predicts under one transform, gathered batch by batch."""
 
-    alternative: Alternative
-    _predicted: list[Tensor] = field(default_factory=list)
-    _confidence: list[Tensor] = field(default_factory=list)
-    _entropy: list[Tensor] = field(default_factory=list)
-    _norm: list[Tensor] = field(default_factory=list)
-    _total: Tensor | float = 0.0
+    def __init__(self, alternative: Alternative) -> None:
+        self.alternative = alternative
+        self._batches: list[tuple[Tensor, ...]] = []
+        self._total: Tensor | float = 0.0
 
     def add(self, feature: Float[Tensor, "n d"], logit: Float[Tensor, "n c"], usable: Bool[Tensor, "n"]) -> None:
-        """Add a batch; of the usable rows, those whose logits are not finite here count as undecided.
+        """Add the usable rows of a batch; those whose logits are not finite here count as undecided.
 
         Args:
             feature: The features under this transform.
             logit: The logits under this transform.
             usable: Rows that are finite under the model's own transform: the same for all, so that all are comparable.
         """
+        feature, logit = feature[usable], logit[usable]
         finite = logit.isfinite().all(-1)
         p = logit.double().masked_fill(~finite[:, None], 0).softmax(-1)
         length = feature.float().norm(dim=-1)
-        self._predicted.append(logit.argmax(-1).masked_fill(~finite, NO_CLASS).cpu())
-        self._confidence.append(p.amax(-1).cpu())
-        self._entropy.append(torch.special.entr(p[usable]).sum(-1).cpu())
-        self._norm.append(length[usable & length.isfinite()].cpu())
-        self._total = self._total + p[usable].sum(0).cpu()
+        predicted = logit.argmax(-1).masked_fill(~finite, NO_CLASS)
+        entropy = torch.special.entr(p).sum(-1)
+        self._batches.append((predicted.cpu(), p.amax(-1).cpu(), entropy.cpu(), length[length.isfinite()].cpu()))
+        self._total = self._total + p.sum(0).cpu()
 
     @property
     def predicted(self) -> Int[Tensor, "n"]:
-        """The class of every image; NO_CLASS where logits are not finite."""
-        return torch.cat(self._predicted)
+        """The class of every usable image; NO_CLASS where logits are not finite."""
+        return self._gathered(0)
 
     @property
     def confidence(self) -> Float[Tensor, "n"]:
-        """The largest probability of every image."""
-        return torch.cat(self._confidence)
-
-    @property
-    def norm(self) -> float:
-        """The mean length of a usable feature; zero if none is finite."""
-        lengths = torch.cat(self._norm)
-        return float(lengths.mean()) if len(lengths) else 0.0
+        """The largest probability of every usable image."""
+        return self._gathered(1)
 
     @property
     def information(self) -> float:
         """H(mean p) - mean H(p) in nats: high if predictions are confident and differ from one another."""
-        entropy = torch.cat(self._entropy)
+        entropy = self._gathered(2)
         if len(entropy) == 0:
             return 0.0
         mean = torch.as_tensor(self._total) / len(entropy)
         return float(torch.special.entr(mean).sum() - entropy.mean())
 
+    @property
+    def norm(self) -> float:
+        """The mean length of a usable feature; zero if none is finite."""
+        lengths = self._gathered(3)
+        return float(lengths.mean()) if len(lengths) else 0.0
 
-def check_transform(
-    predictions: list[TransformedPredictions], usable: Bool[Tensor, "n"], labels: Int[Tensor, "n"] | None
-) -> Outcome:
-    """Compare the model's own transform, which comes first, with the alternatives; by accuracy if there are labels."""
+    def _gathered(self, place: int) -> Tensor:
+        return torch.cat([batch[place] for batch in self._batches])
+
+
+def check_transform(predictions: list[TransformedPredictions], labels: Int[Tensor, "n"] | None) -> Outcome:
+    """Compare the model's own transform, which comes first, with the alternatives.
+
+    Args:
+        predictions: By transform.
+        labels: Of the usable images, to compare accuracies; without labels, confidences are compared.
+    """
     own, *others = predictions
     if not others:
         return NotChecked("inputs are not colour images")
-    if int(usable.sum()) == 0:
+    if len(own.predicted) == 0:
         return NotChecked("no image has finite logits")
-    return _by_accuracy(own, others, labels, usable) if labels is not None else _by_confidence(own, others, usable)
+    return _by_confidence(own, others) if labels is None else _by_accuracy(own, others, labels)
 
 
 def alternatives(x: Float[Tensor, "n ..."], scale: Scale | None) -> list[Alternative]:
@@ -154,8 +153,7 @@ def alternatives(x: Float[Tensor, "n ..."], scale: Scale | None) -> list[Alterna
     if x.dim() != 4 or x.shape[1] != 3:
         return [own]
     others = [] if scale is None else [_normalised(name, scale) for name in _NORMALISATIONS]
-    differing = [other for other in others if not _same(other)]
-    return [own, *differing, _swapped(scale)]
+    return [own, *(other for other in others if not _same(other.slope, other.start)), _swapped(scale)]
 
 
 def measured(transform: Transform) -> Scale | None:
@@ -190,13 +188,10 @@ def guessed(x: Float[Tensor, "n ..."]) -> Scale | None:
 def _normalised(name: str, scale: Scale) -> Alternative:
     """Back to v = (x - start) / slope, and from there to (v - mean) / std."""
     mean, std = (torch.tensor(values[::-1] if scale.bgr else values) for values in _NORMALISATIONS[name])
-    numbers = f"mean={_tuple(mean)}, std={_tuple(std)}"
-    repair = f"Normalise with {name}: transform=dubito.Preprocess(..., {numbers}), on pixels in 0..1."
+    numbers = (f"({', '.join(f'{value:.4g}' for value in values.tolist())})" for values in (mean, std))
+    repair = f"Normalise with {name}: transform=dubito.Preprocess(..., mean={next(numbers)}, std={next(numbers)}), "
+    repair += "on pixels in 0..1."
     return Alternative(name, repair, 1 / (scale.slope * std), -(scale.start / scale.slope + mean) / std)
-
-
-def _tuple(values: Float[Tensor, "3"]) -> str:
-    return f"({', '.join(f'{value:.4g}' for value in values.tolist())})"
 
 
 def _swapped(scale: Scale | None) -> Alternative:
@@ -209,11 +204,9 @@ def _swapped(scale: Scale | None) -> Alternative:
     return Alternative(SWAPPED, repair, slope, scale.start - scale.start.flip(0) * slope, swap=True)
 
 
-def _same(other: Alternative) -> bool:
-    """Whether the alternative leaves inputs as they are, up to a thousandth of a normalised unit."""
-    if other.slope is None or other.start is None:
-        return True
-    return bool((other.slope - 1).abs().max() < 1e-3) and bool(other.start.abs().max() < 1e-3)
+def _same(slope: Float[Tensor, "3"] | None, start: Float[Tensor, "3"] | None) -> bool:
+    """Whether an alternative leaves inputs as they are, up to a thousandth of a normalised unit."""
+    return slope is None or start is None or float(torch.maximum((slope - 1).abs(), start.abs()).max()) < 1e-3
 
 
 def _plain(transform: Transform, colour: tuple[int, ...]) -> Float[Tensor, "c"]:
@@ -224,80 +217,59 @@ def _plain(transform: Transform, colour: tuple[int, ...]) -> Float[Tensor, "c"]:
 
 
 def _by_accuracy(
-    own: TransformedPredictions,
-    others: list[TransformedPredictions],
-    labels: Int[Tensor, "n"],
-    usable: Bool[Tensor, "n"],
+    own: TransformedPredictions, others: list[TransformedPredictions], labels: Int[Tensor, "n"]
 ) -> Outcome:
-    mine = (own.predicted == labels)[usable]
-    best: tuple[float, float, TransformedPredictions] | None = None
-    for other in others:
-        theirs = (other.predicted == labels)[usable]
-        better, worse = int((theirs & ~mine).sum()), int((mine & ~theirs).sum())
-        p, gain = paired_p(better, worse, tests=len(others)), (better - worse) / len(mine)
-        if gain >= _GAIN and p < _ALPHA and (best is None or gain > best[0]):
-            best = gain, p, other
-    if best is None:
+    mine = own.predicted == labels
+    gains = [(*paired_gain(mine, other.predicted == labels, tests=len(others)), other) for other in others]
+    clear = [one for one in gains if one[0] >= _GAIN and one[1] < _ALPHA]
+    if not clear:
         return []
-    gain, p, winner = best
+    gain, p, winner = max(clear, key=lambda one: one[0])
     before = float(mine.double().mean())
     what = (
         f"With {winner.alternative.name} instead of its own transform, accuracy is {percent(before + gain)} instead of "
         f"{percent(before)} on the same {len(mine)} images (McNemar's exact test, {below(p)})."
     )
-    evidence: Json = {
-        "better": winner.alternative.name,
-        "accuracy": before,
-        "accuracy_then": before + gain,
-        "p": p,
-        "alternatives": _figures([own, *others], labels, usable),
-    }
+    evidence: Json = {"better": winner.alternative.name, "accuracy": before, "accuracy_then": before + gain, "p": p}
+    evidence["alternatives"] = _figures([own, *others], labels)
     return [Finding(TRANSFORM, "wrong", what, winner.alternative.repair, evidence)]
 
 
-def _by_confidence(
-    own: TransformedPredictions, others: list[TransformedPredictions], usable: Bool[Tensor, "n"]
-) -> Outcome:
-    mine = own.confidence[usable]
-    best: tuple[float, TransformedPredictions] | None = None
+def _by_confidence(own: TransformedPredictions, others: list[TransformedPredictions]) -> Outcome:
+    mine = own.confidence
+    clear: list[tuple[float, TransformedPredictions]] = []
     for other in others:
-        theirs = other.confidence[usable]
-        more = int((theirs > mine).sum())
-        p = len(others) * binomial_tail(more, len(mine), 0.5)
-        gain, informed = float((theirs - mine).mean()), other.information - own.information
-        clear = gain >= _CONFIDENCE_GAIN and informed >= _INFORMATION_GAIN
-        clear = clear and more >= _MOST_IMAGES * len(mine) and p < _ALPHA_UNLABELLED
-        # Larger features make a network more confident, not better informed: only its temperature has changed.
-        clear = clear and 1 / _LONGER <= other.norm / max(own.norm, 1e-30) <= _LONGER
-        if clear and (best is None or informed > best[0]):
-            best = informed, other
-    if best is None:
+        more = int((other.confidence > mine).sum())
+        informed = other.information - own.information
+        if (
+            float((other.confidence - mine).mean()) >= _CONFIDENCE_GAIN
+            and informed >= _INFORMATION_GAIN
+            and more >= _MOST_IMAGES * len(mine)
+            and len(others) * binomial_tail(more, len(mine), 0.5) < _ALPHA_UNLABELLED
+            # Larger features make a network more confident, not better informed: only its temperature has changed.
+            and 1 / _LONGER <= other.norm / max(own.norm, 1e-30) <= _LONGER
+        ):
+            clear.append((informed, other))
+    if not clear:
         return []
-    informed, winner = best
-    before, then = float(mine.mean()), float(winner.confidence[usable].mean())
+    informed, winner = max(clear, key=lambda one: one[0])
+    before, then = float(mine.mean()), float(winner.confidence.mean())
     what = (
         f"With {winner.alternative.name} instead of its own transform, the model is more confident (mean largest "
         f"probability {then:.2f} instead of {before:.2f}) and its predictions carry {informed:.2f} nats "
         f"more information. Labels would decide it."
     )
-    evidence: Json = {
-        "better": winner.alternative.name,
-        "confidence": before,
-        "confidence_then": then,
-        "information_gain": informed,
-        "alternatives": _figures([own, *others], None, usable),
-    }
+    evidence: Json = {"better": winner.alternative.name, "confidence": before, "confidence_then": then}
+    evidence |= {"information_gain": informed, "alternatives": _figures([own, *others], None)}
     return [Finding(TRANSFORM, "suspicious", what, winner.alternative.repair, evidence)]
 
 
-def _figures(
-    predictions: list[TransformedPredictions], labels: Int[Tensor, "n"] | None, usable: Bool[Tensor, "n"]
-) -> Json:
+def _figures(predictions: list[TransformedPredictions], labels: Int[Tensor, "n"] | None) -> Json:
     """By transform: accuracy, mean largest probability, information, mean length of a feature."""
     return {
         one.alternative.name: {
-            "accuracy": None if labels is None else float((one.predicted == labels)[usable].double().mean()),
-            "confidence": float(one.confidence[usable].mean()),
+            "accuracy": None if labels is None else float((one.predicted == labels).double().mean()),
+            "confidence": float(one.confidence.mean()),
             "information": one.information,
             "feature_norm": one.norm,
         }

@@ -1,4 +1,4 @@
-"""Why does a model's confidence fail on out-of-distribution images? What saturation, extrapolation and overlap cost.
+"""What saturation, extrapolation and feature overlap cost on one set of out-of-distribution images, with findings.
 
     A = AUROC(max_probability)   B = AUROC(entropy)   C = AUROC(scaled_entropy)   D = AUROC(density)
 
@@ -13,48 +13,20 @@ Parts may be negative. They are shown as they are, with a sentence that says why
 below B, and cause 2 is large only because it makes up for that; with a poor density, D is below C, and cause 3 is too
 large. So the main cause is looked for among steps that do not fall beyond their intervals: where C < B, D - B and
 1 - D; where D < C, C - B and 1 - C; where both C < B and D < B, the causes cannot be separated.
-
-Which density is the default: `dubito.scores.default_density`.
 """
 
-import copy
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from jaxtyping import Float64
 
-from dubito.choices import Covariance
-from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.explain._moments import cosines, directions
-from dubito.explain.last_layer import last_layer
-from dubito.metrics import balanced_auroc, table_accuracy
 from dubito.metrics.bootstrap import BalancedAuroc, percentiles
-from dubito.result import Result, axes, plain
-from dubito.scores import Entropy, MaxProbability, ScaledEntropy
-from dubito.scores.density import default_density, describe_density
-from dubito.table import Table
-from dubito.table.overlap import shared_rows
-from dubito.table.views import chosen_rows
-from dubito.types import Classifier, Json, Score
-from dubito.validate import check_bootstrap, check_choice, check_rows, check_same_model
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SCORES = ("max_probability", "entropy", "scaled_entropy", "density")
 CAUSES = ("saturation", "extrapolation", "overlap")
 TOGETHER, REST, ALL = "saturation and extrapolation", "extrapolation and overlap", "all causes"
 """Where one score of the chain is worse than the one before, the parts on both sides of it cannot be separated."""
-MEAN = "mean"
-"""What the mean over OOD sets is called."""
-_BY = "diagnose"
-_MOST = 0.5
-"""With a larger share of common images than this, mostly they are measured."""
 _LITTLE = 0.005
 """Of AUROC: less than half a point is nothing to explain."""
 _MANY_CLASSES = 100
@@ -89,9 +61,7 @@ def points(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:.1f}"
 
 
-@final
-@dataclass(frozen=True)
-class Causes:
+class Causes(NamedTuple):
     """What each cause costs on one OOD set, or on average over several.
 
     Attributes:
@@ -126,309 +96,7 @@ class Causes:
         return self.ranked[0] if self.lead is not None and self.lead.low > 0 else None
 
 
-@final
-@dataclass(frozen=True)
-class Diagnosis(Result):
-    """What `diagnose` returns: print it, plot it, take it as JSON, or write it as a page with `dubito.report`.
-
-    Attributes:
-        in_distribution: The name of the in-distribution table.
-        rows: How many of its rows were scored.
-        classes: The number of classes, c.
-        accuracy: The accuracy on these rows, if they have labels of the model's classes.
-        saturated: The share of them whose largest probability is exactly 1.0 in float32.
-        by_set: By OOD set, what each cause costs.
-        mean: The mean over OOD sets, if there are several.
-        density: What D is.
-        fitted_on: The rows that D was fitted on.
-        draws: How many balanced sets were drawn.
-        confidence: The confidence of the intervals.
-        notes: What is questionable about the tables.
-        scores: By score, the uncertainty of every in-distribution row; with a classifier also norm and cosine.
-        ood_scores: The same by OOD set.
-    """
-
-    titles: ClassVar[Mapping[str, str]] = {
-        "ood": "",
-        "max_probability": "A max p",
-        "entropy": "B entropy",
-        "scaled_entropy": "C scaled",
-        "density": "D density",
-        "saturation": "1 saturation",
-        "extrapolation": "2 extrapolation",
-        "overlap": "3 overlap",
-    }
-
-    in_distribution: str
-    rows: int
-    classes: int
-    accuracy: float | None
-    saturated: float
-    by_set: dict[str, Causes]
-    mean: Causes | None
-    density: str
-    fitted_on: str
-    draws: int
-    confidence: float
-    notes: tuple[str, ...]
-    scores: dict[str, Tensor] = field(repr=False, compare=False)
-    ood_scores: dict[str, dict[str, Tensor]] = field(repr=False, compare=False)
-
-    def __getitem__(self, name: str) -> Causes:
-        return self.by_set[name]
-
-    @property
-    def all(self) -> list[Causes]:
-        """Every set, and the mean last."""
-        return [*self.by_set.values(), *([self.mean] if self.mean else [])]
-
-    def title(self) -> str:
-        """What the table shows."""
-        return f"AUROC of OOD images against {self.in_distribution}, and what each cause costs, in per cent"
-
-    def facts(self) -> dict[str, str]:
-        """What was compared."""
-        accuracy = "" if self.accuracy is None else f", accuracy {points(self.accuracy)} %"
-        spread = max(value.spread for causes in self.all for value in causes.auroc.values())
-        return {
-            "in-distribution": f"{self.in_distribution}, {self.rows} images scored{accuracy}",
-            "density": f"{self.density}; fitted on {self.fitted_on}",
-            "draws": f"{self.draws} balanced sets; AUROCs vary by up to ±{100 * spread:.2f} between them",
-            "intervals": f"{self.confidence:.0%}",
-        }
-
-    def records(self) -> list[dict[str, Any]]:
-        """One row per OOD set, and the mean last: the AUROCs and the causes."""
-        return [{"ood": causes.name, **causes.auroc, **causes.causes} for causes in self.all]
-
-    def cell(self, key: str, value: Any) -> str:
-        """Per cent, with the interval."""
-        return str(value) if isinstance(value, Estimate) else super().cell(key, value)
-
-    def findings_by_set(self) -> dict[str, list[str]]:
-        """By OOD set: which cause is the largest, then a sentence or two about each; of the mean, the first alone."""
-        return {
-            causes.name: [
-                _verdict(causes),
-                _saturation(causes, self.in_distribution, self.classes, self.saturated),
-                _extrapolation(causes, self.in_distribution),
-                _overlap(causes, self.in_distribution),
-            ]
-            for causes in self.by_set.values()
-        } | ({MEAN: [_verdict(self.mean)]} if self.mean else {})
-
-    def findings(self) -> list[str]:
-        """The notes, then the findings of every set under its name."""
-        by_set = self.findings_by_set().items()
-        return [*self.notes, *(line for name, (first, *others) in by_set for line in (f"{name}: {first}", *others))]
-
-    def to_dict(self) -> Json:
-        """Plain values, without the scores of every row."""
-        described: Json = {key: value for key, value in plain(self).items() if key not in ("by_set", "mean")}
-        words = self.findings_by_set()
-        sets = {
-            causes.name: {**plain(causes), "dominant": causes.dominant, "findings": words[causes.name]}
-            for causes in self.all
-        }
-        return {**described, "sets": sets, "findings": self.findings()}
-
-    def plot(self, ax: "Axes | None" = None, *, score: str = "entropy") -> "Axes":
-        """Histograms of a score, of in-distribution images and of every OOD set."""
-        check_choice(score, self.scores, by="Diagnosis.plot", what="score")
-        ax = axes(ax)
-        values = {self.in_distribution: self.scores[score]}
-        values |= {name: scores[score] for name, scores in self.ood_scores.items()}
-        edges = np.histogram_bin_edges(torch.cat(list(values.values())).numpy(), 40).tolist()
-        for name, one in values.items():
-            ax.hist(one.numpy(), edges, density=True, alpha=0.5, label=name)
-        ax.set(xlabel=score.replace("_", " "), ylabel="density of images", yticks=[])
-        ax.legend(frameon=False)
-        return ax
-
-
-def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood` is optional)
-    table: Table,
-    ood: Table | Mapping[str, Table],
-    *,
-    train: Table | None = None,
-    density: Score | None = None,
-    covariance: Covariance | None = None,
-    classifier: Classifier | nn.Linear | None = None,
-    draws: int = 5,
-    confidence: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Diagnosis:
-    """Find out why a model's confidence does not separate in-distribution from out-of-distribution images.
-
-    Args:
-        table: In-distribution test images, with the columns feature and logit.
-        ood: Out-of-distribution images, with the same columns: one table, or several by name.
-        train: Images to fit the density on, ideally those that the model was trained on. By default half of `table`,
-            drawn at random; the other half is scored.
-        density: The score for D. It is fitted on `train`. Without `train`, a fitted score is used as it is and all of
-            `table` is scored: it must not have been fitted on these rows, which cannot be checked here. By default a
-            Density that suits the number of rows, features and classes.
-        covariance: The kind of covariance of the default density.
-        classifier: The classifier or its last layer. Adds lengths of features and their largest cosines with class
-            weights.
-        draws: How many balanced sets to draw.
-        confidence: Confidence of the bootstrap intervals.
-        resamples: Number of bootstrap resamples.
-        seed: Seed of the split, the draws and the bootstrap.
-    """
-    check_bootstrap(by=_BY, confidence=confidence, resamples=resamples, seed=seed)
-    if draws < 1:
-        raise ValueRangeError(f"{_BY}: draws must be at least 1; got {draws}. 5 are usual.")
-    inputs = _inputs(table, ood, train, density, covariance=covariance, seed=seed)
-    notes = _notes(inputs)
-    fitted = inputs.density if inputs.train is None else copy.deepcopy(inputs.density).fit(inputs.train)
-    weight = None if classifier is None else _weight(classifier, inputs.table)
-    scores = _scored(inputs.table, fitted, weight)
-    ood_scores = {name: _scored(one, fitted, weight) for name, one in inputs.ood.items()}
-    aurocs = {
-        name: balanced_auroc(
-            _stacked(scores), _stacked(others), draws=draws, resamples=resamples, seed=seed, number=number
-        )
-        for number, (name, others) in enumerate(ood_scores.items())
-    }
-    by_set = {name: _causes(name, [one], [_saturated(inputs.ood[name])], confidence) for name, one in aurocs.items()}
-    shares = [causes.saturated for causes in by_set.values()]
-    return Diagnosis(
-        in_distribution=short_name(table, "table"),
-        rows=len(inputs.table),
-        classes=table.shape("logit")[1],
-        accuracy=table_accuracy(inputs.table),
-        saturated=_saturated(inputs.table),
-        by_set=by_set,
-        mean=_causes(MEAN, list(aurocs.values()), shares, confidence) if len(aurocs) > 1 else None,
-        density=describe_density(fitted, inputs.train),
-        fitted_on=inputs.train_name,
-        draws=draws,
-        confidence=confidence,
-        notes=notes,
-        scores=scores,
-        ood_scores=ood_scores,
-    )
-
-
-def short_name(table: Table, default: str) -> str:
-    """The last part of a table's name, because it does not matter where a cache lies; a default for arrays."""
-    short = table.name.rstrip("/").rpartition("/")[2]
-    return default if short in ("", "table in memory") else short
-
-
-@final
-@dataclass(frozen=True)
-class _Inputs:
-    """Checked: all rows, those to score, those to fit the density on (None if it is fitted), and the density."""
-
-    whole: Table
-    table: Table
-    ood: dict[str, Table]
-    train: Table | None
-    train_name: str
-    density: Score
-
-
-def _inputs(
-    table: Table,
-    ood: Table | Mapping[str, Table],
-    train: Table | None,
-    density: Score | None,
-    *,
-    covariance: Covariance | None = None,
-    seed: int = 0,
-) -> _Inputs:
-    """Check everything; split the table in two halves where there is nothing else to fit a density on."""
-    if density is not None and covariance is not None:
-        raise ValueRangeError(
-            f"{_BY}: covariance is that of the default density; got '{covariance}' together with a density. Set it "
-            f"there: Density(covariance='{covariance}')."
-        )
-    sets = _ood_sets(ood)
-    named = {f"ood '{name}'": one for name, one in sets.items()}
-    for what, one in {"table": table, **named}.items():
-        check_rows(one, by=_BY, least=2, what=what)
-        one.require("feature", "logit", by=f"{_BY} ({what})")
-    if train is not None:
-        check_rows(train, by=_BY, what="train")
-    if train is table:
-        raise TableError(
-            f"{_BY}: train must be other rows than table; got the same table twice. A density knows the rows it was "
-            f"fitted on too well. Give training images, or leave train out: then table is split."
-        )
-    check_same_model(table, {**named, "train": train}, by=_BY)
-    if train is None and density is not None and density.is_fitted:
-        return _Inputs(table, table, sets, None, "what it was fitted on before", density)
-    scored, name = table, "" if train is None else f"{short_name(train, 'train')} ({len(train)} rows)"
-    if train is None:
-        train, scored = _halves(table, seed)
-        name = f"half of {short_name(table, 'table')} ({len(train)} rows drawn with seed {seed}), which is not scored"
-    if density is None:
-        density = default_density(train, covariance, by=_BY)
-    return _Inputs(table, scored, sets, train, name, density)
-
-
-def _ood_sets(ood: Any) -> dict[str, Any]:
-    if not isinstance(ood, Mapping):
-        check_rows(ood, by=_BY, least=2, what="ood")
-        ood = {short_name(ood, "ood"): ood}
-    if not ood:
-        raise TableError(f"{_BY} needs at least one OOD table; got none. Give a table, or several by name.")
-    if MEAN in ood:
-        raise TableError(
-            f"{_BY}: no OOD set may be called '{MEAN}', which is the line of the mean over sets. Give it another name: "
-            f"ood={{'...': table}}, or rename the folder of its cache."
-        )
-    return dict(ood)
-
-
-def _halves(table: Table, seed: int) -> tuple[Table, Table]:
-    """Rows to fit on and rows to score, at random."""
-    if len(table) < 4:
-        raise TableError(
-            f"{_BY}: without train, table is split in two halves and needs at least 4 rows; it has {len(table)}. "
-            f"Give train, a table of training images."
-        )
-    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))
-    half = len(table) // 2
-    return chosen_rows(table, order[:half].sort().values), chosen_rows(table, order[half:].sort().values)
-
-
-def _scored(table: Table, density: Score, weight: Float[Tensor, "c d"] | None) -> dict[str, Tensor]:
-    """The four scores of every row, and where a weight is given the length and the angle of its feature."""
-    by_name = dict(zip(SCORES, (MaxProbability(), Entropy(), ScaledEntropy(), density), strict=True))
-    scores = {name: score.score(table) for name, score in by_name.items()}
-    return scores if weight is None else scores | _geometry(table, weight)
-
-
-def _weight(classifier: Classifier | nn.Linear, table: Table) -> Float[Tensor, "c d"]:
-    weight: Tensor = last_layer(classifier)[1].weight
-    if weight.shape[1] != table.shape("feature")[1]:
-        raise TableError(
-            f"{_BY}: classifier must read features of {table.shape('feature')[1]} numbers, as in "
-            f"{short_name(table, 'table')}; its weight has {weight.shape[1]}. Give the model that made the tables."
-        )
-    return weight
-
-
-def _geometry(table: Table, weight: Float[Tensor, "c d"]) -> dict[str, Tensor]:
-    """||z||, and the largest cosine with a class weight: 0 where there is no direction."""
-    unit = directions(weight)
-    norms, largest = [], []
-    for batch in table.batches("feature"):
-        z = batch.feature.double()
-        norms.append(z.norm(dim=1))
-        largest.append(cosines(z, unit).amax(1))
-    return {"norm": torch.cat(norms), "cosine": torch.cat(largest)}
-
-
-def _stacked(scores: Mapping[str, Tensor]) -> Float64[np.ndarray, "s n"]:
-    return torch.stack([scores[name] for name in SCORES]).numpy()
-
-
-def _causes(name: str, results: Sequence[BalancedAuroc], saturated: Sequence[float], confidence: float) -> Causes:
+def cause_costs(name: str, results: Sequence[BalancedAuroc], saturated: Sequence[float], confidence: float) -> Causes:
     """From one set, or the mean over several, draw by draw and resample by resample."""
     drawn = _with_parts(np.mean([result.drawn for result in results], axis=0))
     resampled = _with_parts(np.mean([result.resampled for result in results], axis=0))
@@ -440,7 +108,11 @@ def _causes(name: str, results: Sequence[BalancedAuroc], saturated: Sequence[flo
         return Estimate(float(of_draws.mean()), low, high, spread)
 
     causes, together = {cause: of(cause) for cause in CAUSES}, of(TOGETHER)
-    compared = _compared(causes, together)
+    # Where a score is worse than the one before it, the causes on both sides of it count as one.
+    if causes["saturation"].high < 0:
+        compared: tuple[str, ...] = (ALL,) if together.high < 0 else (TOGETHER, "overlap")
+    else:
+        compared = ("saturation", REST) if causes["extrapolation"].high < 0 else CAUSES
     first, *others = sorted(compared, key=lambda part: -float(drawn[part].mean()))
     return Causes(
         name=name,
@@ -454,13 +126,6 @@ def _causes(name: str, results: Sequence[BalancedAuroc], saturated: Sequence[flo
     )
 
 
-def _compared(causes: Mapping[str, Estimate], together: Estimate) -> tuple[str, ...]:
-    """The causes, with those on both sides of a score that is worse than the one before it as one."""
-    if causes["saturation"].high < 0:
-        return (ALL,) if together.high < 0 else (TOGETHER, "overlap")
-    return ("saturation", REST) if causes["extrapolation"].high < 0 else CAUSES
-
-
 def _with_parts(aurocs: Float64[np.ndarray, "b 4"]) -> dict[str, Float64[np.ndarray, "b"]]:
     """By name, the AUROCs and the parts that follow from them."""
     a, b, c, d = aurocs.T
@@ -468,48 +133,7 @@ def _with_parts(aurocs: Float64[np.ndarray, "b 4"]) -> dict[str, Float64[np.ndar
     return {**dict(zip(SCORES, (a, b, c, d), strict=True)), **parts}
 
 
-def _saturated(table: Table) -> float:
-    """As users compute it: in float32, where everything that rounds to one has no order."""
-    full = sum(int((batch.logit.float().softmax(1).amax(1) == 1).sum()) for batch in table.batches("logit"))
-    return full / len(table)
-
-
-def _notes(inputs: _Inputs) -> tuple[str, ...]:
-    """Images on both sides cannot be separated, whatever the scores do; how much that can matter."""
-    name = short_name(inputs.whole, "table")
-    notes = []
-    for ood_name, table in inputs.ood.items():
-        if same := len(shared_rows(table, inputs.whole).here):
-            share = same / len(table)
-            effect = (
-                "Nothing can separate them, so AUROCs come near 50 % and overlap near 50 points."
-                if share > _MOST
-                else f"They draw AUROCs towards 50 % by at most about {points(share / 2)} points."
-            )
-            notes.append(
-                f"{_shared(same, table, ood_name)} are also in {name}, by their features. {effect} Leave them out."
-            )
-    if inputs.train is not None and (same := len(shared_rows(inputs.table, inputs.train).here)):
-        share = same / len(inputs.table)
-        most = "" if share > _MOST else f" by at most about {points(share)} points"
-        notes.append(
-            f"{_shared(same, inputs.table, name)} are also among those that the density was fitted on, by their "
-            f"features. It knows them too well, so D is too high{most}. Fit it on other images."
-        )
-    for note in notes:
-        warnings.warn(note, DubitoWarning, stacklevel=3)
-    if inputs.train is None and inputs.density.learned:  # no warning: usually it is fine
-        notes.append(
-            f"The density was fitted before; whether on images of {name} cannot be checked. If it was, D is too high."
-        )
-    return tuple(notes)
-
-
-def _shared(same: int, table: Table, name: str) -> str:
-    return f"{same} of {len(table)} images of {name} ({points(same / len(table))} %)"
-
-
-def _verdict(causes: Causes) -> str:
+def verdict(causes: Causes) -> str:
     """Which cause is the largest, and whether that is more than chance."""
     missed = 1 - causes.auroc["entropy"].value
     if missed < _LITTLE:
@@ -523,6 +147,19 @@ def _verdict(causes: Causes) -> str:
     if causes.dominant:
         return f"{text}; {lead}, beyond the interval."
     return f"{text}, but {lead}: within the interval, so neither can be called the main cause."
+
+
+def cause_findings(causes: Causes, name: str, classes: int, saturated: float) -> list[str]:
+    """The verdict, then a sentence or two about each cause.
+
+    Args:
+        causes: Of one OOD set.
+        name: The name of the in-distribution images.
+        classes: The number of classes.
+        saturated: The share of the in-distribution images whose largest probability is exactly 1.0 in float32.
+    """
+    words = _saturation(causes, name, classes, saturated), _extrapolation(causes, name), _overlap(causes, name)
+    return [verdict(causes), *words]
 
 
 def _saturation(causes: Causes, name: str, classes: int, saturated: float) -> str:

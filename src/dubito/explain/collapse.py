@@ -21,7 +21,6 @@ their own. The members are taken as they are: how much another ensemble would di
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
@@ -29,14 +28,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.explain.sub_ensembles import BY, Partitioned, check_same_ensemble, partition
 from dubito.metrics import Interval, balanced_auroc
 from dubito.metrics.bootstrap import draw_rows, percentiles
 from dubito.result import Result, axes
 from dubito.table import Table
 from dubito.types import Json
-from dubito.validate import check_bootstrap
+from dubito.validate import check_bootstrap, check_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -159,10 +158,8 @@ class Collapse(Result):
             return "same"
         if len(self.levels) == 1:
             return "unknown"
-        low, high = (
-            math.log(max(end, 1.0)) / math.log(self.expected_fall)
-            for end in (self.levels[-1].fall.low, self.levels[-1].fall.high)
-        )
+        fall, expected = self.levels[-1].fall, math.log(self.expected_fall)
+        low, high = (math.log(max(end, 1.0)) / expected for end in (fall.low, fall.high))
         return "collapse" if low >= _MOSTLY else "none" if high <= _HARDLY else "partial"
 
     @property
@@ -176,13 +173,24 @@ class Collapse(Result):
         return {
             "same": f"Your members are the same model: they disagree about none of {self.rows} images. "
             f"Use members that were trained apart: with other seeds, data or architectures.",
-            "unknown": _unknown(self),
+            "unknown": self._not_comparable(),
             "collapse": f"{groups} of your members agree; {falls} ({by_averaging}): use the inner level ({whole}).",
             "partial": f"{falls}, less than averaging would make it ({by_averaging}): {groups.lower()} keep "
             f"differences of their own. Use {whole}: nothing is lost there.",
             "none": f"No collapse: {stays} from 1 to {last.size} ({times(last.fall.value)}; {by_averaging}). Members "
             f"of a sub-ensemble are alike, and sub-ensembles differ: one member of each would say nearly as much.",
         }[self.kind]
+
+    def _not_comparable(self) -> str:
+        if any(self.members % size == 0 for size in range(2, self.members // 2 + 1)):
+            return (
+                f"MI of {self.members} members is known, but not that of sub-ensembles, so whether it collapses cannot "
+                f'be seen. Keep the members\' logits (keep="logits") to split them.'
+            )
+        return (
+            f"{self.members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot be "
+            f"seen. Give at least 4, an even number."
+        )
 
     def title(self) -> str:
         """Which ensemble, on which images."""
@@ -216,9 +224,8 @@ class Collapse(Result):
             f"{share} and {_percent(last.share)} with {last}. The rest has not gone: members disagree inside "
             f"sub-ensembles, where the outer level does not look.",
         ]
-        half = next((level for level in self.levels if level.fall.value >= 2), None)
-        if half is not None:
-            sentences.append(f"Half of it is lost from {half} on.")
+        if half := [level for level in self.levels if level.fall.value >= 2]:
+            sentences.append(f"Half of it is lost from {half[0]} on.")
         if self.decay is not None and self.decay.expected is not None:
             exponent = self.decay.exponent
             sentences.append(
@@ -253,8 +260,23 @@ class EnsembleDiagnosis(Result):
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
-        return _over_models(self) if len(self.ensembles) > 1 else self.ensembles[0].verdict
+        """Whether MI collapses; of several ensembles, what the size of the models does to it."""
+        small, large = self.ensembles[0], self.ensembles[-1]
+        if len(self.ensembles) == 1:
+            return small.verdict
+        if self.fall is None or self.decay is None:
+            return "Members of some of these ensembles are the same model, so nothing can be fitted."
+        way, change = f"from {small.key:g} to {large.key:g}", self.decay.exponent
+        fitted = f"MI ~ size^{-change.value:+.2f} [{-change.high:+.2f}, {-change.low:+.2f}]"
+        if self.fall.low > 1:
+            return (
+                f"Your larger models agree more: MI falls {times(self.fall.value)} {way} ({fitted}). A low MI of large "
+                f"models is no sign that they know more: compare it within one size only, or take members from inside "
+                f"the models (tiles, masks)."
+            )
+        if self.fall.high < 1:
+            return f"Your larger models disagree more: MI grows {times(1 / self.fall.value)} {way} ({fitted})."
+        return f"MI does not change beyond its interval {way} ({fitted})."
 
     def title(self) -> str:
         """Which ensembles, on which images."""
@@ -264,10 +286,8 @@ class EnsembleDiagnosis(Result):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per size of sub-ensembles, of every ensemble."""
-        several = len(self.ensembles) > 1
-        return [
-            {**({"models": one.key} if several else {}), **record} for one in self.ensembles for record in one.records()
-        ]
+        rows = [{"models": one.key, **record} for one in self.ensembles for record in one.records()]
+        return rows if len(self.ensembles) > 1 else self.ensembles[0].records()
 
     def cell(self, key: str, value: Any) -> str:
         """As of a single ensemble."""
@@ -323,10 +343,8 @@ def diagnose_ensemble(
         seed: Seed of the partitions, the balanced draws and the bootstrap.
     """
     check_bootstrap(by=BY, confidence=confidence, resamples=resamples, seed=seed)
-    if partitions < 0:
-        raise ValueRangeError(
-            f"{BY}: partitions must not be negative; got {partitions}. 5 are usual, 0 for neighbours."
-        )
+    usual = "5 are usual, 0 for neighbours."
+    check_number(partitions, "[0, inf)", by=BY, what="partitions", whole=True, hint=usual)
     tables, others = _paired(table, ood)
     ensembles, means = [], []
     for key, one in tables.items():
@@ -344,75 +362,56 @@ def diagnose_ensemble(
         of,
         tuple(ensembles),
         confidence,
-        decay=_fitted(mi, [one.key or 0.0 for one in ensembles], confidence),
+        decay=_fitted(mi, list(tables), confidence),
         fall=_interval(_ratio(mi[:, 0], mi[:, -1]), confidence) if float(mi.min()) > _NO_LOGARITHM else None,
     )
-
-
-class _Aurocs(NamedTuple):
-    """By size, over partitions: the mean, in the first row of balanced draws, then of resamples; and the deviation."""
-
-    mean: Float64[np.ndarray, "b q"]
-    spread: Float64[np.ndarray, "q"]
 
 
 def _collapse(
     inside: Partitioned,
     outside: Partitioned | None,
     means: Means,
-    aurocs: _Aurocs | None,
+    aurocs: tuple[Float64[np.ndarray, "b q"], Float64[np.ndarray, "q"]] | None,
     key: float | None,
     confidence: float,
 ) -> Collapse:
     """Everything about one ensemble, from its means of all images and of resamples."""
-    mi = means[:, 2:]
-    sizes = [float(size) for _, size in inside.partitions]
-    decay = _fitted(mi, sizes, confidence)
-    if decay is not None:
-        decay = decay._replace(expected=float(_exponents(np.array([_averaging(inside)]), sizes)[0]))
-    change = None
-    if aurocs is not None and len(sizes) > 1:
-        change = _interval(aurocs.mean[:, -1] - aurocs.mean[:, 0], confidence)
+    m, total, mi = inside.members, means[:, 0], means[:, 2:]
+    averaging = [(m - size) / (size * (m - 1)) for _, size in inside.partitions]  # what averaging alone leaves of MI
+
+    def interval(values: Float64[np.ndarray, "b"]) -> Interval:
+        return _interval(values, confidence)
+
+    levels = tuple(
+        Level(
+            count,
+            size,
+            information=interval(mi[:, place]),
+            share=interval(_ratio(mi[:, place], total, otherwise=0.0)),
+            fall=interval(_ratio(mi[:, 0], mi[:, place]) if place else np.ones(len(mi))),
+            expected=float(mi[0, 0]) * averaging[place],
+            auroc=None if aurocs is None else interval(aurocs[0][:, place]),
+            spread=float(inside.between[place].mean(0).std(correction=0)),
+            auroc_spread=None if aurocs is None else float(aurocs[1][place]),
+        )
+        for place, (count, size) in enumerate(inside.partitions)
+    )
     return Collapse(
         name=inside.name,
         key=key,
         rows=len(inside.total),
-        members=inside.members,
+        members=m,
         order=inside.order,
-        total=_interval(means[:, 0], confidence),
-        aleatoric=_interval(means[:, 1], confidence),
-        levels=_levels(inside, means, aurocs, confidence),
-        decay=decay,
+        total=interval(total),
+        aleatoric=interval(means[:, 1]),
+        levels=levels,
+        decay=_fitted(mi, [level.size for level in levels], confidence, averaging),
         largest=float(inside.epistemic.max()),
         ood=None if outside is None else outside.name,
-        change=change,
+        change=interval(aurocs[0][:, -1] - aurocs[0][:, 0]) if aurocs is not None and len(levels) > 1 else None,
         scores=inside.first,
         ood_scores={} if outside is None else outside.first,
     )
-
-
-def _levels(inside: Partitioned, means: Means, aurocs: _Aurocs | None, confidence: float) -> tuple[Level, ...]:
-    total, mi = means[:, 0], means[:, 2:]
-    return tuple(
-        Level(
-            count,
-            size,
-            information=_interval(mi[:, place], confidence),
-            share=_interval(_ratio(mi[:, place], total, otherwise=0.0), confidence),
-            fall=_interval(_ratio(mi[:, 0], mi[:, place]) if place else np.ones(len(mi)), confidence),
-            expected=float(mi[0, 0]) * left,
-            auroc=None if aurocs is None else _interval(aurocs.mean[:, place], confidence),
-            spread=float(inside.between[place].mean(0).std(correction=0)),
-            auroc_spread=None if aurocs is None else float(aurocs.spread[place]),
-        )
-        for place, ((count, size), left) in enumerate(zip(inside.partitions, _averaging(inside), strict=True))
-    )
-
-
-def _averaging(inside: Partitioned) -> list[float]:
-    """By size, what averaging alone leaves of MI."""
-    m = inside.members
-    return [(m - size) / (size * (m - 1)) for _, size in inside.partitions]
 
 
 def _means(of: Partitioned, resamples: int, seed: int) -> Means:
@@ -422,29 +421,30 @@ def _means(of: Partitioned, resamples: int, seed: int) -> Means:
     return np.stack([rows.mean(0), *drawn])
 
 
-def _aurocs(inside: Partitioned, outside: Partitioned, resamples: int, seed: int) -> _Aurocs:
+def _aurocs(
+    inside: Partitioned, outside: Partitioned, resamples: int, seed: int
+) -> tuple[Float64[np.ndarray, "b q"], Float64[np.ndarray, "q"]]:
+    """By size, over partitions: the mean, in the first row of balanced draws, then of resamples; and the deviation."""
     scores, ood_scores = (torch.cat(side.between, 1).T.contiguous().numpy() for side in (inside, outside))
     aurocs = balanced_auroc(scores, ood_scores, draws=5, resamples=resamples, seed=seed)
     both = np.concatenate([aurocs.drawn.mean(0, keepdims=True), aurocs.resampled])
     ends = np.cumsum([values.shape[1] for values in inside.between])
     by_size = np.split(both, ends[:-1], axis=1)
-    return _Aurocs(np.stack([part.mean(1) for part in by_size], 1), np.array([part[0].std() for part in by_size]))
+    return np.stack([part.mean(1) for part in by_size], 1), np.array([part[0].std() for part in by_size])
 
 
-def _fitted(mi: Float64[np.ndarray, "b q"], sizes: Sequence[float], confidence: float) -> Decay | None:
+def _fitted(
+    mi: Float64[np.ndarray, "b q"], sizes: Sequence[Any], confidence: float, averaging: Sequence[float] | None = None
+) -> Decay | None:
+    """Minus the slope of log MI over log size, by least squares; also that of what averaging alone leaves."""
     if len(sizes) < 2 or float(mi.min()) <= _NO_LOGARITHM:
         return None
-    exponents = _exponents(mi, sizes)
-    scale = float(np.exp(np.log(mi[0]).mean() + exponents[0] * np.log(sizes).mean()))
-    return Decay(scale, _interval(exponents, confidence))
-
-
-def _exponents(mi: Float64[np.ndarray, "b q"], sizes: Sequence[float]) -> Float64[np.ndarray, "b"]:
-    """Minus the slope of log MI over log size, by least squares."""
     x = np.log(np.array(sizes, dtype=float))
-    x -= x.mean()
-    slope: np.ndarray = np.log(mi) @ x / (x @ x)
-    return -slope
+    centred = x - x.mean()
+    exponents = -(np.log(mi) @ centred / (centred @ centred))
+    scale = float(np.exp(np.log(mi[0]).mean() + exponents[0] * x.mean()))
+    expected = None if averaging is None else -float(np.log(averaging) @ centred / (centred @ centred))
+    return Decay(scale, _interval(exponents, confidence), expected)
 
 
 def _interval(values: Float64[np.ndarray, "b"], confidence: float) -> Interval:
@@ -464,32 +464,25 @@ def _ratio(
     return ratio
 
 
-def _paired(
-    table: Table | ByModel, ood: Table | ByModel | None
-) -> tuple[dict[float | None, Table], dict[float | None, Table]]:
+def _paired(table: Table | ByModel, ood: Table | ByModel | None) -> tuple[dict[Any, Table], dict[Any, Table]]:
     """Tables by size of the models, the smallest first; a single one has none."""
-    if isinstance(table, Table):
-        if isinstance(ood, Mapping):
-            raise TableError(
-                f"{BY}: ood must be one table where `table` is one; got a mapping. Give one table, or call it once per "
-                f"OOD set."
-            )
-        return {None: table}, {} if ood is None else {None: ood}
-    sizes = list(table)
-    if len(sizes) < 2 or not all(isinstance(size, Real) and 0 < float(size) < math.inf for size in sizes):
+    tables: Mapping[Any, Any] = table if isinstance(table, Mapping) else {None: table}
+    others: Mapping[Any, Any] = ood if isinstance(ood, Mapping) else {None: ood}
+    if ood is not None and set(others) != set(tables):
+        expected, got = ("one" if None in one else ", ".join(map(repr, one)) or "none" for one in (tables, others))
         raise TableError(
-            f"{BY}: tables by size of the models must be two or more, with positive numbers as keys; got "
-            f"{', '.join(map(repr, sizes)) or 'none'}. Give {{width: table, ...}}, or a single table."
+            f"{BY}: ood must have a table for each of table, {expected}; got {got}. Extract the OOD images with every "
+            f"ensemble, and call it once per OOD set."
         )
-    if ood is not None and (isinstance(ood, Table) or set(ood) != set(sizes)):
-        got = "one table" if isinstance(ood, Table) else ", ".join(map(repr, ood))
-        raise TableError(
-            f"{BY}: ood must have a table for each size of the models, {', '.join(map(repr, sizes))}; got {got}. "
-            f"Extract the OOD images with every ensemble."
-        )
-    order = sorted(sizes)
-    others: dict[float | None, Table] = {} if ood is None else {float(size): ood[size] for size in order}
-    return {float(size): table[size] for size in order}, others
+    if isinstance(table, Mapping):
+        models = f"{BY} with {', '.join(map(repr, table)) or 'none'}"
+        hint = "Give {width: table, ...}, or a single table."
+        check_number(len(table), "[2, inf)", by=models, what="the number of models", hint=hint, error=TableError)
+        for size in table:
+            check_number(size, "(0, inf)", by=models, what="the size of the models", hint=hint, error=TableError)
+    keys = {size: None if size is None else float(size) for size in sorted(tables)}
+    matching = {} if ood is None else {key: others[size] for size, key in keys.items()}
+    return {key: tables[size] for size, key in keys.items()}, matching
 
 
 def times(value: float) -> str:
@@ -505,38 +498,6 @@ def times(value: float) -> str:
 
 def _percent(share: Interval) -> str:
     return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-
-
-def _over_models(diagnosis: EnsembleDiagnosis) -> str:
-    """What the size of models does to the disagreement of all their members."""
-    small, large = diagnosis.ensembles[0], diagnosis.ensembles[-1]
-    if diagnosis.fall is None or diagnosis.decay is None:
-        return "Members of some of these ensembles are the same model, so nothing can be fitted."
-    way = f"from {small.key:g} to {large.key:g}"
-    change = diagnosis.decay.exponent
-    fitted = f"MI ~ size^{-change.value:+.2f} [{-change.high:+.2f}, {-change.low:+.2f}]"
-    if diagnosis.fall.low > 1:
-        return (
-            f"Your larger models agree more: MI falls {times(diagnosis.fall.value)} {way} ({fitted}). A low MI of "
-            f"large models is no sign that they know more: compare it within one size only, or take members from "
-            f"inside the models (tiles, masks)."
-        )
-    if diagnosis.fall.high < 1:
-        return f"Your larger models disagree more: MI grows {times(1 / diagnosis.fall.value)} {way} ({fitted})."
-    return f"MI does not change beyond its interval {way} ({fitted})."
-
-
-def _unknown(collapse: Collapse) -> str:
-    members = collapse.members
-    if any(members % size == 0 for size in range(2, members // 2 + 1)):
-        return (
-            f"MI of {members} members is known, but not that of sub-ensembles, so whether it collapses cannot be seen. "
-            f'Keep the members\' logits (keep="logits") to split them.'
-        )
-    return (
-        f"{members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot be seen. "
-        f"Give at least 4, an even number."
-    )
 
 
 def _detection(collapse: Collapse, first: Interval, last: Interval, change: Interval) -> str:

@@ -11,16 +11,17 @@ Tables are read once, in blocks. Two numbers per row stay in memory; the other c
 counted in bins of 0.001, and their quantiles are as exact as that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from dubito.errors import TableError
-from dubito.explain._moments import cosines, directions
+from dubito.explain._moments import bin_edges, cosines, directions
 from dubito.explain.last_layer import last_layer
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import Interval, auroc, interval
@@ -77,9 +78,7 @@ class Distribution:
         return Interval(self.median, self.quantiles[0.05], self.quantiles[0.95], 0.9)
 
 
-@final
-@dataclass(frozen=True)
-class Responses:
+class Responses(NamedTuple):
     """How features of one table respond: their lengths, and their cosines with the classes' weights."""
 
     name: str
@@ -186,6 +185,8 @@ def filtering(
     """
     name, layer = last_layer(of)
     unit = directions(layer.weight)
+    if len(unit) < 2:
+        raise TableError(f"filtering: {name} has one class, and so no other cosines. Give a layer of two or more.")
     sides = [_read(unit, one, name) for one in (table, ood)]
     positive = torch.arange(len(table) + len(ood)) >= len(table)
     keys = ("norm", "max_cosine")
@@ -194,23 +195,25 @@ def filtering(
                  confidence=confidence, resamples=resamples, seed=seed)
         for key in keys
     ]  # fmt: skip
-    edges = {key: _edges(torch.cat([side[key] for side in sides])) for key in keys}
-    responses = [
-        Responses(
-            one.name,
-            len(one),
-            _distribution(side["norm"], edges["norm"]),
-            _distribution(side["max_cosine"], edges["max_cosine"]),
-            _counted(side["other_counts"], side["other_sums"]),
+    responses = []
+    for one, side in zip((table, ood), sides, strict=True):
+        norm, cosine = (_distribution(side[key], [other[key] for other in sides]) for key in keys)
+        responses.append(
+            Responses(one.name, len(one), norm, cosine, _counted(side["other_counts"], side["other_sums"]))
         )
-        for one, side in zip((table, ood), sides, strict=True)
-    ]
     return Filtering(name, len(layer.weight), responses[0], responses[1], aurocs[0], aurocs[1])
 
 
 def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tensor]:
     """One pass: lengths and largest cosines of every row; counts, sum, smallest and largest of all other cosines."""
-    _check(unit, table, name)
+    check_rows(table, by="filtering")
+    table.require("feature", by="filtering")
+    width = table.shape("feature")[1]
+    if width != unit.shape[1]:
+        raise TableError(
+            f"filtering: {table.name} has features of width {width}; {name} reads {unit.shape[1]}. "
+            f"Give tables of the same model."
+        )
     norm, largest = [], []
     counts = torch.zeros(_COSINE_BINS, dtype=torch.float64)
     total, low, high = 0.0, 1.0, -1.0
@@ -229,19 +232,6 @@ def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tens
     return {"norm": torch.cat(norm), "max_cosine": torch.cat(largest), "other_counts": counts, "other_sums": sums}
 
 
-def _check(unit: Float[Tensor, "c d"], table: Table, name: str) -> None:
-    check_rows(table, by="filtering")
-    table.require("feature", by="filtering")
-    width = table.shape("feature")[1]
-    if width != unit.shape[1]:
-        raise TableError(
-            f"filtering: {table.name} has features of width {width}; {name} reads {unit.shape[1]}. "
-            f"Give tables of the same model."
-        )
-    if len(unit) < 2:
-        raise TableError(f"filtering: {name} has one class, and so no other cosines. Give a layer of two or more.")
-
-
 def _finding(words: tuple[str, str, str, str], inside: Distribution, ood: Distribution, value: Interval) -> str:
     """Which way the OOD images lie, by the interval."""
     what, less, more, by = words
@@ -255,28 +245,13 @@ def _finding(words: tuple[str, str, str, str], inside: Distribution, ood: Distri
     return f"{verdict} (AUROC {value.value:.3f}, {value.low:.3f} to {value.high:.3f})."
 
 
-def _edges(values: Float64[Tensor, "n"]) -> Float64[Tensor, "b1"]:
-    """Edges of bins that hold all values, with room for equal ones."""
-    low, high = float(values.min()), float(values.max())
-    room = max(high - low, 1e-6 * max(abs(low), abs(high), 1.0))
-    return torch.linspace(low - room / 100, high + room / 100, _BINS + 1, dtype=torch.float64)
-
-
-def _distribution(values: Float64[Tensor, "n"], edges: Float64[Tensor, "b1"]) -> Distribution:
-    """The exact distribution of values in memory; torch.quantile takes no more than 16 million, so they are sorted."""
-    ordered = values.sort().values
-    place = torch.tensor(QUANTILES, dtype=torch.float64) * (len(ordered) - 1)
-    below, above = ordered[place.floor().long()], ordered[place.ceil().long()]
-    at = below + (place - place.floor()) * (above - below)
+def _distribution(values: Float64[Tensor, "n"], sides: Sequence[Float64[Tensor, "_"]]) -> Distribution:
+    """The exact distribution of values in memory, in bins that hold the values of both sides."""
+    low, high = min(float(side.min()) for side in sides), max(float(side.max()) for side in sides)
+    edges = bin_edges(low, high, _BINS, room=1 / 100)
+    quantiles = dict(zip(QUANTILES, np.quantile(values.numpy(), QUANTILES).tolist(), strict=True))
     counts = torch.histogram(values, edges).hist
-    return Distribution(
-        float(values.mean()),
-        float(ordered[0]),
-        float(ordered[-1]),
-        dict(zip(QUANTILES, at.tolist(), strict=True)),
-        edges,
-        counts,
-    )
+    return Distribution(float(values.mean()), float(values.min()), float(values.max()), quantiles, edges, counts)
 
 
 def _counted(counts: Float64[Tensor, "b"], sums: Float64[Tensor, "3"]) -> Distribution:
@@ -286,11 +261,5 @@ def _counted(counts: Float64[Tensor, "b"], sums: Float64[Tensor, "3"]) -> Distri
     total, low, high = sums.tolist()
     rank = torch.tensor(QUANTILES, dtype=torch.float64) * float(running[-1])
     at = edges[1:][torch.searchsorted(running, rank).clamp(max=len(counts) - 1)].clamp(low, high)
-    return Distribution(
-        total / float(running[-1]),
-        low,
-        high,
-        dict(zip(QUANTILES, at.tolist(), strict=True)),
-        edges[::_PER_BAR].clone(),
-        counts.view(-1, _PER_BAR).sum(1),
-    )
+    quantiles, bars = dict(zip(QUANTILES, at.tolist(), strict=True)), counts.view(-1, _PER_BAR).sum(1)
+    return Distribution(total / float(running[-1]), low, high, quantiles, edges[::_PER_BAR].clone(), bars)

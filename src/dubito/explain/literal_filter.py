@@ -33,6 +33,7 @@ from dubito.models.fingerprint import module_digests
 from dubito.models.frozen import frozen
 from dubito.result import Result
 from dubito.types import Classifier, Json, finite
+from dubito.validate import check_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,29 +104,24 @@ class LiteralFilter(Result):
             f"{self.share_above(0.5):.2%} of 0.5 or more.",
             f"{int(self.counts[most]) / self.draws:.1%} are classified as class {most}.",
         ]
-        missing = (self.counts == 0).nonzero()[:, 0].tolist()
-        if missing:
+        if missing := (self.counts == 0).nonzero()[:, 0].tolist():
             sentences.append(f"No input was classified as {_listed(missing)}.")
-        certain = (self.log_odds[:, 0] >= math.log(1e4)).nonzero()[:, 0].tolist()
-        sentences.append(
-            f"An input reached a confidence of 0.9999 or more for {_listed(certain)}."
-            if certain
-            else "No input reached a confidence of 0.9999."
-        )
-        return sentences
+        if certain := (self.log_odds[:, 0] >= math.log(1e4)).nonzero()[:, 0].tolist():
+            return [*sentences, f"An input reached a confidence of 0.9999 or more for {_listed(certain)}."]
+        return [*sentences, "No input reached a confidence of 0.9999."]
 
     def to_dict(self) -> Json:
         """Plain values; a pattern as one string of 0 and 1, row after row."""
-        kept = [int((row >= 0).sum()) for row in self.draw]
+        kept = [row >= 0 for row in self.draw]
         return {
             **super().to_dict(),
             "shape": list(self.patterns.shape[2:]),
             "counts": self.counts.tolist(),
             "histogram": self.histogram.sum(0).tolist(),
-            "log_odds": [row[:k].tolist() for row, k in zip(self.log_odds, kept, strict=True)],
-            "draw": [row[:k].tolist() for row, k in zip(self.draw, kept, strict=True)],
+            "log_odds": [row[k].tolist() for row, k in zip(self.log_odds, kept, strict=True)],
+            "draw": [row[k].tolist() for row, k in zip(self.draw, kept, strict=True)],
             "patterns": [
-                ["".join(map(str, pattern.flatten().tolist())) for pattern in row[:k]]
+                ["".join(map(str, pattern.flatten().tolist())) for pattern in row[k]]
                 for row, k in zip(self.patterns, kept, strict=True)
             ],
         }
@@ -179,8 +175,12 @@ def literal_filter(
     >>> result.patterns[0, 0].tolist(), result.log_odds[0].tolist()  # four pixels, one logit each
     ([[1, 1], [1, 1]], [4.0])
     """
-    _check(shape, seed, draws=draws, top=top, batch=batch)
-    module, run, place, name = _runner(model)
+    sizes = {"draws": draws, "top": top, "batch": batch, "every side of shape": min(shape, default=0)}
+    for what, size in sizes.items():
+        hint = "The paper has 2**27 draws of shape (9, 9)."
+        check_number(size, "[1, inf)", by="literal_filter", what=what, whole=True, hint=hint)
+    check_number(seed, "[0, inf)", by="literal_filter", what="seed", whole=True)
+    module, name, run = _network(model)
     kept = None if checkpoint is None else Path(checkpoint)
     identity = {"shape": list(shape), "top": top, "batch": batch, "seed": seed}
     if kept is not None:
@@ -191,7 +191,7 @@ def literal_filter(
         while state.done < draws:
             index, offset = divmod(state.done, batch)
             x = binary_inputs(shape, batch, seed=seed, index=index)[offset : draws - index * batch]
-            state.add(_logits(run(_as_image(x).to(place)), len(x), name), top)
+            state.add(run(x), top)
             advance(len(x))
             if kept is not None and (state.done >= draws or time.monotonic() - saved >= _EVERY):
                 _write_state(kept, identity, state)
@@ -212,32 +212,26 @@ def binary_inputs(shape: tuple[int, ...], batch: int, *, seed: int = 0, index: i
     return torch.from_numpy(np.unpackbits(packed, count=bits)).view(batch, *shape)
 
 
-def _runner(model: nn.Module | Classifier) -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor, str]:
-    """The module, how to get logits, a number where and as it reads them, and its name."""
-    if isinstance(model, nn.Module):
-        return model, model, _place(model), type(model).__name__
-    place = _place(model.module).to(model.device)
-    return model.module, lambda x: model.logits(model.features(x)), place, model.name
+def _network(model: nn.Module | Classifier) -> tuple[nn.Module, str, Callable[[Tensor], Tensor]]:
+    """The module, its name, and a function from inputs to logits."""
+    module, name = (model, type(model).__name__) if isinstance(model, nn.Module) else (model.module, model.name)
+    # Half-precision modules take half-precision inputs: like their first weight, where there is one.
+    weights = (tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point())
+    like = next(weights, torch.zeros(()))
+    device = like.device if isinstance(model, nn.Module) else model.device
 
+    def run(x: UInt8[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+        inputs = (x[:, None] if x.dim() == 3 else x).to(device, like.dtype)
+        output: Any = model(inputs) if isinstance(model, nn.Module) else model.logits(model.features(inputs))
+        if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != len(x) or output.shape[1] < 2:
+            got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ModelError(
+                f"literal_filter: {name} must return logits (n, c) of two classes or more; got {got} for {len(x)} "
+                f"inputs. Wrap it in a module that does."
+            )
+        return finite(output.float().cpu(), f"literal_filter: logits of {name}")
 
-def _place(module: nn.Module) -> Tensor:
-    """Half-precision modules take half-precision inputs: like their first weight, where there is one."""
-    weights = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
-    return torch.zeros((), dtype=weights[0].dtype, device=weights[0].device) if weights else torch.zeros(())
-
-
-def _as_image(x: Tensor) -> Tensor:
-    return x[:, None] if x.dim() == 3 else x
-
-
-def _logits(output: Any, n: int, name: str) -> Float[Tensor, "n c"]:
-    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[0] != n or output.shape[1] < 2:
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ModelError(
-            f"literal_filter: {name} must return logits (n, c) of two classes or more; got {got} for {n} inputs. "
-            f"Wrap it in a module that does."
-        )
-    return finite(output.float().cpu(), f"literal_filter: logits of {name}")
+    return module, name, run
 
 
 def _patterns(draw: Int64[Tensor, "c k"], shape: tuple[int, ...], batch: int, seed: int) -> UInt8[Tensor, "c k ..."]:
@@ -249,19 +243,6 @@ def _patterns(draw: Int64[Tensor, "c k"], shape: tuple[int, ...], batch: int, se
             where = index == i
             inputs[where] = binary_inputs(shape, batch, seed=seed, index=i)[draw[where] % batch]
     return inputs
-
-
-def _check(shape: tuple[int, ...], seed: int, **counts: int) -> None:
-    bad = [f"{key}={value}" for key, value in counts.items() if value < 1]
-    if not shape or min(shape) < 1:
-        bad.append(f"shape={shape}")
-    if seed < 0:
-        bad.append(f"seed={seed}")
-    if bad:
-        raise ValueRangeError(
-            f"literal_filter needs draws, top, batch and every side of shape to be at least 1, and a seed that is not "
-            f"negative; got {', '.join(bad)}. The paper has 2**27 draws of shape (9, 9)."
-        )
 
 
 def _listed(classes: Sequence[int]) -> str:
@@ -310,15 +291,12 @@ class FilterState:
             self.log_odds[y], self.draw[y] = merged[best], numbers[best]
         self.done += len(logits)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it except `done`."""
-        return {"histogram": self.histogram, "log_odds": self.log_odds, "draw": self.draw}
-
 
 def _write_state(path: Path, identity: Json, state: FilterState) -> None:
     """Replace the checkpoint in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(path, state.tensors(), {"identity": identity, "done": state.done})
+    tensors = {"histogram": state.histogram, "log_odds": state.log_odds, "draw": state.draw}
+    write_tensors(path, tensors, {"identity": identity, "done": state.done})
 
 
 def _read_state(path: Path, identity: Json, draws: int) -> FilterState:

@@ -18,18 +18,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.explain._moments import directions
+from dubito.explain._moments import class_sums, directions
 from dubito.explain.pictures import new_figure
 from dubito.result import Result
 from dubito.table import Table
 from dubito.types import finite
-from dubito.validate import check_rows, check_same_model
+from dubito.validate import check_number, check_rows, check_same_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_PRINTED = 10
-"""Classes that a printed table shows."""
 
 
 @final
@@ -56,6 +53,7 @@ class Patterns(Result):
         ood_norm: Mean length of OOD rows.
     """
 
+    text_rows: ClassVar[int | None] = 10
     titles: ClassVar[Mapping[str, str]] = {
         "own_cosine": "cosine with its class",
         "own_norm": "length",
@@ -95,10 +93,6 @@ class Patterns(Result):
             for i in order
         ]
 
-    def lines(self) -> list[list[str]]:
-        """The first rows of the table as text."""
-        return super().lines()[: _PRINTED + 1]
-
     def findings(self) -> list[str]:
         """What the numbers mean."""
         own, length = float(self.own_cosine.nanmean()), float(self.own_norm.mean())
@@ -124,8 +118,13 @@ class Patterns(Result):
             classes: Labels to show; by default the first.
             most: How many classes to show if none are named.
         """
-        shown = _positions(self.classes, self.classes[:most].tolist() if classes is None else classes)
-        panels = [(self.names[i], self.examples[i]) for i in shown] + [(self.ood, self.ood_examples)]
+        place = {y: i for i, y in enumerate(self.classes.tolist())}
+        shown = list(place)[:most] if classes is None else classes
+        if not shown or any(y not in place for y in shown):
+            raise ValueRangeError(
+                f"Patterns.plot: classes must be labels that occur, such as {list(place)[:10]}; got {list(shown)}."
+            )
+        panels = [(self.names[place[y]], self.examples[place[y]]) for y in shown] + [(self.ood, self.ood_examples)]
         _, grid = new_figure(len(panels), 1, width=6.5, height=1.0)
         edges = ((self.owner[1:] != self.owner[:-1]).nonzero()[:, 0] + 0.5).tolist() if len(self.classes) <= 20 else []
         low, high = (float(torch.cat([rows.flatten() for _, rows in panels]).quantile(p)) for p in (0.01, 0.99))
@@ -152,16 +151,24 @@ def patterns(table: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> P
     >>> result.order.tolist(), result.mean.tolist()  # neuron 1 belongs to class 0 and is shown first
     ([1, 0], [[3.0, 0.0], [0.0, 3.0]])
     """
-    _check(table, ood, examples)
-    classes, mean, count = _means(table)
+    for what, one, columns in (("table", table, ("feature", "label")), ("ood", ood, ("feature",))):
+        check_rows(one, by="patterns", what=what)
+        one.require(*columns, by="patterns")
+    check_same_model(table, {"ood": ood}, by="patterns")
+    check_number(examples, "[1, inf)", by="patterns", what="examples", whole=True, hint="8 are usual.")
+    classes = torch.tensor(sorted(set(table.label.tolist())))
+    lowest, what = int(classes[0]), f"every label of {table.name}"
+    check_number(lowest, "[0, inf)", by="patterns", what=what, hint="Leave out the others.", error=TableError)
+    total, count, _ = class_sums(table, classes, by="patterns")
+    mean = total / count[:, None]
     draw = torch.Generator().manual_seed(seed)
     chosen = _examples(table, classes, examples, draw)
     ood_rows = torch.randperm(len(ood), generator=draw)[:examples].sort().values
     own_cosine, own_norm = _own(table, classes, mean, count)
     ood_mean, ood_share, ood_cosine, ood_norm = _resembled(ood, mean)
     names = table.label_names
-    owner = mean.argmax(0)
-    order = _grouped(owner, mean)
+    owner, by_mean = mean.argmax(0), mean.amax(0).argsort(descending=True, stable=True)
+    order = by_mean[owner[by_mean].argsort(stable=True)]  # by class, within a class by falling mean
     return Patterns(
         in_distribution=table.name,
         ood=ood.name,
@@ -179,26 +186,6 @@ def patterns(table: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> P
         ood_cosine=ood_cosine,
         ood_norm=ood_norm,
     )
-
-
-def _grouped(owner: Int64[Tensor, "d"], mean: Float[Tensor, "k d"]) -> Int64[Tensor, "d"]:
-    """Neurons by their class, within a class by falling mean; two stable sorts."""
-    by_mean = mean.amax(0).argsort(descending=True, stable=True)
-    return by_mean[owner[by_mean].argsort(stable=True)]
-
-
-def _means(table: Table) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k d"], Float[Tensor, "k"]]:
-    """The labels that occur, the mean feature of each, and how many rows it has."""
-    classes = torch.tensor(sorted(set(table.label.tolist())))
-    if int(classes[0]) < 0:
-        raise TableError(f"patterns: labels of {table.name} must not be negative; got {int(classes[0])}. Leave it out.")
-    sums = torch.zeros(len(classes), table.shape("feature")[1], dtype=torch.float64)
-    count = torch.zeros(len(classes), dtype=torch.float64)
-    for batch in table.batches("feature", "label"):
-        z, at = _finite(batch, table), torch.searchsorted(classes, batch.label)
-        sums.index_add_(0, at, z)
-        count += torch.bincount(at, minlength=len(classes))
-    return classes, sums / count[:, None], count
 
 
 def _own(
@@ -222,7 +209,7 @@ def _resembled(table: Table, mean: Float[Tensor, "k d"]) -> tuple[Tensor, Float[
     total, share = torch.zeros(mean.shape[1], dtype=torch.float64), torch.zeros(len(mean), dtype=torch.float64)
     cosine, length, unit = 0.0, 0.0, directions(mean)
     for batch in table.batches("feature"):
-        z = _finite(batch, table)
+        z = finite(batch.feature.double(), f"patterns: features of {table.name}")
         most, at = (directions(z) @ unit.T).max(1)
         total += z.sum(0)
         share += torch.bincount(at, minlength=len(mean))
@@ -249,27 +236,3 @@ def _short(name: str, most: int = 18) -> str:
     """The first of a class's names, or the end of a path, so that a picture has room for itself."""
     name = name.partition(",")[0].rstrip("/").rpartition("/")[2]
     return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _positions(classes: Int64[Tensor, "k"], labels: Sequence[int]) -> list[int]:
-    place = {y: i for i, y in enumerate(classes.tolist())}
-    missing = [y for y in labels if y not in place]
-    if missing or not labels:
-        raise ValueRangeError(
-            f"Patterns.plot: classes must be labels that occur; got {list(missing) or 'none'}. "
-            f"There are {', '.join(map(str, list(place)[:10]))}{' and more' if len(place) > 10 else ''}."
-        )
-    return [place[y] for y in labels]
-
-
-def _check(table: Table, ood: Table, examples: int) -> None:
-    for what, one, columns in (("table", table, ("feature", "label")), ("ood", ood, ("feature",))):
-        check_rows(one, by="patterns", what=what)
-        one.require(*columns, by="patterns")
-    check_same_model(table, {"ood": ood}, by="patterns")
-    if examples < 1:
-        raise ValueRangeError(f"patterns: examples must be at least 1; got {examples}. 8 are usual.")
-
-
-def _finite(batch: Table, table: Table) -> Float[Tensor, "n d"]:
-    return finite(batch.feature.double(), f"patterns: features of {table.name}")

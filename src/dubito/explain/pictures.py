@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import MissingPackageError
-from dubito.explain.fields import Gaussians
 from dubito.explain.last_layer import Layer
-from dubito.explain.regions import Region, chi_square_quantile
+from dubito.explain.regions import Gaussians, Region
 
 GREEN, INK, GREY = "#7fbf7b", "#222222", "#8a8a8a"
 COLOURS = ("#2166ac", "#b2182b", "#e08214", "#542788", "#01665e", "#bf5b9b")
@@ -52,8 +51,9 @@ def draw_clusters(axes: Any, gaussians: Gaussians, *, share: float = 0.95, rows:
     """Samples of every component, and the ellipse that holds a share of it."""
     z, component = gaussians.sample(rows, seed)
     turn = torch.linspace(0, 2 * math.pi, 200, dtype=torch.float64)
-    circle = math.sqrt(chi_square_quantile(share, 2)) * torch.stack([turn.cos(), turn.sin()])
-    for i, (mean, factor) in enumerate(zip(gaussians.mean.double(), gaussians.factor, strict=True)):
+    circle = math.sqrt(-2 * math.log(1 - share)) * torch.stack([turn.cos(), turn.sin()])  # chi-square, two dimensions
+    factors = gaussians.factor.expand(len(gaussians.mean), -1, -1)
+    for i, (mean, factor) in enumerate(zip(gaussians.mean.double(), factors, strict=True)):
         colour, mine = COLOURS[i % len(COLOURS)], z[component == i]
         axes.plot(*mine.T.tolist(), ".", color=colour, markersize=2, alpha=0.5)
         axes.plot(*(mean[:, None] + factor @ circle).tolist(), color=colour, linewidth=1.2)

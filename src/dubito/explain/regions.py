@@ -30,24 +30,129 @@ others, and the two are equal (prop. 3).
 meant. For one Gaussian this is exact, c the 1 - epsilon quantile of chi-square with d degrees of freedom. For
 several the exact region has no such form (where ellipsoids meet, densities add), and there are bounds instead, see
 `ellipsoids` and `ellipsoid_bounds`.
+
+**Fields**: in which direction does an uncertainty grow? Its gradient over the feature z,
+
+    dU_max/dz      = p_i sum_j p_j (w_j - w_i),                        i = argmax p
+    dU_entropy/dz  = sum_i p_i log p_i (m - w_i),                      m = sum_j p_j w_j
+    dU_density/dz  = sum_i r_i S_i^-1 (z - mu_i),                      r_i = pi_i N(z; mu_i, S_i) / q(z)
+
+with p = softmax(W z + b) and q a mixture of Gaussians (prop. 1, eqs 8-10). Eqs 8 and 9 agree with automatic
+differentiation as they stand; the `+ 1` of eq. 9 cancels, because sum_i p_i (m - w_i) = 0. Eq. 10 is corrected: it
+leaves out 1 / sqrt(det S_i), which is a common factor only where all determinants are equal; if not, its direction is
+wrong. And Fig. 8's caption says "maximum certainty", where eqs 8-10 point to more uncertainty.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
+from scipy.special import chdtri
 from torch import Tensor
 
 from dubito.errors import ValueRangeError
-from dubito.explain.fields import Gaussians
 from dubito.explain.last_layer import Layer
+from dubito.scores.density import Density
 from dubito.types import finite
+from dubito.validate import check_number
 
 Uncertainty = Callable[[Tensor], Tensor]
 """From features (n, d) to uncertainties (n)."""
+
+
+@final
+@dataclass(frozen=True)
+class Gaussians:
+    """A mixture of Gaussians in features, as regions and fields need it.
+
+    Attributes:
+        share: (k) how much of the data each component holds; sums to one.
+        mean: (k, d).
+        covariance: (k, d, d), positive definite; or (1, d, d), one that all share.
+    """
+
+    share: Float[Tensor, "k"]
+    mean: Float[Tensor, "k d"]
+    covariance: Float[Tensor, "m d d"]
+
+    def __post_init__(self) -> None:
+        if bool((self.share <= 0).any()) or abs(float(self.share.double().sum()) - 1) > 1e-6:
+            raise ValueRangeError(
+                f"Gaussians: share must be positive and sum to one; got {self.share.tolist()}. Divide it by its sum."
+            )
+        if len(self.covariance) not in (1, len(self.mean)):
+            raise ValueRangeError(
+                f"Gaussians: there must be one covariance, or one for each of the {len(self.mean)} means; got "
+                f"{len(self.covariance)}. Give (k, d, d) or (1, d, d)."
+            )
+        if bool(self.factor.isnan().any()):
+            raise ValueRangeError(
+                "Gaussians: every covariance must be positive definite; one is not. Add a small number to its diagonal."
+            )
+
+    @classmethod
+    def of(cls, density: Density) -> "Gaussians":
+        """The mixture of a fitted density score, without components that lost all their rows."""
+        density.check_fitted()
+        k, d = density.means_.shape
+        if density.space != "z" or d != density.width_ or density.nonlinearity != "after":
+            raise ValueRangeError(
+                f"Gaussians.of: the density must be fitted on z itself, with all features; got "
+                f"space='{density.space}', nonlinearity='{density.nonlinearity}' and {d} of {density.width_} "
+                f"features. Fit it with space='z', nonlinearity='after' and neurons=None."
+            )
+        covariance = density.mixture.covariances()
+        kept = density.weights_ > 0
+        if density.covariance in ("diagonal", "spherical"):
+            covariance = torch.diag_embed(covariance.view(k, -1).expand(k, d))
+        covariance = covariance[None] if density.covariance == "tied" else covariance[kept]
+        return cls(density.weights_[kept], density.means_[kept], covariance)
+
+    @cached_property
+    def factor(self) -> Float[Tensor, "m d d"]:
+        """Cholesky factors in float64, as many as there are covariances; NaN where there is none."""
+        factor, failed = torch.linalg.cholesky_ex(self.covariance.double())
+        return torch.where(failed[:, None, None] == 0, factor, torch.nan)
+
+    @property
+    def log_peak(self) -> Float[Tensor, "k"]:
+        """What each component adds to q at its own mean, as a logarithm: log pi_i N(mu_i; mu_i, S_i)."""
+        log_det: Tensor = 2 * self.factor.diagonal(dim1=1, dim2=2).log().sum(1)
+        return self.share.double().log() - (log_det + self.mean.shape[1] * math.log(2 * math.pi)) / 2
+
+    def whitened(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "k n d"]:
+        """L_i^-1 (z - mu_i), with S_i = L_i L_i^T."""
+        centred = z.double()[None] - self.mean.double()[:, None]
+        return self._solved(centred, transposed=False)
+
+    def _solved(self, rows: Float[Tensor, "k n d"], *, transposed: bool) -> Float[Tensor, "k n d"]:
+        """L_i^-1 or L_i^-T times every row; a shared L solves all rows at once and is not copied."""
+        columns = rows.reshape(len(self.factor), -1, rows.shape[2]).mT
+        factor = self.factor.mT if transposed else self.factor
+        solved: Tensor = torch.linalg.solve_triangular(factor, columns, upper=transposed)
+        return solved.mT.reshape(rows.shape)
+
+    def squared_distance(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        """The squared Mahalanobis distance to every component."""
+        return self.whitened(z).square().sum(-1).T
+
+    def uncertainty(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+        """U_density = -log q(z), eq. 3."""
+        return -(self.log_peak - self.squared_distance(z) / 2).logsumexp(1)
+
+    def sample(self, n: int, seed: int = 0) -> tuple[Float[Tensor, "n d"], Int[Tensor, "n"]]:
+        """Random rows, and the component of each."""
+        draw = torch.Generator().manual_seed(seed)
+        component = torch.multinomial(self.share.double(), n, replacement=True, generator=draw)
+        noise = torch.randn(n, self.mean.shape[1], dtype=torch.float64, generator=draw)
+        z = torch.empty_like(noise)
+        for i, factor in enumerate(self.factor.expand(len(self.mean), -1, -1)):
+            z[component == i] = self.mean[i].double() + noise[component == i] @ factor.T
+        return z, component
 
 
 @runtime_checkable
@@ -117,11 +222,8 @@ class LinearRegion:
     def __post_init__(self) -> None:
         if len(self.layer.weight) < 2:
             raise ValueRangeError("LinearRegion: the layer must have 2 classes or more; got 1. It has no boundary.")
-        if not 0 < self.confidence < 1:
-            raise ValueRangeError(
-                f"LinearRegion: confidence must lie between 0 and 1; got {self.confidence}. "
-                f"It is minus the threshold of max_probability; at 1 the softmax is saturated: scale the layer down."
-            )
+        saturated = "It is minus the threshold of max_probability; at 1 the softmax is saturated: scale the layer down."
+        check_number(self.confidence, "(0, 1)", by="LinearRegion", what="confidence", hint=saturated)
 
     @property
     def half_width(self) -> float:
@@ -159,7 +261,7 @@ class EllipsoidRegion:
 
 def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
     """What U must exceed to be larger than more than 1 - epsilon of the training rows' u."""
-    _checked(epsilon)
+    _check_epsilon(epsilon, "training_threshold")
     if len(u) == 0:
         raise ValueRangeError("training_threshold: there are no training rows. Give at least one uncertainty.")
     rank = math.floor((1 - epsilon) * len(u) + 1e-9)  # 0.9999999 of a row is rounding, not a share
@@ -169,7 +271,6 @@ def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
 def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: float = 0.05) -> ExactRegion:
     """The valid region of any uncertainty by its definition, from features of training images.
 
-    >>> from dubito.explain.last_layer import Layer
     >>> from dubito.scores.softmax import max_probability
     >>> layer = Layer(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))
     >>> train = torch.tensor([[-3.0], [-2.0], [2.0], [1.0]])
@@ -186,7 +287,7 @@ def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) 
         raise ValueRangeError(
             f"two_class_region: the layer must have 2 classes; got {len(layer.weight)}. Use exact_region."
         )
-    _checked(epsilon)
+    _check_epsilon(epsilon, "two_class_region")
     normal = (layer.weight[0] - layer.weight[1]).double()
     logits = layer.logits(gaussians.mean)
     mean = logits[:, 0] - logits[:, 1]
@@ -198,8 +299,10 @@ def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) 
         tails = torch.special.ndtr((mean - t) / deviation) + torch.special.ndtr((-mean - t) / deviation)
         return float(gaussians.share.double() @ tails)
 
-    most = float((mean.abs() + 40 * deviation).max())
-    return TwoClassRegion(layer, _solved(outside, 1 - epsilon, 0.0, most))
+    low, high = 0.0, float((mean.abs() + 40 * deviation).max())
+    while low < (middle := (low + high) / 2) < high:  # by bisection, to the last digit
+        low, high = (middle, high) if outside(middle) > 1 - epsilon else (low, middle)
+    return TwoClassRegion(layer, middle)
 
 
 def ellipsoids(gaussians: Gaussians, epsilon: float = 0.05) -> EllipsoidRegion:
@@ -208,10 +311,9 @@ def ellipsoids(gaussians: Gaussians, epsilon: float = 0.05) -> EllipsoidRegion:
     Together they hold at least 1 - epsilon of the training data, so the region holds at most epsilon of it: a row of
     component i is outside of all only if it is outside of its own. Equality for one component.
     """
-    _checked(epsilon)
-    width = gaussians.mean.shape[1]
-    radius = chi_square_quantile(1 - epsilon, width)
-    return EllipsoidRegion(gaussians, torch.full((len(gaussians.mean),), radius, dtype=torch.float64))
+    _check_epsilon(epsilon, "ellipsoids")
+    count, width = gaussians.mean.shape
+    return EllipsoidRegion(gaussians, torch.full((count,), float(chdtri(width, epsilon)), dtype=torch.float64))
 
 
 def ellipsoid_bounds(gaussians: Gaussians, threshold: float) -> tuple[EllipsoidRegion, EllipsoidRegion]:
@@ -225,29 +327,28 @@ def ellipsoid_bounds(gaussians: Gaussians, threshold: float) -> tuple[EllipsoidR
     return EllipsoidRegion(gaussians, inner), EllipsoidRegion(gaussians, outer)
 
 
-def chi_square_quantile(share: float, degrees: int) -> float:
-    """Where the chi-square distribution function reaches a share in (0, 1)."""
-    half = torch.tensor(degrees / 2, dtype=torch.float64)
-
-    def above(x: float) -> float:
-        return float(torch.special.gammaincc(half, torch.tensor(x / 2, dtype=torch.float64)))
-
-    most = degrees + 1.0
-    while above(most) > 1 - share:
-        most *= 2
-    return _solved(above, 1 - share, 0.0, most)
+def max_probability_field(layer: Layer, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """The gradient of U_max = -max p, eq. 8; where two classes share the first place, that of the first of them."""
+    p, weight = layer.logits(z).softmax(1), layer.weight.double()
+    top, i = p.max(1)
+    return top[:, None] * (p @ weight - weight[i])
 
 
-def _solved(falling: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Where a falling function takes a value, by bisection to the last digit."""
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if falling(middle) > value else (low, middle)
-    return middle
+def entropy_field(layer: Layer, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """The gradient of U_entropy = H(p), eq. 9."""
+    log_p, weight = layer.logits(z).log_softmax(1), layer.weight.double()
+    p = log_p.exp()
+    plog = p * log_p
+    return plog.sum(1, keepdim=True) * (p @ weight) - plog @ weight
 
 
-def _checked(epsilon: float) -> None:
-    if not 0 < epsilon < 1:
-        raise ValueRangeError(
-            f"epsilon must lie between 0 and 1; got {epsilon}. It is the share of training data that may be more "
-            f"uncertain than an OOD image: the paper takes 0.05."
-        )
+def density_field(gaussians: Gaussians, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """The gradient of U_density = -log q(z), eq. 10 with the determinants."""
+    white = gaussians.whitened(z)
+    part = (gaussians.log_peak - white.square().sum(-1).T / 2).softmax(1)
+    return torch.einsum("nk,knd->nd", part, gaussians._solved(white, transposed=True))
+
+
+def _check_epsilon(epsilon: float, by: str) -> None:
+    hint = "It is the share of training data that may be more uncertain than an OOD image: the paper takes 0.05."
+    check_number(epsilon, "(0, 1)", by=by, what="epsilon", hint=hint)

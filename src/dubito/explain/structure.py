@@ -12,28 +12,54 @@ in Frobenius norms: how far the Gram matrix is from that of a simplex, whatever 
 the weights. It is zero exactly where softmax is that of an optimal structure. The first part is at most
 sqrt(2 - 2/sqrt(c-1)) (all weights on one line), about sqrt(2 - 2 sqrt(d/(d+c))) for random weights, and with fewer than
 c - 1 features at least sqrt(2 - 2 sqrt(d/(c-1))). Two classes are always optimal in it: only w_1 - w_2 counts.
+
+Of a table's features, class by class, with m_i the mean of class i; optimal are cosines of one, equal lengths and
+little variance around m_i. Means over j are those of the classes that have rows, of m and of w alike:
+
+    cos(m_i - mean_j m_j, w_i - mean_j w_j),   ||m_i - mean_j m_j||
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dubito.errors import ValueRangeError
-from dubito.explain._moments import Moments, histogram, lengths, moments, pair_cosines
-from dubito.explain.class_means import ClassMeans, class_means
-from dubito.explain.last_layer import last_layer
+from dubito.errors import TableError, ValueRangeError
+from dubito.explain._moments import Moments, class_sums, directions, histogram, lengths, moments, pair_cosines
+from dubito.explain.last_layer import Layer, last_layer
 from dubito.explain.pictures import COLOURS, INK, new_figure
 from dubito.result import Result
 from dubito.table import Table
 from dubito.types import Classifier, Json
+from dubito.validate import check_classes, check_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+class ClassMeans(NamedTuple):
+    """The class means of a table beside the weights.
+
+    Attributes:
+        rows: The number of rows.
+        classes: How many classes have at least one row.
+        alignment: Cosine of each centred class mean with its centred weight; 1 is optimal.
+        norm: Lengths of the class means.
+        centred_norm: Lengths of the centred class means; equal is optimal.
+        within_over_between: Variance around the class means (unbiased) over that of the class means; 0 is optimal. With
+            few rows per class the means are noisy and it is too small. None without a class of two rows.
+    """
+
+    rows: int
+    classes: int
+    alignment: Moments
+    norm: Moments
+    centred_norm: Moments
+    within_over_between: float | None
 
 
 @final
@@ -151,7 +177,7 @@ def structure(
         table: A table with feature and label adds alignment, lengths and variances of class means. The labels must be
             the model's own classes. If the table has logits too, they must be those of this layer.
 
-    >>> from dubito.explain.simplex import simplex
+    >>> from dubito.explain.last_layer import simplex
     >>> result = structure(3 * simplex(10, 64, seed=0))
     >>> round(result.norm.mean, 6), round(result.cosine.mean, 6), round(result.distance, 6)
     (3.0, -0.111111, 0.0)
@@ -182,7 +208,7 @@ def structure(
         weight_distance=_gram_distance(centred),
         bias_distance=float(centred_bias.norm()) / length,
         random_distance=math.sqrt(2 - 2 * math.sqrt(width / (width + classes))),
-        means=None if table is None else class_means(layer, table, name),
+        means=None if table is None else _class_means(layer, table, name),
         histograms={"norm": histogram(norm), "bias": histogram(bias), "cosine": counts},
     )
 
@@ -197,7 +223,8 @@ def _gram_distance(centred: Float[Tensor, "c d"]) -> float:
 
 
 def _findings(of: Structure) -> Iterator[str]:
-    most, least = math.sqrt(2 - 2 / math.sqrt(of.classes - 1)), math.sqrt(2 - 2 * math.sqrt(_share(of)))
+    share = min(of.width / (of.classes - 1), 1.0)  # of the dimensions that the optimal structure needs
+    most, least = math.sqrt(2 - 2 / math.sqrt(of.classes - 1)), math.sqrt(2 - 2 * math.sqrt(share))
     yield (
         f"Distance to the optimal structure: {of.distance:.3f} (weights {of.weight_distance:.3f}, biases "
         f"{of.bias_distance:.3f}). 0 is optimal; random weights of this size have {of.random_distance:.3f}, weights on "
@@ -224,6 +251,49 @@ def _findings(of: Structure) -> Iterator[str]:
         )
 
 
-def _share(of: Structure) -> float:
-    """Of the dimensions that the optimal structure needs, how many there are."""
-    return min(of.width / (of.classes - 1), 1.0)
+def _class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
+    _check_table(layer, table, name)
+    origin = next(iter(table.batches("feature"))).feature.double().mean(0)
+    total, count, squares = class_sums(table, torch.arange(len(layer.weight)), by="structure", origin=origin)
+    seen = count > 0
+    if int(seen.sum()) < 2:
+        raise TableError(
+            f"structure: class means need rows of two classes or more; {table.name} has rows of {int(seen.sum())}. "
+            f"Give a table of labelled images of several classes."
+        )
+    mean = total[seen] / count[seen, None]
+    centred, weight = mean - mean.mean(0), layer.weight[seen]  # both around the middle of the same classes
+    freedom = len(table) - len(mean)
+    within = max(squares - float(count[seen] @ mean.square().sum(1)), 0.0) / max(freedom, 1)
+    between = float(centred.square().sum(1).mean())
+    return ClassMeans(
+        rows=len(table),
+        classes=len(mean),
+        alignment=moments((directions(centred) * directions(weight - weight.mean(0))).sum(1)),
+        norm=moments(lengths(mean + origin)),
+        centred_norm=moments(lengths(centred)),
+        within_over_between=within / between if freedom > 0 and between > 0 else None,
+    )
+
+
+def _check_table(layer: Layer, table: Table, name: str) -> None:
+    """Raise TableError unless the table can be of this layer."""
+    check_rows(table, by="structure", least=2)
+    table.require("feature", "label", by="structure")
+    width = table.shape("feature")[1]
+    if width != layer.weight.shape[1] or table.label_space != "model":
+        raise TableError(
+            f"structure: {table.name} has features of width {width} and labels of {table.label_space} classes; {name} "
+            f"reads {layer.weight.shape[1]} and needs labels of the model's classes. Give a table of the same model."
+        )
+    check_classes(table.label, len(layer.bias), by="structure", of=f"the labels of {table.name}")
+    if "logit" not in table:
+        return
+    rows = table.select("feature", "logit").rows(slice(0, 64))
+    same_classes = rows.logit.shape[1] == len(layer.bias)
+    off = (layer.logits(rows.feature) - rows.logit.double()).abs().max() if same_classes else torch.inf
+    if float(off) > 1e-2 * (1 + float(rows.logit.abs().max())):
+        raise TableError(
+            f"structure: the logits of {table.name} are not those of {name} on its features. "
+            f"Give a table that was extracted with this model, or leave the logits out."
+        )

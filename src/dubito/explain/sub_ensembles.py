@@ -4,15 +4,14 @@ From the members' logits (column NAME_logit), for any partition: random ones, av
 order. Or from what the extraction summed up (NAME and NAME_between), which knows neighbours only.
 """
 
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.errors import MissingColumnError, TableError
-from dubito.explain.causes import short_name
+from dubito.explain.diagnosis import short_name
 from dubito.metrics import SUMMARY, decompose, partitioned, sub_ensembles
 from dubito.table import Table, settings_difference
 from dubito.types import finite
@@ -24,9 +23,7 @@ _NUMBERS_AT_ONCE = 2**22
 """Probabilities in memory: a few copies of 32 MB."""
 
 
-@final
-@dataclass(frozen=True)
-class Partitioned:
+class Partitioned(NamedTuple):
     """An ensemble's uncertainties by row, in nats.
 
     Attributes:
@@ -85,16 +82,15 @@ def check_same_ensemble(table: Table, ood: Table, of: str, inside: Partitioned, 
             f"{BY}: {outside.name} must come from the ensemble of {inside.name}; it has {outside.members} members "
             f"({outside.order}), {inside.name} has {inside.members} ({inside.order}). Extract both alike."
         )
-    if None not in (inside.classes, outside.classes) and inside.classes != outside.classes:
-        raise TableError(
-            f"{BY}: {outside.name} must have the classes of {inside.name}, {inside.classes}; got {outside.classes}. "
-            f"Members of one ensemble share their classes, in one order."
-        )
-    if None not in (inside.model_id, outside.model_id) and inside.model_id != outside.model_id:
-        raise TableError(
-            f"{BY}: {outside.name} was made by other models than {inside.name}, or by the same in another order "
-            f"({outside.model_id} and {inside.model_id}). Extract both with the same members, joined in one order."
-        )
+    for what, mine, theirs in (
+        ("classes", inside.classes, outside.classes),
+        ("models, in the same order", inside.model_id, outside.model_id),
+    ):
+        if None not in (mine, theirs) and mine != theirs:
+            raise TableError(
+                f"{BY}: {outside.name} must have the same {what} as {inside.name}, {mine}; got {theirs}. Extract both "
+                f"with the same members, joined in one order."
+            )
     if differing := settings_difference(ood, table, of):
         raise TableError(
             f"{BY}: '{of}' of {ood.name} and of {table.name} must have the same members and settings; they differ in "
@@ -111,7 +107,9 @@ def _from_logits(table: Table, of: str, name: str, partitions: int, seed: int) -
         )
     _, members, classes = table.shape(column)
     sizes = _sizes(members, name)
-    orders = _orders(members, partitions, seed)
+    draw = torch.Generator().manual_seed(seed)
+    # The same orders of the members for all sizes, which are compared; without random ones, the stored order.
+    orders = [torch.randperm(members, generator=draw) for _ in range(partitions)] or [torch.arange(members)]
     parts = []
     for batch in table.batches(column, size=max(1, _NUMBERS_AT_ONCE // (members * classes))):
         logits = finite(batch.whole(column).double(), f"column '{column}' of {name}")
@@ -129,12 +127,6 @@ def _decomposed(p: Float64[Tensor, "m n c"], sizes: tuple[tuple[int, int], ...],
         for _, size in sizes[1:]
     ]
     return [whole.total, whole.aleatoric, whole.epistemic[:, None], *between]
-
-
-def _orders(members: int, partitions: int, seed: int) -> list[Tensor]:
-    """Random orders of the members, or the stored one; the same for all sizes, which are compared."""
-    draw = torch.Generator().manual_seed(seed)
-    return [torch.randperm(members, generator=draw) for _ in range(partitions)] or [torch.arange(members)]
 
 
 def _from_summary(table: Table, of: str, name: str) -> Partitioned:

@@ -14,12 +14,10 @@ files are pickles: torchvision opens them only if their hash is that of the file
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,9 +26,9 @@ from dubito.data.arrays import ArrayImages
 from dubito.data.files import FileImages, open_folder
 from dubito.data.image_set import Subset, some
 from dubito.data.tree import class_folders
-from dubito.errors import ImagesError, MissingPackageError
+from dubito.errors import ImagesError
 from dubito.types import Images
-from dubito.validate import nearest
+from dubito.validate import check_choice
 
 Opener = Callable[[Path, str], Images]
 """Opens one split of the data set below a root."""
@@ -42,9 +40,7 @@ _LISTS = {"test": "Ebay_test.txt", "train": "Ebay_train.txt"}
 _LIST_HEADER = ["image_id", "class_id", "super_class_id", "path"]
 
 
-@final
-@dataclass(frozen=True)
-class Benchmark:
+class Benchmark(NamedTuple):
     """One data set: its names, its layout on disk, and its splits.
 
     Attributes:
@@ -73,22 +69,13 @@ def open_benchmark(name: str, root: str | Path, *, split: str | None = None) -> 
         split: "test", "train" or "all", if the data set has them. Default: its test side.
 
     Raises:
-        ImagesError: There is no such data set, split or folder, or the layout is another; the message says which one
-            is expected.
-        MissingPackageError: Annotations are in .mat files, and scipy is not installed.
+        ValueRangeError: There is no such data set or split.
+        ImagesError: There is no such folder, or its layout is another; the message says which one is expected.
     """
-    if name not in BENCHMARKS:
-        raise ImagesError(
-            f"open_benchmark: name must be one of {', '.join(BENCHMARKS)}; got '{name}'. "
-            f"Nearest: {', '.join(nearest(name.lower(), BENCHMARKS))}."
-        )
-    benchmark = BENCHMARKS[name]
-    folder = Path(root).expanduser()
+    check_choice(name, BENCHMARKS, by="open_benchmark", what="name")
+    benchmark, folder = BENCHMARKS[name], Path(root).expanduser()
     chosen = benchmark.splits[0] if split is None else split
-    if chosen not in benchmark.splits:
-        raise ImagesError(
-            f"split of {name} must be {' or '.join(benchmark.splits)}; got '{chosen}'. Choose one of those."
-        )
+    check_choice(chosen, benchmark.splits, by="open_benchmark", what=f"split of {name}")
     if not folder.is_dir():
         raise ImagesError(f"{name}: '{folder}' must be an existing folder. Expected in it: {benchmark.layout}.")
     images = _open(benchmark, folder, chosen, explicit=split is not None)
@@ -101,8 +88,7 @@ def class_split(images: Images, *, half: str = "second") -> Subset:
     Of k classes the first half is 0..k//2 - 1. No class is on both sides, so whatever learns from one side has never
     seen a class of the other.
     """
-    if half not in ("first", "second"):
-        raise ImagesError(f"half must be 'first' or 'second'; got '{half}'. Choose one of the two.")
+    check_choice(half, ("first", "second"), by="class_split", what="half")
     labels = images.labels
     if labels is None:
         raise ImagesError(
@@ -128,23 +114,19 @@ def _open(benchmark: Benchmark, root: Path, split: str, *, explicit: bool) -> Im
                 ) from error
     whole = benchmark.by_class or split == "all"
     below = root if whole or not (root / split).is_dir() else root / split
-    if explicit and not whole and below == root:
-        raise _another_layout(benchmark, root)
-    try:
-        images = open_folder(below)
-    except ImagesError as error:
-        raise _another_layout(benchmark, root) from error
-    if images.labels is None:
-        raise _another_layout(benchmark, root)
-    return images
-
-
-def _another_layout(benchmark: Benchmark, root: Path) -> ImagesError:
+    cause = None
+    if whole or below != root or not explicit:
+        try:
+            images = open_folder(below)
+            if images.labels is not None:
+                return images
+        except ImagesError as error:
+            cause = error
     there = sorted(entry.name for entry in root.iterdir())
-    return ImagesError(
+    raise ImagesError(
         f"{benchmark.name}: '{root}' must hold {benchmark.layout}; "
         f"it holds {some(there) if there else 'nothing'}. Give the folder that has one of those."
-    )
+    ) from cause
 
 
 def _class_folders(place: str, root: Path, split: str, *, without: str = "") -> FileImages:  # noqa: ARG001 (one signature)
@@ -171,21 +153,9 @@ def _torchvision_files(kind: str, names: Mapping[str, str], root: Path, split: s
     return _files(root, [_torchvision(kind, root, split=name) for name in chosen])
 
 
-def _flowers(root: Path, split: str) -> FileImages:
-    """Oxford Flowers 102, whose annotations are .mat files."""
-    _need_scipy("flowers102")
-    return _torchvision_files("Flowers102", {"test": "test", "train": "train", "val": "val"}, root, split)
-
-
 def _cars(root: Path, split: str) -> FileImages:  # noqa: ARG001 (one signature)
     """CARS 196, all images: the official splits share their classes, and the class split takes from both."""
-    _need_scipy("cars196")
     return _files(root, [_torchvision("StanfordCars", root, split=name) for name in ("train", "test")])
-
-
-def _sun(root: Path, split: str) -> FileImages:  # noqa: ARG001 (one signature)
-    """SUN 397, whose classes may lie in folders of folders."""
-    return _files(root, [_torchvision("SUN397", root)])
 
 
 def _cifar(kind: str, root: Path, split: str) -> ArrayImages:
@@ -199,7 +169,6 @@ def _cifar(kind: str, root: Path, split: str) -> ArrayImages:
 
 def _svhn(root: Path, split: str) -> ArrayImages:
     """SVHN, cropped digits, as arrays."""
-    _need_scipy("svhn")
     sets = [_torchvision("SVHN", root, split=name) for name in (("train", "test") if split == "all" else (split,))]
     pixels = np.concatenate([one.data.transpose(0, 2, 3, 1) for one in sets])
     labels = np.concatenate([one.labels for one in sets])
@@ -243,16 +212,8 @@ def _samples(dataset: Any) -> list[tuple[Any, int]]:
     return list(zip(paths, dataset._labels, strict=True))
 
 
-def _need_scipy(name: str) -> None:
-    if find_spec("scipy") is None:
-        raise MissingPackageError(f"{name} has annotations in .mat files, which need scipy: pip install scipy")
-
-
-def _list(*benchmarks: Benchmark) -> Mapping[str, Benchmark]:
-    return MappingProxyType({benchmark.name: benchmark for benchmark in benchmarks})
-
-
-BENCHMARKS: Mapping[str, Benchmark] = _list(
+_THREE_SPLITS = {"test": "test", "train": "train", "val": "val"}
+_ALL_BENCHMARKS = (
     Benchmark(
         "cub200",
         "CUB 200",
@@ -313,21 +274,21 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         "SUN",
         "SUN397 with ClassName.txt as torchvision has it, or " + _FOLDERS,
         ("all",),
-        {"SUN397": _sun},
+        {"SUN397": lambda root, _: _files(root, [_torchvision("SUN397", root)])},  # classes in folders of folders
     ),
     Benchmark(
         "flowers102",
         "Oxford Flowers",
         "flowers-102 with jpg, imagelabels.mat and setid.mat as torchvision has it, or " + _FOLDERS,
         _SPLIT,
-        {"flowers-102": _flowers},
+        {"flowers-102": partial(_torchvision_files, "Flowers102", _THREE_SPLITS)},
     ),
     Benchmark(
         "dtd",
         "Describable Textures",
         "dtd/dtd with images and labels as torchvision has it (its first partition), or " + _FOLDERS,
         _SPLIT,
-        {"dtd/dtd/labels": partial(_torchvision_files, "DTD", {"test": "test", "train": "train", "val": "val"})},
+        {"dtd/dtd/labels": partial(_torchvision_files, "DTD", _THREE_SPLITS)},
     ),
     Benchmark("treeversity1", "Treeversity", _FOLDERS, ("all",), {}),
     Benchmark(
@@ -338,4 +299,5 @@ BENCHMARKS: Mapping[str, Benchmark] = _list(
         {"test_32x32.mat": _svhn, "train_32x32.mat": _svhn},
     ),
 )
+BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType({one.name: one for one in _ALL_BENCHMARKS})
 """The twelve by name."""

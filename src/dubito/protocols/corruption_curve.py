@@ -30,7 +30,6 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval
 from dubito.result import Result, axes, plain
-from dubito.table import Table
 from dubito.types import Classifier, Images, Json, Score
 from dubito.validate import check_choice
 
@@ -165,7 +164,6 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
         extraction: Further settings for dubito.extract, such as batch_size or workers.
     """
     check_fitted_scores(scores, by="corruption_curve")
-    _check_levels(corruptions, severities)
     opened = open_images(images)
     levels = _levels(opened, corruptions, severities, seed)
     bootstrap = partial(interval, _mean, confidence=confidence, resamples=resamples, seed=seed)
@@ -174,7 +172,13 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     with bar(f"corruption_curve {opened.name}", len(opened) * len(levels), show=progress) as advance:
         for name, level in levels.items():
             table = extract(model, level, Path(to) / name, label_space="own", progress=False, **extraction)
-            ids = _same_images(ids, table)
+            there = [str(one) for one in table.id]
+            if ids and there != ids:
+                raise TableError(
+                    f"corruption_curve: every level must have the same images; {table.name} has {len(there)}, the "
+                    f"first level {len(ids)}. Look at the images that were skipped there."
+                )
+            ids = there
             values[name] = uncertainties(scores, table, by=f"corruption_curve ({name})")
             advance(len(opened))
     curves = []
@@ -199,6 +203,16 @@ def rank_correlations(u: Float[Tensor, "n s"]) -> Float[Tensor, "n"]:
 
 def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int], seed: int) -> dict[str, Images]:
     """The images of every level, by the name of its cache; the clean ones serve all corruptions."""
+    if not corruptions or isinstance(corruptions, str) or not set(corruptions) <= set(CORRUPTIONS):
+        raise ValueRangeError(
+            f"corruption_curve: corruptions must be a list of {', '.join(CORRUPTIONS)}; got {corruptions!r}. "
+            f"Choose among those."
+        )
+    if len(severities) < 2 or list(severities) != sorted(set(severities) & set(SEVERITIES)):
+        raise ValueRangeError(
+            f"corruption_curve: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; "
+            f"got {tuple(severities)}. Leave them out for all."
+        )
     return {
         _level(corruption, severity): Corrupted(images, corruption, severity, seed=seed) if severity else images
         for corruption in corruptions
@@ -208,32 +222,6 @@ def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int
 
 def _level(corruption: str, severity: int) -> str:
     return f"{corruption}-{severity}" if severity else CLEAN
-
-
-def _same_images(before: list[str], table: Table) -> list[str]:
-    """The ids, or TableError: levels are compared image by image."""
-    ids = [str(name) for name in table.id]
-    if before and ids != before:
-        raise TableError(
-            f"corruption_curve: every level must have the same images; {table.name} has {len(ids)}, the first level "
-            f"{len(before)}. Look at the images that were skipped there."
-        )
-    return ids
-
-
-def _check_levels(corruptions: Sequence[str], severities: Sequence[int]) -> None:
-    unknown = [name for name in corruptions if name not in CORRUPTIONS]
-    if unknown or not corruptions or isinstance(corruptions, str):
-        raise ValueRangeError(
-            f"corruption_curve: corruptions must be a list of {', '.join(CORRUPTIONS)}; got {corruptions!r}. "
-            f"Choose among those."
-        )
-    allowed = [severity for severity in severities if severity in SEVERITIES]
-    if len(severities) < 2 or allowed != sorted(set(severities)):
-        raise ValueRangeError(
-            f"corruption_curve: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; "
-            f"got {tuple(severities)}. Leave them out for all."
-        )
 
 
 def _mean(values: Tensor) -> float:

@@ -26,7 +26,7 @@ from dubito.result import Result, axes, plot_intervals
 from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score, finite
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_per_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,9 +181,5 @@ def _annotated(values: Mapping[str, Any] | Array, table: Table, what: str) -> tu
         by_row = sorted((row, float(values[name])) for name, row in row_of.items())
         return torch.tensor([row for row, _ in by_row]), torch.tensor([value for _, value in by_row])
     array = to_tensor(values, f"human_ambiguity: {what}")
-    if tuple(array.shape) != (len(table),):
-        raise TableError(
-            f"human_ambiguity: {what} must have one value per row of {table.name}, ({len(table)},); "
-            f"got {tuple(array.shape)}. Give it in the order of the table, or as a mapping from image to value."
-        )
+    check_per_row(array, table, by="human_ambiguity", what=what)
     return torch.arange(len(table)), array

@@ -99,8 +99,20 @@ class OodAurocByDataset(Result):
         return key
 
     def findings(self) -> list[str]:
-        """A sentence for each score whose pooled value hides data sets on opposite sides of one half."""
-        return [sentence for score in self.by_dataset if (sentence := self._finding(score))]
+        """A sentence for each score whose pooled value hides data sets on opposite sides of one half.
+
+        By intervals: a value that may be one half lies on neither side.
+        """
+        sentences = []
+        for score, row in self.by_dataset.items():
+            below = ", ".join(f"{name} {one.value:.3f}" for name, one in row.items() if one.high < 0.5)
+            above = ", ".join(f"{name} {one.value:.3f}" for name, one in row.items() if one.low > 0.5)
+            if below and above:
+                sentences.append(
+                    f"{score}: the pooled {self.pooled[score].value:.3f} hides opposite values. Less uncertain than "
+                    f"the in-distribution images: {below}; more uncertain: {above}."
+                )
+        return sentences
 
     def to_dict(self) -> Json:
         """Everything as plain values, with the published pooled value."""
@@ -114,22 +126,7 @@ class OodAurocByDataset(Result):
         picture.set(xlabel=f"AUROC against {self.in_distribution}")
         return picture
 
-    def _finding(self, score: str) -> str:
-        """By intervals: a value that may be one half lies on neither side."""
-        below = {name: value.value for name, value in self.by_dataset[score].items() if value.high < 0.5}
-        above = {name: value.value for name, value in self.by_dataset[score].items() if value.low > 0.5}
-        if not below or not above:
-            return ""
-        return (
-            f"{score}: the pooled {self.pooled[score].value:.3f} hides opposite values. Less uncertain than the "
-            f"in-distribution images: {_listed(below)}; more uncertain: {_listed(above)}."
-        )
-
 
 def _against(u_id: Float[Tensor, "n"], u_ood: Float[Tensor, "m"]) -> tuple[Tensor, Tensor]:
     u = torch.cat([u_id, u_ood])
     return u, torch.arange(len(u)) >= len(u_id)
-
-
-def _listed(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())

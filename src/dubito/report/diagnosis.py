@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dubito.explain.causes import SCORES, Causes, Diagnosis, points
+from dubito.explain.causes import SCORES, Causes, points
+from dubito.explain.diagnosis import Diagnosis
 from dubito.report.page import render
 from dubito.report.svg import Axis, bars, histogram
 

@@ -1,14 +1,14 @@
-"""Exact tests against scipy and by hand."""
+"""Exact tests against rational numbers and by hand."""
 
 import math
 from fractions import Fraction
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import beta
 
-from dubito.audit.significance import below, binomial_tail, paired_p, upper_bound
+from dubito.audit.finding import below, binomial_tail, paired_gain
 
 
 @given(n=st.integers(1, 400), share=st.floats(0, 1), p=st.floats(0.001, 0.999))
@@ -27,15 +27,10 @@ def test_binomial_tail_at_its_ends():
     assert binomial_tail(5, 5, 1.0) == 1
 
 
-@pytest.mark.parametrize(("k", "n"), [(0, 30), (1, 100), (15, 20), (499, 500)])
-def test_upper_bound_is_that_of_clopper_and_pearson(k, n):
-    assert upper_bound(k, n, 0.01) == pytest.approx(beta.ppf(0.99, k + 1, n - k), rel=1e-9)
-    assert upper_bound(n, n, 0.01) == 1
-
-
-def test_paired_p_by_hand():
-    # Ten discordant images, nine for the new one: (C(10,9) + C(10,10)) / 2^10 = 11 / 1024; six alternatives.
-    assert paired_p(9, 1) == pytest.approx(11 / 1024)
-    assert paired_p(9, 1, tests=6) == pytest.approx(66 / 1024)
-    assert paired_p(0, 0) == 1
+def test_paired_gain_by_hand():
+    # Ten discordant images of twenty, nine for the new one: (C(10,9) + C(10,10)) / 2^10 = 11 / 1024; six alternatives.
+    before, after = torch.arange(20) >= 9, (torch.arange(20) != 9)
+    assert paired_gain(before, after) == pytest.approx((8 / 20, 11 / 1024))
+    assert paired_gain(before, after, tests=6) == pytest.approx((8 / 20, 66 / 1024))
+    assert paired_gain(before, before) == (0, 1)
     assert below(0.0) == "p < 1e-98"

@@ -8,7 +8,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from dubito.errors import DubitoWarning, MissingColumnError, TableError, ValueRangeError
-from dubito.explain.causes import ALL, REST, TOGETHER, Diagnosis, _inputs, diagnose, points
+from dubito.explain.causes import ALL, REST, TOGETHER, points
+from dubito.explain.diagnosis import Diagnosis, _ood_sets, diagnose
 from dubito.metrics import auroc, interval
 from dubito.scores import Entropy, ScaledEntropy
 from dubito.scores.density import Density
@@ -362,7 +363,7 @@ def made(model: str, n: int = 8) -> Table:
         ),
         (MissingColumnError, r"\(ood 'x'\) needs column 'logit'", lambda t: diagnose(t, {"x": t.select("feature")})),
         (ValueRangeError, "confidence=1.0, resamples=1000", lambda t: diagnose(t, t, confidence=1.0)),
-        (ValueRangeError, "draws must be at least 1; got 0", lambda t: diagnose(t, t, draws=0)),
+        (ValueRangeError, "draws must be a whole number, at least 1; got 0", lambda t: diagnose(t, t, draws=0)),
         (ValueRangeError, "seed from 0 on; .* seed=-1", lambda t: diagnose(t, blobs(9), seed=-1)),
         (TableError, "no OOD set may be called 'mean', which is the line", lambda t: diagnose(t, {"mean": blobs(9)})),
         (TableError, "rename the folder of its cache", lambda t: diagnose(t, blobs(9, name="caches/mean"))),
@@ -385,7 +386,7 @@ def test_errors(error, text, call):
 )
 def test_paths_are_refused(arguments, what):
     with pytest.raises(TableError, match=rf'diagnose: {what} must be a table; .*path "cache".* Open it: dubito'):
-        _inputs.__wrapped__(*arguments, None)  # past the type checks of the tests
+        _ood_sets.__wrapped__(*arguments)  # past the type checks of the tests
 
 
 @pytest.mark.parametrize(
