@@ -105,7 +105,7 @@ def guarded(other: Table, voted_table: Table, counts: np.ndarray, people: torch.
     divided = called_ambiguous.numpy() & ((counts > 0).sum(1) > 1)  # where all people agree, there is no second class
     wrong = voted_table.logit.argmax(1) != voted_table.label
     return {
-        "uncertainty": guard.combination.weights,
+        "uncertainty": guard.selection.combination.weights,
         "accepted": round(decisions.coverage, 4),
         "error_of_accepted": round(float(wrong[decisions.accept].double().mean()), 4),
         "called_ambiguous": int(called_ambiguous.sum()),

@@ -20,7 +20,7 @@ from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeErro
 from dubito.table import Table, check_table
 from dubito.table.overlap import example, shared_rows
 
-_SHARED = 0.01
+SHARED = 0.01
 """A few images may be the same by chance, in any large collection."""
 _SWITCH = MappingProxyType({"true": True, "false": False, "yes": True, "no": False})
 _NO_PARSERS: Mapping[Any, Callable[[str], Any]] = MappingProxyType({})
@@ -218,13 +218,13 @@ def check_disjoint(
     table: Table, other: Table, *, by: str, what: str, harm: str, error: type[DubitoError] = TableError
 ) -> None:
     """Raise where more than one percent of a table's images are in another table too, by content."""
-    if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=_SHARED):
+    if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=SHARED):
         raise error(text)
 
 
-def warn_shared(table: Table, other: Table, *, by: str, what: str, harm: str) -> None:
-    """Warn of images that two tables share, by content: their names may differ."""
-    if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=0.0):
+def warn_shared(table: Table, other: Table, *, by: str, what: str, harm: str, allowed: float = 0.0) -> None:
+    """Warn of images that two tables share, by content, where they are more than a share of the first table."""
+    if text := _overlap(table, other, by=by, what=what, harm=harm, allowed=allowed):
         warnings.warn(text, DubitoWarning, stacklevel=4)  # of the function that the user called
 
 

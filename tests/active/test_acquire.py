@@ -112,22 +112,22 @@ def test_what_cannot_be_asked_is_refused():
     table = images(10)
     with pytest.raises(TableError, match="acquire: table needs at least 1 row"):
         Acquire().pick(table.rows([]), 1)
-    with pytest.raises(ValueRangeError, match="count must be at least 1; got 0"):
+    with pytest.raises(ValueRangeError, match="count must be a whole number, at least 1; got 0"):
         Acquire().pick(table, 0)
     with pytest.raises(ValueRangeError, match="acquire: score 'u': 1 of 10 values are NaN"):
         Acquire().pick(table, 1, u=[float("nan"), *range(9)])
     with pytest.raises(
         TableError,
-        match=r"must be indices from 0 to 9, or a mask of 10 booleans; got int64 of shape \(1,\), from 10 to 10",
+        match=r"must be a slice, a mask of 10 booleans or indices below 10; got torch.int64 of shape \(1,\), up to 10",
     ):
         Acquire().pick(table, 1, labelled=[10])
-    with pytest.raises(TableError, match=r"got bool of shape \(3,\)"):
+    with pytest.raises(TableError, match=r"got torch.bool of shape \(3,\)"):
         Acquire().pick(table, 1, labelled=torch.ones(3, dtype=torch.bool))
     with pytest.raises(MissingColumnError, match=r"mutual_information\.score needs column 'members'"):
         Acquire("bald").pick(table.select("logit"), 1)
     with pytest.raises(MissingColumnError, match="strategy 'core_set' needs column 'feature'"):
         Acquire("core_set").pick(table.select("logit"), 1)
-    with pytest.raises(ValueRangeError, match=r"beta must be above 0.* got beta=nan, samples=1000, seed=0"):
+    with pytest.raises(ValueRangeError, match=r"beta must be a number, above 0; got nan"):
         Acquire("power", beta=float("nan"))
     with pytest.raises(ValueRangeError, match=r"'bald' uses the mutual information .* takes no score; got energy"):
         Acquire("bald", dubito.Energy())
@@ -299,9 +299,11 @@ def test_a_loop_that_waits_for_its_first_labels_keeps_its_start_and_may_change_t
     with pytest.raises(TableError, match="10 of 10 of"):
         Acquire("top").run(nothing, rounds=1, count=5, start=10, to=tmp_path)
     before = (tmp_path / "picks.csv").read_bytes()
-    with pytest.raises(ArtefactError, match=r"another loop: the labelled rows at the beginning differ\. Use"):
+    with pytest.raises(
+        ArtefactError, match=r"another loop, with a difference in the labelled rows at the beginning\. Use"
+    ):
         Acquire("top").run(nothing, rounds=1, count=5, start=8, to=tmp_path)
-    with pytest.raises(ArtefactError, match=r"another loop: the pool differs\. Use another"):
+    with pytest.raises(ArtefactError, match=r"another loop, with a difference in the pool\. Use another"):
         Acquire("top").run(images(seed=1), rounds=1, count=5, start=10, to=tmp_path)
     assert (tmp_path / "picks.csv").read_bytes() == before
     found = Acquire("random").run(images(), rounds=1, count=4, start=10, to=tmp_path)
@@ -394,11 +396,13 @@ def test_a_finished_loop_can_be_prolonged(tmp_path):
 
 def test_another_loop_in_the_same_folder_is_refused(tmp_path):
     Acquire("top").run(images(), rounds=1, count=5, start=6, to=tmp_path)
-    with pytest.raises(ArtefactError, match=r"holds another loop: the strategy differs\. Use another folder"):
+    with pytest.raises(
+        ArtefactError, match=r"holds another loop, with a difference in the strategy\. Use another folder"
+    ):
         Acquire("random").run(images(), rounds=1, count=5, start=6, to=tmp_path)
-    with pytest.raises(ArtefactError, match="another loop: the pool, the labelled rows at the beginning differ"):
+    with pytest.raises(ArtefactError, match="in the pool, the labelled rows at the beginning"):
         Acquire("top").run(images(121), rounds=1, count=5, start=[*range(6)], to=tmp_path)
-    with pytest.raises(ArtefactError, match=r"another loop: its settings differ\. Use"):
+    with pytest.raises(ArtefactError, match=r"another loop, with a difference in its settings\. Use"):
         Acquire("top", beta=2.0).run(images(), rounds=1, count=5, start=6, to=tmp_path)
     for damaged in ("{", "[]", '{"identity": 3, "rounds": []}'):
         (tmp_path / "acquisition.json").write_text(damaged)

@@ -133,9 +133,12 @@ def test_labels_of_another_set_have_their_own_names():
 
 def test_what_cannot_be_judged_is_refused():
     table, _ = planted(20, 0)
-    with pytest.raises(ValueRangeError, match="k must be from 1 to 19, the other images of table in memory; got 20"):
+    with pytest.raises(
+        ValueRangeError,
+        match=r"k must be a whole number in \[1, 19\]; got 20\. They are the other images of table in memory",
+    ):
         find_label_issues(table, k=20)
-    with pytest.raises(ValueRangeError, match=r"got share=0.0, least=0.5"):
+    with pytest.raises(ValueRangeError, match=r"share must be a number in \(0, 1\]; got 0.0"):
         find_label_issues(table, share=0.0)
     with pytest.raises(MissingColumnError, match="find_label_issues needs column 'label'"):
         find_label_issues(table.select("feature", "logit"))

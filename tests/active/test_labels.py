@@ -1,6 +1,7 @@
 """Labels from CSVs that people fill in: as spreadsheets save them, names, numbers and corrections, and never lost."""
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from dubito.active.labels import read_labels, write_picks
 from dubito.errors import ArtefactError, DubitoWarning, TableError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HEADER = ["id", "round", "u", "rank"]
 
 
 def pool(n: int = 60, **more) -> Table:
@@ -126,7 +126,27 @@ def test_picks_with_labels_are_not_replaced_by_others(tmp_path):
     with pytest.raises(ArtefactError, match="Save it as 'CSV UTF-8'"):
         Acquire("top").pick(pool(), 4).to_csv(path)
     path.write_text("another,file\n1,2\n")
-    assert write_picks(path, [HEADER, ["a", "0", "", "1"]]).read_text() == "id,round,u,rank,label\na,0,,1,\n"
+    assert (
+        write_picks(path, [{"id": "a", "round": 0, "u": None, "rank": 1}]).read_text()
+        == "id,round,u,rank,label\na,0,,1,\n"
+    )
+
+
+def test_names_that_are_not_utf_8_come_back_from_picks(tmp_path):
+    names = [os.fsdecode(b"b\xe4r %d.jpg" % row) for row in range(20)]
+    table, options = pool(20).extended(id=names), {"rounds": 1, "count": 4, "start": 6, "to": tmp_path}
+    for waiting in ("6 of 6", "4 of 10"):
+        with pytest.raises(TableError, match=f"{waiting} of table in memory have none yet"):
+            Acquire("top").run(table, **options)
+        lines = (tmp_path / "picks.csv").read_bytes().splitlines()
+        assert all(line.startswith(b"b\xe4r ") for line in lines[1:])
+        filled = [line if not line.endswith(b",") else line + b"1" for line in lines[1:]]
+        (tmp_path / "picks.csv").write_bytes(b"\n".join([lines[0], *filled]))
+    done = Acquire("top").run(table, **options)
+    assert [names[row] for row in done.labelled] == list(read_labels(tmp_path / "picks.csv").labels)
+    (tmp_path / "other.csv").write_bytes("id,label\nbär 1.jpg,Bär\n".encode("latin-1"))
+    with pytest.raises(ArtefactError, match=r"must be a CSV in UTF-8; it is not .* Save it as 'CSV UTF-8'"):
+        add_labels(table, tmp_path / "other.csv")
 
 
 def test_a_folder_is_left_alone_when_its_picks_cannot_be_read(tmp_path):
@@ -134,7 +154,7 @@ def test_a_folder_is_left_alone_when_its_picks_cannot_be_read(tmp_path):
     with pytest.raises(TableError, match="9 of 9"):
         Acquire().run(table, **options)
     (tmp_path / "picks.csv").write_bytes("id,label\nbär,1\n".encode("latin-1"))
-    with pytest.raises(ArtefactError, match=r"must be a CSV in UTF-8; it is not .* Save it as 'CSV UTF-8'"):
+    with pytest.raises(ArtefactError, match=r"has labels of 1 images that are not among .* Save it as 'CSV UTF-8'"):
         Acquire().run(table, **options)
     assert (tmp_path / "picks.csv").read_bytes() == "id,label\nbär,1\n".encode("latin-1")
 

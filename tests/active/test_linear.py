@@ -7,7 +7,7 @@ from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 
 from dubito import MutualInformation, Table
-from dubito.active.linear import LinearTrainer, _span, fit_linear
+from dubito.active.linear import LinearTrainer, fit_linear
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 
 
@@ -37,12 +37,12 @@ def test_fewer_rows_than_features_are_no_other_classifier():
 
 
 def test_a_member_is_the_optimum_around_its_own_prior():
-    rng = np.random.default_rng(0)
-    x, y, prior = rng.normal(size=(10, 30)), rng.integers(3, size=10), rng.normal(size=(30, 3))
-    span, within = _span(x)
-    found = LinearTrainer(strength=2.0)._head(span, within, y, prior)
-    p = softmax(x @ found[:-1] + found[-1], axis=1) - np.eye(3)[y]
-    np.testing.assert_allclose(x.T @ p + 2.0 * (found[:-1] - prior), 0, atol=1e-3)  # the slope of the penalised loss
+    feature, y = np.random.default_rng(0).normal(size=(10, 30)), np.arange(10) % 3
+    trained = LinearTrainer(members=2, strength=2.0)(Table(feature=feature, label=y), torch.arange(10))
+    x, head = (feature - trained.mean) / trained.scale, trained.heads[1]
+    prior = np.random.default_rng([0, 10]).normal(scale=2.0**-0.5, size=(30, 3))  # seeded by the seed and the rows
+    p = softmax(x @ head[:-1] + head[-1], axis=1) - np.eye(3)[y]
+    np.testing.assert_allclose(x.T @ p + 2.0 * (head[:-1] - prior), 0, atol=1e-3)  # the slope of the penalised loss
     np.testing.assert_allclose(p.sum(0), 0, atol=1e-3)
 
 
@@ -99,9 +99,9 @@ def test_what_cannot_be_trained_is_refused():
         TableError, match=r"must have a label from 0 on; 2 of 2 of table in memory have none yet \(-1\)"
     ):
         LinearTrainer()(Table(feature=torch.zeros(3, 2)), torch.arange(2))
-    with pytest.raises(ValueRangeError, match=r"members must be 0 or at least 2.* got members=1, strength=1.0, seed=0"):
+    with pytest.raises(ValueRangeError, match=r"members must be a whole number, at least 2; got 1"):
         LinearTrainer(members=1)
-    with pytest.raises(ValueRangeError, match="strength=nan"):
+    with pytest.raises(ValueRangeError, match="strength must be a number, above 0; got nan"):
         LinearTrainer(strength=float("nan"))
     with pytest.raises(TableError, match=r"labels must be from 0 to 1, the classes of the logits; got up to 2"):
         LinearTrainer()(pool().extended(logit=torch.zeros(80, 2)), torch.arange(9))

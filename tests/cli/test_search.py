@@ -75,7 +75,7 @@ def test_images_are_asked_through_the_model_of_the_index(
 def test_another_model_is_refused(run: Run, index: Path, images: Path) -> None:
     answer = run("search", "query", index, images, "--model", MODEL, "--weights", "none", "--json")
     assert (answer.code, answer.json["kind"]) == (1, "TableError")
-    assert f"{images} was made by another model ({MODEL}, " in answer.json["error"]
+    assert f"{images} has another model ({MODEL}, " in answer.json["error"]
     assert f"than the items of the index ({MODEL}, " in answer.json["error"]
 
 
@@ -125,7 +125,7 @@ def test_another_model_is_told_before_its_classes(run: Run, labelled: Path, cach
     table.provenance = Provenance(weights="another")
     SafeIndex.build(table, dubito.Entropy(), per_class=True).save(tmp_path / "index")
     answer = run("search", "query", tmp_path / "index", cache, "--k", 1)
-    assert (answer.code, "was made by another model" in answer.err) == (1, True)
+    assert (answer.code, "has another model" in answer.err) == (1, True)
 
 
 def test_a_quantile_that_leaves_nothing_out_is_told(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("--quantile", 0), 1, "quantile must be in (0, 1], the share of items that is kept"),
+        (("--quantile", 0), 1, "quantile must be a number in (0, 1]; got 0.0. It is the share of items that is kept"),
         (
             ("--per-class",),
             1,
@@ -188,4 +188,4 @@ def test_asking_wrongly(run: Run, index: Path, cache: Path, tmp_path: Path) -> N
     assert (answer.code, answer.json["kind"]) == (1, "ArtefactError")
     assert "no index in" in answer.json["error"]
     answer = run("search", "query", index, cache, "--k", 10)
-    assert "k must be between 1 and 9, the items that are searched (12 in all, 3 left out" in answer.err
+    assert "k must be a whole number in [1, 9]; got 10. 9 of 12 items are searched" in answer.err

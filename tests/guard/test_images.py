@@ -95,7 +95,7 @@ def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Pat
     guard = dubito.Guard.fit(model, table, coverage=0.5, scores={"tiles": dubito.MutualInformation(of="tiles_2")})
     found = guard(x[:8])
     assert found.uncertainty.tolist() == pytest.approx(guard.decide(table).uncertainty[:8].tolist(), abs=1e-6)
-    assert guard.roles.epistemic == "tiles"
+    assert guard.selection.roles.epistemic == "tiles"
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,11 @@ def test_the_file_agrees_with_pytorch(model: WrappedClassifier, table: Table, tm
     guard = Guard.fit(model, table, risk=0.2)
     # Several scores and the gate.
     others = (MaxProbability(), GradNorm(), Mahalanobis().fit(table), MentalModel().fit(table), Neighbours().fit(table))
-    guard.scores |= {score.name: score for score in others}
-    guard.reference_quantiles = {name: quantiles(score.score(table)) for name, score in guard.scores.items()}
-    guard.combination = Combination({"density": 0.2} | {score.name: 0.2 for score in others}, {})
+    guard.selection.scores |= {score.name: score for score in others}
+    guard.selection.reference_quantiles = {
+        name: quantiles(score.score(table)) for name, score in guard.selection.scores.items()
+    }
+    guard.selection.combination = Combination({"density": 0.2} | {score.name: 0.2 for score in others}, {})
     guard.threshold = guard.threshold._replace(value=0.5)
     session = runtime.InferenceSession(str(guard.export_onnx(tmp_path / "deep" / "guard.onnx", inputs(2))))
     assert [one.name for one in session.get_outputs()] == ["logits", "uncertainty", "accept"]

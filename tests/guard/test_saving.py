@@ -53,9 +53,9 @@ def test_several_scores_and_class_wise_sets_come_back(tmp_path: Path) -> None:
     table = table.rows((table.label != 3) | (torch.arange(900) % 4 == 0))
     with pytest.warns(DubitoWarning, match="class-wise.* 1 of 4 classes have fewer"):
         guard = Guard.fit(None, table, coverage=0.5, sets=PredictionSets(0.99, "lac", class_wise=True))
-    guard.combination = type(guard.combination)({"max_probability": 0.4, "density": 1.1}, {})
-    guard.scores["max_probability"] = dubito.MaxProbability()
-    guard.reference_quantiles["max_probability"] = torch.linspace(-1, 0, 9).double()
+    guard.selection.combination = type(guard.selection.combination)({"max_probability": 0.4, "density": 1.1}, {})
+    guard.selection.scores["max_probability"] = dubito.MaxProbability()
+    guard.selection.reference_quantiles["max_probability"] = torch.linspace(-1, 0, 9).double()
     again = Guard.load(guard.save(tmp_path / "guard"))
     assert torch.equal(again.decide(table).uncertainty, guard.decide(table).uncertainty)
     assert again.decide(table).sets == guard.decide(table).sets
@@ -81,7 +81,7 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(format=9), "must be of format 2; got 9"),
+        (changed(format=9), "must be of format 3; got 9"),
         (changed(parts="parts-1-00000000"), "is not the part that guard.json was written with"),
         (changed(parts=None), "names a part None, which is none"),
         (changed(parts="../elsewhere"), "names a part '../elsewhere', which is none"),
@@ -89,9 +89,10 @@ def changed(**entries: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (changed(guarantee={"kind": "risk", "level": 2.0, "confidence": 0.95}), "cannot be read"),
         (changed(weights={"other": 1.0}), "lacks the score 'other'"),
         (changed(weights={}), "lacks the score 'any'"),
-        (changed(scores={"density": "../../elsewhere"}), "names a score's folder"),
+        (changed(weights={"../../x": 1.0}, scores=["../../x"], roles={}), "cannot be read"),
+        (changed(sets={"coverage": 0.9}), "cannot be read"),
         (lambda found: {key: value for key, value in found.items() if key != "roles"}, "cannot be read"),
-        (lambda _: [], "must be of format 2; got list"),
+        (lambda _: [], "must be of format 3; got list"),
     ],
 )
 def test_a_damaged_description_is_told(
@@ -160,7 +161,7 @@ def test_a_save_that_fails_leaves_the_guard_before(
     def full(file: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for where in ("dubito.guard.saving.write_file", "dubito.scores.artefact.write_file"):
+    for where in ("dubito.guard.selection.write_file", "dubito.scores.artefact.write_file"):
         with monkeypatch.context() as patch:
             patch.setattr(where, full)
             with pytest.raises(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dubito.errors import ArtefactError, TableError, ValueRangeError
+from dubito.errors import TableError, ValueRangeError
 from dubito.search import Rule, Thresholds
 
 
@@ -52,12 +52,13 @@ def test_what_is_cleaned(clean, items, queries):
     u = np.array([1.0, 2.0])
     assert (rule.cleans_items, rule.refuses_queries) == (items, queries)
     assert rule.keeps(u, None, rule.thresholds(u, None)).tolist() == [True, not items]
-    assert Rule.from_json(rule.to_json()) == rule
 
 
 @pytest.mark.parametrize("quantile", [0.0, -0.1, 1.1, float("nan")])
 def test_a_share_is_a_share(quantile):
-    with pytest.raises(ValueRangeError, match=r"quantile must be in \(0, 1\], the share of items that is kept"):
+    with pytest.raises(
+        ValueRangeError, match=r"quantile must be a number in \(0, 1\]; got .* It is the share of items that is kept"
+    ):
         Rule(quantile)
 
 
@@ -69,5 +70,3 @@ def test_errors():
         match=r"none of class 5. Add some, give refuse_above=..., or build the index with per_class=False.",
     ):
         Thresholds(1.0, {2: 1.0}).of(2, np.array([2, 5]))
-    with pytest.raises(ArtefactError, match="is not the rule of an index"):
-        Rule.from_json({"quantile": 2, "clean": "both", "per_class": False})

@@ -20,7 +20,7 @@ from dubito import storage
 from dubito.cache.shard import pack_strings
 from dubito.errors import ArtefactError, DiskFullError
 from dubito.scores import Neighbours
-from dubito.search import SafeIndex, saving
+from dubito.search import SafeIndex, memory, safe_index
 from dubito.table import Provenance, Table
 from dubito.types import Score
 
@@ -123,7 +123,7 @@ def test_vectors_are_a_safetensors_file(index, tmp_path):
         (lambda place: next(place.glob("vectors-*")).write_bytes(b"short"), "missing, damaged or replaced"),
         (lambda place: next(place.glob("items-*")).unlink(), "missing, damaged or replaced"),
         (lambda place: (place / "index.json").write_text("{"), "index in .* cannot be read"),
-        (lambda place: (place / "index.json").write_text('{"format": 7}'), "must be of format 2; got 7"),
+        (lambda place: (place / "index.json").write_text('{"format": 7}'), "must be of format 3; got 7"),
         (lambda place: (place / "index.json").unlink(), "no index in .*: index.json is not there. Save one"),
         (lambda place: rename(place, "../../secret"), "names a part '../../secret', which is none"),
         (lambda place: flip(next(place.glob("score-*/state*"))), r"score-[0-9a-f]+-[0-9a-f]{8} is not the part"),
@@ -131,9 +131,12 @@ def test_vectors_are_a_safetensors_file(index, tmp_path):
         (lambda place: rename(place, ["a"], "score"), "names a part .*, which is none"),
         (lambda place: change(place, files=[1]), "cannot be read .*make the index again"),
         (lambda place: change(place, files={}), r"cannot be read \(no 'vectors'\)"),
-        (lambda place: change(place, radii={"u": [0.0]}), r"cannot be read \(no 'distances'\)"),
-        (lambda place: change(place, radii={"u": [0.0], "distances": [[1.0]]}), "radii must be as many distances as"),
-        (lambda place: change(place, rule={"quantile": 7}), "is not the rule of an index"),
+        (lambda place: change(place, radii=[[0.0], [1.0, 2.0]]), r"index in .* cannot be read"),
+        (lambda place: change(place, radii=[[0.0]]), "radii must be as many distances as"),
+        (
+            lambda place: change(place, rule={"quantile": 7.0}),
+            r"cannot be read .*quantile must be a number in \(0, 1\]",
+        ),
         (lambda place: change(place, rows=10**15), "does not have the size of 1000000000000000 vectors of 5 numbers"),
         (lambda place: change(place, width=-5, rows=-60), r"cannot be read \(.*negative.*\)"),
         (lambda place: edit(place, width=4), "index.json was changed after it was written"),
@@ -151,7 +154,7 @@ def test_vectors_are_a_safetensors_file(index, tmp_path):
         (lambda place: forge(place, "approximate", b"IxFI" + bytes(50)), "cannot be read .*make the index again"),
         (lambda place: forge(place, "approximate", other_faiss()), "holds 3 vectors of 5 numbers, not 49 of 5"),
         (lambda place: (place / "index.json").write_text("[" * 100_000), "index in .* cannot be read"),
-        (lambda place: (place / "index.json").write_text("[]"), "must be of format 2; got list"),
+        (lambda place: (place / "index.json").write_text("[]"), "must be of format 3; got list"),
     ],
 )
 def test_damage_is_seen(index, tmp_path, harm, text):
@@ -214,15 +217,15 @@ def test_a_damaged_score_is_written_anew(index, tmp_path):
 
 def test_an_index_that_is_replaced_while_it_is_read_is_the_new_one(index, tmp_path, monkeypatch):
     index.save(tmp_path)
-    read = saving._read_vectors
+    read = memory._read_vectors
 
     def late(path, shape, mapped):
-        monkeypatch.setattr(saving, "_read_vectors", read)
+        monkeypatch.setattr(memory, "_read_vectors", read)
         index.remove(["0-3é"])
         index.save(tmp_path)
         return read(path, shape, mapped)
 
-    monkeypatch.setattr(saving, "_read_vectors", late)
+    monkeypatch.setattr(memory, "_read_vectors", late)
     assert len(SafeIndex.load(tmp_path)) == 59
 
 
@@ -262,7 +265,8 @@ def test_a_full_disk_leaves_the_old_index(index, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    steps = [(saving, name) for name in ("_write_vectors", "_items", "_write_approximation", "save_score")]
+    steps = [(memory, name) for name in ("_write_vectors", "_items", "_write_approximation")]
+    steps.append((safe_index, "save_score"))
     for step in [*steps, (storage, "write_json")]:
         with monkeypatch.context() as patch:
             patch.setattr(*step, full)
@@ -278,7 +282,7 @@ def test_faiss_s_last_bytes_on_a_full_disk_are_seen(index):
     """Its own writer tells of a failed close on the terminal only."""
     index.approximate("HNSW8")
     with Path("/dev/full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        saving._write_approximation(file.write, index.backend.index)
+        memory._write_approximation(file.write, index.backend.index)
 
 
 def test_a_place_that_cannot_be(index, tmp_path):

@@ -1,13 +1,10 @@
 """Active learning: which images to label next, a loop that labels and trains, and which labels are likely wrong."""
 
-from dubito.active.acquire import Acquire as Acquire
-from dubito.active.label_issues import LabelIssues as LabelIssues
-from dubito.active.label_issues import find_label_issues as find_label_issues
-from dubito.active.labels import add_labels as add_labels
-from dubito.active.linear import LinearHeads as LinearHeads
-from dubito.active.linear import LinearTrainer as LinearTrainer
-from dubito.active.picks import Acquisition as Acquisition
-from dubito.active.picks import Picks as Picks
+from dubito.active.acquire import Acquire
+from dubito.active.label_issues import LabelIssues, find_label_issues
+from dubito.active.labels import add_labels
+from dubito.active.linear import LinearHeads, LinearTrainer
+from dubito.active.loop import Acquisition, Picks
 
 __all__ = [
     "Acquire",

@@ -19,25 +19,26 @@ from typing import Any, final, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from dubito.active.batch_bald import batch_bald, member_probabilities
-from dubito.active.labels import require_labels
+from dubito.active.labels import UnlabelledError, require_labels
 from dubito.active.linear import LinearTrainer
 from dubito.active.loop import (
+    PICKS,
+    Acquisition,
+    Picks,
+    Round,
     accuracy_of,
     first_images,
     identity_of,
-    naming_file,
     read_rounds,
     read_trained,
     reusable,
-    trainer_name,
     with_labels,
     write_loop,
 )
-from dubito.active.picks import Acquisition, Picks, Round
 from dubito.active.strategies import Distances, diverse, stochastic, top
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
@@ -45,9 +46,9 @@ from dubito.evaluate.uncertainties import uncertainty
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
 from dubito.storage import locked
-from dubito.table import Rows, Table, to_tensor
+from dubito.table import Rows, Table
 from dubito.types import Json, Score
-from dubito.validate import check_choice, check_rows
+from dubito.validate import check_choice, check_number, check_rows
 
 _DISAGREEMENT = ("bald", "batch_bald")
 _DIVERSE = ("core_set", "weighted", "seeding")
@@ -89,11 +90,9 @@ class Acquire:
 
     def __post_init__(self) -> None:
         check_choice(self.strategy, get_args(Strategy), by="Acquire", what="strategy")
-        if not self.beta > 0 or self.samples < 2 or self.seed < 0:
-            raise ValueRangeError(
-                f"Acquire: beta must be above 0, samples at least 2 and seed not negative; got beta={self.beta}, "
-                f"samples={self.samples}, seed={self.seed}. 1, 1000 and 0 are usual."
-            )
+        check_number(self.beta, "(0, inf)", by="Acquire", what="beta", hint="1 is usual.")
+        check_number(self.samples, "[2, inf)", by="Acquire", what="samples", whole=True, hint="1000 are usual.")
+        check_number(self.seed, "[0, inf)", by="Acquire", what="seed", whole=True)
         if self.score is not None and self.strategy in _DISAGREEMENT:
             raise ValueRangeError(
                 f"Acquire: '{self.strategy}' uses the mutual information of the ensemble '{self.of}' and takes no "
@@ -119,18 +118,14 @@ class Acquire:
             round: The number of the round; every round draws other random numbers.
         """
         check_rows(table, by="acquire")
-        if count < 1:
-            raise ValueRangeError(f"acquire: count must be at least 1; got {count}.")
+        check_number(count, "[1, inf)", by="acquire", what="count", whole=True)
         if u is not None and self.strategy == "batch_bald":
             raise ValueRangeError(
                 "acquire: 'batch_bald' uses the predictions of every member and takes no uncertainties; got some. Give "
                 f"a table with '{self.of}_logit', or choose 'top'."
             )
         labelled_rows = _row_indices(table, labelled)
-        free = np.ones(len(table), dtype=bool)
-        free[labelled_rows] = False
-        left = int(free.sum())
-        if left < count:
+        if (left := len(table) - len(labelled_rows)) < count:
             warnings.warn(
                 f"acquire: count is {count}, but only {left} of the {len(table)} images of {table.name} are not "
                 f"labelled: all of them are taken.",
@@ -138,9 +133,8 @@ class Acquire:
                 stacklevel=2,
             )
         values = self._values(table, labelled_rows, u)
-        rows = self._choose(
-            table, free, min(count, left), values, np.random.default_rng([self.seed, round]), labelled_rows
-        )
+        rng = np.random.default_rng([self.seed, round])
+        rows = self._choose(table, min(count, left), values, rng, labelled_rows)
         return Picks(rows, table.row_ids(rows), None if values is None else values[rows], round, self.strategy)
 
     def run(
@@ -173,10 +167,8 @@ class Acquire:
             classes: Class names of the labels in picks.csv, in order, where they are your own and not the model's.
         """
         check_rows(pool, by="acquire")
-        if rounds < 0 or count < 1:
-            raise ValueRangeError(
-                f"acquire: rounds must not be negative and count at least 1; got rounds={rounds}, count={count}."
-            )
+        check_number(rounds, "[0, inf)", by="acquire", what="rounds", whole=True)
+        check_number(count, "[1, inf)", by="acquire", what="count", whole=True)
         begin = _start_rows(pool, start, self.seed)
         trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)
         folder = None if to is None else Path(to)
@@ -188,12 +180,15 @@ class Acquire:
                 write_loop(folder, identity, first, done)
             pool = with_labels(pool, folder, classes)
             result = Acquisition(pool.name, self.strategy, begin, reusable(done, rounds, len(pool)))
-            while len(result.rounds) <= rounds and (not result.rounds or result.rounds[-1].picks is not None):
-                last = len(result.rounds) == rounds or len(result.labelled) == len(pool)
-                with naming_file(folder):
+            try:
+                while len(result.rounds) <= rounds and (not result.rounds or result.rounds[-1].picks is not None):
+                    last = len(result.rounds) == rounds or len(result.labelled) == len(pool)
                     result.rounds.append(self._round(pool, result, count, trainer, test, last=last))
-                if folder is not None:
-                    write_loop(folder, identity, first, result.rounds)
+                    if folder is not None:
+                        write_loop(folder, identity, first, result.rounds)
+            except UnlabelledError as error:
+                where = "" if folder is None else f" They are in {folder / PICKS}: fill in its column label."
+                raise UnlabelledError(f"{error}{where}") from error
         return result
 
     def _round(
@@ -214,12 +209,13 @@ class Acquire:
     def _choose(
         self,
         table: Table,
-        free: Bool[np.ndarray, "n"],
         count: int,
         u: Float64[np.ndarray, "n"] | None,
         rng: np.random.Generator,
         labelled: Int64[np.ndarray, "k"],
     ) -> Int64[np.ndarray, "p"]:
+        free = np.ones(len(table), dtype=bool)
+        free[labelled] = False
         candidates = np.flatnonzero(free)
         if count == 0:
             return candidates[:0]
@@ -239,8 +235,7 @@ class Acquire:
             places = top(u[candidates], count)
         else:
             places = stochastic(u[candidates], count, self.strategy, beta=self.beta, rng=rng)
-        chosen: np.ndarray = candidates[places]
-        return chosen
+        return np.take(candidates, places)
 
     def _values(
         self, table: Table, labelled: Int64[np.ndarray, "k"], u: Array | None
@@ -250,8 +245,7 @@ class Acquire:
         score = MutualInformation(of=self.of) if self.strategy in _DISAGREEMENT else self.score
         if score is None and self.strategy in _WITHOUT_U:
             return None
-        if score is None:
-            score = Entropy()
+        score = Entropy() if score is None else score
         if score.learned and not score.is_fitted:
             if not len(labelled):
                 raise TableError(
@@ -265,6 +259,7 @@ class Acquire:
     def _identity(
         self, pool: Table, begin: Int64[np.ndarray, "s"], count: int, trainer: Trainer, test: Table | None
     ) -> Json:
+        name = str(getattr(trainer, "__qualname__", type(trainer).__qualname__))  # all that identifies it
         return {
             "strategy": self.strategy,
             "settings": {"of": self.of, "beta": self.beta, "samples": self.samples, "seed": self.seed},
@@ -272,36 +267,21 @@ class Acquire:
             "pool": identity_of(pool),
             "count": count,
             "start": begin.tolist(),
-            "trainer": asdict(trainer) if isinstance(trainer, LinearTrainer) else trainer_name(trainer),
+            "trainer": asdict(trainer) if isinstance(trainer, LinearTrainer) else name,
             "test": None if test is None else identity_of(test),
         }
 
 
 def _row_indices(table: Table, rows: Rows) -> Int64[np.ndarray, "k"]:
     """Rows as unique indices, in their order."""
-    if isinstance(rows, slice):
-        return np.arange(len(table))[rows].astype(np.int64)
-    index = to_tensor(rows, "acquire: labelled").numpy()
-    if index.shape == (0,):
-        index = index.astype(np.int64)
-    if index.dtype == np.bool_ and index.shape == (len(table),):
-        index = np.flatnonzero(index)
-    whole = index.ndim == 1 and np.issubdtype(index.dtype, np.integer)
-    if not whole or (len(index) and (index.min() < 0 or index.max() >= len(table))):
-        reach = f", from {index.min()} to {index.max()}" if whole else ""
-        raise TableError(
-            f"acquire: labelled rows must be indices from 0 to {len(table) - 1}, or a mask of {len(table)} booleans; "
-            f"got {index.dtype} of shape {index.shape}{reach}. Choose among the rows of {table.name}."
-        )
-    return index[np.sort(np.unique(index, return_index=True)[1])].astype(np.int64)
+    index = Table(name=table.name, row=np.arange(len(table))).rows(rows).whole("row").numpy()
+    return np.take(index, np.sort(np.unique(index, return_index=True)[1]))
 
 
 def _start_rows(pool: Table, start: int | Rows, seed: int) -> Int64[np.ndarray, "s"]:
     """The rows that are labelled at the beginning: the given ones, or a number of random ones."""
     if not isinstance(start, int | np.integer):
         return _row_indices(pool, start)
-    if not 0 <= start <= len(pool):
-        raise ValueRangeError(f"acquire: start must be 0 to {len(pool)}, the rows of {pool.name}; got {start}.")
+    check_number(start, f"[0, {len(pool)}]", by="acquire", what="start", whole=True)
     # A stream of its own: round 0 draws from (seed, 0).
-    rng = np.random.default_rng([seed, 2**31])
-    return rng.permutation(len(pool))[:start].astype(np.int64)
+    return np.random.default_rng([seed, 2**31]).permutation(len(pool))[:start].astype(np.int64)

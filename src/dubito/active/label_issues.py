@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Float64, Int64
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.evaluate.uncertainties import uncertainty
 from dubito.metrics import Array
 from dubito.result import Result, cell
 from dubito.scores import Entropy
 from dubito.table import Table
 from dubito.types import Json, Score
-from dubito.validate import check_rows
+from dubito.validate import check_number, check_rows
 
 _AT_ONCE = 4096
 
@@ -55,14 +55,10 @@ def find_label_issues(
     """
     check_rows(table, by="find_label_issues")
     table.require("feature", "label", by="find_label_issues")
-    if not 0 < share <= 1 or not 0 < least <= 1:
-        raise ValueRangeError(
-            f"find_label_issues: share and least must be above 0 and at most 1; got share={share}, least={least}."
-        )
-    if not 1 <= k < len(table):
-        raise ValueRangeError(
-            f"find_label_issues: k must be from 1 to {len(table) - 1}, the other images of {table.name}; got {k}."
-        )
+    for what, value in {"share": share, "least": least}.items():
+        check_number(value, "(0, 1]", by="find_label_issues", what=what)
+    hint = f"They are the other images of {table.name}."
+    check_number(k, f"[1, {len(table) - 1}]", by="find_label_issues", what="k", whole=True, hint=hint)
     label = table.label.numpy().astype(np.int64)
     if (label < 0).any():
         raise TableError(
@@ -143,7 +139,8 @@ class LabelIssues(Result):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per issue; labels by class name where names are known."""
-        labels = ([self._class(one) for one in column.tolist()] for column in (self.label, self.suggested))
+        names = dict(enumerate(self.classes or ()))
+        labels = ([names.get(one, str(one)) for one in column.tolist()] for column in (self.label, self.suggested))
         columns = (self.ids, *labels, self.margin.tolist(), self.u.tolist(), self.rows.tolist())
         keys = ("id", "label", "suggested", "margin", "u", "row")
         return [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -158,9 +155,6 @@ class LabelIssues(Result):
         """Plain values, one entry per issue."""
         counts = {"images": self.images, "examined": self.examined, "largest_class": self.largest}
         return {"table": self.name, **counts, "needed": self.needed, "issues": self.records()}
-
-    def _class(self, label: int) -> str:
-        return self.classes[label] if self.classes is not None and 0 <= label < len(self.classes) else str(label)
 
 
 def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64[np.ndarray, "j k"]:

@@ -11,8 +11,9 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -43,7 +44,13 @@ def add_labels(table: Table, *paths: str | Path, classes: Sequence[str] | None =
     names = _class_names(table, label, classes)
     numbers = _numbers(paths, names)
     rows = rows_of_ids(table, list(numbers))
-    _warn_unknown([name for name in numbers if name not in rows], len(numbers), table)
+    if unknown := [name for name in numbers if name not in rows]:
+        warnings.warn(
+            f"{len(unknown)} of {len(numbers)} labelled ids are not in {table.name}: {some(unknown)}. Spreadsheets may "
+            f"change names that look like numbers (0012 becomes 12).",
+            DubitoWarning,
+            stacklevel=2,
+        )
     before = label.clone()
     for name, (row, *others) in rows.items():
         if others:
@@ -66,6 +73,12 @@ def rows_of_ids(table: Table, names: Sequence[str]) -> dict[str, list[int]]:
     for row, name in enumerate(table.row_ids() if names else ()):
         if name in wanted:
             rows[name].append(row)
+    for name in wanted - rows.keys():
+        if any("\udc80" <= letter <= "\udcff" for letter in name):  # bytes that are not UTF-8
+            raise ArtefactError(
+                f"a file of labels must be a CSV in UTF-8, but for the names of images; {name!a} is none of those of "
+                f"{table.name}. Save it as 'CSV UTF-8'."
+            )
     return dict(rows)
 
 
@@ -131,24 +144,26 @@ def read_labels(path: str | Path) -> LabelFile:
     return LabelFile(header, rows)
 
 
-def write_picks(path: str | Path, lines: Sequence[Sequence[object]]) -> Path:
-    """Write picks, a header first, as CSV with a column label, and return its path.
+def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> Path:
+    """Write picks (id, round, u and rank) as CSV with a column label, and return its path.
 
     Labels and further columns that people wrote into an earlier file of these picks are kept. A file with labels of
     other images is not replaced.
     """
-    place, (header, *body) = Path(path), lines
-    earlier = _earlier(place)
-    names = {str(line[0]) for line in body}
-    lost = [name for name in earlier.labels if name not in names]
-    if lost:
+    place, header = Path(path), ("id", "round", "u", "rank")
+    ours = place.is_file() and {"id", "label"} <= set(_cells(place)[0])  # else it is some other file, or none
+    earlier = read_labels(place) if ours else LabelFile((), {})
+    names = {pick["id"] for pick in picks}
+    if lost := [name for name in earlier.labels if name not in names]:
         raise ArtefactError(
             f"'{place}' has labels of {len(lost)} images that are not among these picks: {some(lost)}. It was "
-            f"not replaced, so that they are not lost. Choose another place, or move it away."
+            f"not replaced, so that they are not lost. Choose another place, or move it away. If a spreadsheet has "
+            f"changed the names: Save it as 'CSV UTF-8'."
         )
     own = ["label", *(key for key in earlier.header if key and key not in (*header, "label"))]
-    kept = [[earlier.lines.get(str(line[0]), {}).get(key, "") for key in own] for line in body]
-    return write_csv(place, [[*header, *own], *([*line, *cells] for line, cells in zip(body, kept, strict=True))])
+    kept = [[earlier.lines.get(pick["id"], {}).get(key, "") for key in own] for pick in picks]
+    lines = ([*(pick[key] for key in header), *cells] for pick, cells in zip(picks, kept, strict=True))
+    return write_csv(place, [[*header, *own], *lines])
 
 
 def _class_names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] | None) -> list[str] | None:
@@ -219,35 +234,22 @@ def _plain(name: str) -> str:
     return name.strip().casefold().replace("_", " ")
 
 
-def _warn_unknown(unknown: Sequence[str], of: int, table: Table) -> None:
-    if unknown:
-        warnings.warn(
-            f"{len(unknown)} of {of} labelled ids are not in {table.name}: {some(unknown)}. Spreadsheets may change "
-            f"names that look like numbers (0012 becomes 12).",
-            DubitoWarning,
-            stacklevel=3,
-        )
-
-
-def _earlier(place: Path) -> LabelFile:
-    """The content of a file of labels; empty if there is no such file, or if it is something else."""
-    ours = place.is_file() and {"id", "label"} <= set(_cells(place)[0])
-    return read_labels(place) if ours else LabelFile((), {})
-
-
 def _cells(path: Path) -> list[list[str]]:
-    """Every line of a CSV, the header first and in lower case."""
+    """Every line of a CSV, the header first and in lower case; ids that are not UTF-8 keep their bytes."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
         # Spreadsheets separate by semicolons where the comma is the decimal point.
         first = next(iter(text.splitlines()), "")
         header, *lines = [*csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count))] or [[]]
+        header = [cell.strip().lower() for cell in header]
+        # Names of files may be any bytes, which `write_csv` keeps; everything else is text.
+        "".join(cell for line in lines for key, cell in zip_longest(header, line, fillvalue="") if key != "id").encode()
     except OSError as error:
         raise ArtefactError(f"'{path}' cannot be read ({error.strerror}). Give a CSV with a column id.") from error
-    except UnicodeDecodeError as error:
+    except UnicodeEncodeError as error:
         raise ArtefactError(
             f"'{path}' must be a CSV in UTF-8; it is not ({error.reason}). Save it as 'CSV UTF-8'."
         ) from error
     except csv.Error as error:
         raise ArtefactError(f"'{path}' must be a CSV; it is not ({error}). Save it as 'CSV UTF-8'.") from error
-    return [[cell.strip().lower() for cell in header], *lines]
+    return [header, *lines]

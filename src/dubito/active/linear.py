@@ -21,9 +21,10 @@ from torch import Tensor
 
 from dubito.active.labels import require_labels
 from dubito.ensembles.member_columns import class_logits, member_logits
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.table import Table
 from dubito.types import finite
+from dubito.validate import check_number
 
 _STEPS = 500
 
@@ -49,8 +50,7 @@ def fit_linear(
     start = np.zeros((d + 1, classes))
     if prior is not None:
         start[:d] = prior
-    target = np.zeros((n, classes))
-    target[np.arange(n), label] = 1
+    target = np.eye(classes)[label]
     wide = np.hstack([x, np.ones((n, 1))])
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -87,11 +87,11 @@ class LinearTrainer:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.members < 0 or self.members == 1 or not self.strength > 0 or self.seed < 0:
-            raise ValueRangeError(
-                f"LinearTrainer: members must be 0 or at least 2, strength above 0 and seed not negative; "
-                f"got members={self.members}, strength={self.strength}, seed={self.seed}. 20, 1 and 0 are usual."
-            )
+        if self.members != 0:
+            hint = "0 is for none, 20 are usual."
+            check_number(self.members, "[2, inf)", by="LinearTrainer", what="members", whole=True, hint=hint)
+        check_number(self.strength, "(0, inf)", by="LinearTrainer", what="strength", hint="1 is usual.")
+        check_number(self.seed, "[0, inf)", by="LinearTrainer", what="seed", whole=True)
 
     def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
         """Train on these rows of the table, which has features and labels."""
@@ -115,19 +115,12 @@ class LinearTrainer:
         span, x = _span(x)
         priors = [np.zeros((len(span), classes))]
         priors += [rng.normal(scale=self.strength**-0.5, size=(len(span), classes)) for _ in range(self.members)]
-        heads = [self._head(span, x, label, prior) for prior in priors]
+        heads = []
+        for prior in priors:
+            within = span.T @ prior
+            fitted = fit_linear(x, label, classes, strength=self.strength, prior=within)
+            heads.append(np.vstack([prior + span @ (fitted[:-1] - within), fitted[-1:]]))
         return LinearHeads(mean.numpy(), scale, np.stack(heads).astype(np.float32))
-
-    def _head(
-        self,
-        span: Float64[np.ndarray, "d r"],
-        x: Float64[np.ndarray, "n r"],
-        label: Int64[np.ndarray, "n"],
-        prior: Float64[np.ndarray, "d c"],
-    ) -> Float64[np.ndarray, "e c"]:
-        within = span.T @ prior
-        fitted = fit_linear(x, label, prior.shape[1], strength=self.strength, prior=within)
-        return np.vstack([prior + span @ (fitted[:-1] - within), fitted[-1:]])
 
 
 @final

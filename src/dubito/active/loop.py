@@ -1,4 +1,4 @@
-"""The parts of `Acquire.run`: what a trainer returns, and the state of a loop, which people's labels and kills survive.
+"""Picks and the rounds of a loop: results, what a trainer returns, and a state that people's labels and kills survive.
 
 acquisition.json is replaced in one step after every round. It names the loop that it belongs to: strategy and settings,
 pool, start, count; another loop is refused, and the error says what differs. Before the first round only the images to
@@ -10,24 +10,25 @@ killed in between. People fill it in; what they wrote stays.
 
 import hashlib
 import json
-from collections.abc import Iterator, MutableSequence, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
-from dubito.active.labels import UnlabelledError, add_labels, read_labels, without_label, write_picks
-from dubito.active.picks import COLUMNS, Round, pick_lines
+from dubito.active.labels import add_labels, read_labels, without_label, write_picks
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
-from dubito.result import plain
+from dubito.result import Result, axes, cell, plain
 from dubito.storage import encode, write_json, writing
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 STATE = "acquisition.json"
 PICKS = "picks.csv"
@@ -41,28 +42,154 @@ _PARTS = {
     "trainer": "the trainer",
     "test": "the test images",
 }
-_PLURAL = ("settings", "start", "test")
 _FIXED = ("pool", "start")
 """The parts that identify a loop without rounds."""
 
 
-@runtime_checkable
-class Extends(Protocol):
-    """What a trainer may return: something that adds columns to any table, as `LinearHeads` and `HeadMasks` do."""
+@final
+@dataclass(frozen=True)
+class Picks(Result):
+    """Images to label next, in the order in which they were chosen.
 
-    def extend(self, table: Table) -> Table:
-        """The table with the predictions of what was learned."""
-        ...
+    Attributes:
+        rows: The rows of the table.
+        ids: Their ids; row numbers where the table has none.
+        u: Their uncertainties; None where the strategy does not use any.
+        round: The round in which they were chosen.
+        strategy: The strategy that chose them.
+    """
+
+    text_rows: ClassVar = 20
+
+    rows: Int64[np.ndarray, "k"]
+    ids: Sequence[str]
+    u: Float64[np.ndarray, "k"] | None
+    round: int
+    strategy: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def title(self) -> str:
+        """How many images, by which strategy."""
+        return f"{len(self)} images to label, by {self.strategy}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per pick: id, round, u, rank."""
+        u = [None] * len(self) if self.u is None else self.u.tolist()
+        return [
+            {"id": name, "round": self.round, "u": value, "rank": rank}
+            for rank, (name, value) in enumerate(zip(self.ids, u, strict=True), 1)
+        ]
+
+    def cell(self, key: str, value: Any) -> str:
+        """Uncertainties with four digits."""
+        return f"{value:.4g}" if key == "u" and value is not None else cell(value)
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the picks as CSV with an empty column label, and return its path.
+
+        Labels in an earlier file are never lost: it is not replaced by other picks.
+        """
+        return write_picks(path, self.records())
+
+
+@final
+@dataclass(frozen=True)
+class Round:
+    """One training and what was chosen after it.
+
+    Attributes:
+        labelled: The number of images that were trained on.
+        accuracy: The accuracy on the test table, if there is one and what was trained extends tables.
+        picks: The images that were chosen after it; None in the last round.
+    """
+
+    labelled: int
+    accuracy: float | None
+    picks: Picks | None
+
+    @classmethod
+    def from_json(cls, values: Json) -> "Round":
+        """The inverse of `result.plain`."""
+        picks = values["picks"]
+        if picks is not None:
+            u = None if picks["u"] is None else np.array(picks["u"], dtype=np.float64)
+            rows = np.array(picks["rows"], dtype=np.int64)
+            picks = Picks(rows, list(map(str, picks["ids"])), u, int(picks["round"]), str(picks["strategy"]))
+        return cls(int(values["labelled"]), values["accuracy"], picks)
+
+
+@final
+@dataclass
+class Acquisition(Result):
+    """A loop of active learning, with its learning curve and all picks.
+
+    Attributes:
+        name: The name of the pool.
+        strategy: The strategy that chose images.
+        start: The rows that were labelled at the beginning.
+        rounds: One after the other.
+    """
+
+    name: str
+    strategy: str
+    start: Int64[np.ndarray, "s"]
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def labelled(self) -> Int64[np.ndarray, "k"]:
+        """All labelled rows, in the order in which they were labelled."""
+        return np.concatenate([self.start, *(one.picks.rows for one in self.rounds if one.picks is not None)])
+
+    @property
+    def curve(self) -> list[tuple[int, float | None]]:
+        """The learning curve: the number of labelled images and the accuracy of every round."""
+        return [(one.labelled, one.accuracy) for one in self.rounds]
+
+    def title(self) -> str:
+        """The pool and the strategy."""
+        return f"{self.name}, by {self.strategy}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per round."""
+        records = []
+        for number, one in enumerate(self.rounds):
+            ids = [] if one.picks is None else one.picks.ids
+            picked = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+            values = {"labelled": one.labelled, "accuracy": one.accuracy, "picked": picked or None}
+            records.append({"round": number, **values})
+        return records
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write all picks as CSV with an empty column label, and return its path; labels in an earlier file stay."""
+        return write_picks(path, _picked(self.rounds))
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the learning curve: accuracy against the number of labelled images."""
+        picture = axes(ax)
+        measured = [point for point in self.curve if point[1] is not None]
+        picture.plot([images for images, _ in measured], [value for _, value in measured], "o-", label=self.strategy)
+        picture.set_xlabel("labelled images")
+        picture.set_ylabel("test accuracy")
+        picture.legend(frameon=False)
+        return picture
 
 
 def read_trained(trained: Any, pool: Table) -> tuple[Table, Score | None, Array | None]:
     """The output of a trainer as the table to choose from, and the score or the uncertainties to choose by, if any."""
     if isinstance(trained, Score):
         return pool, trained, None
-    if _extends(trained):
-        trained = _extended(trained, pool)
-    if isinstance(trained, Table):
-        return _of_pool(trained, pool), None, None
+    table = trained if isinstance(trained, Table) else _extended(trained, pool)
+    if table is not None:
+        other_ids = "id" in table and "id" in pool and not np.array_equal(table.id, pool.id)
+        if len(table) != len(pool) or other_ids:
+            rows = len(table) if len(table) != len(pool) else "as many with other ids, or in another order"
+            raise TableError(
+                f"acquire: the trainer must return a table of the pool's {len(pool)} rows; got {rows}. "
+                f"Add columns to the pool: pool.extended(logit=...)."
+            )
+        return table, None, None
     try:
         u = to_tensor(trained, "uncertainties")
     except TableError:
@@ -77,12 +204,13 @@ def read_trained(trained: Any, pool: Table) -> tuple[Table, Score | None, Array 
     return pool, None, u
 
 
-def _extends(trained: Any) -> TypeGuard[Extends]:
-    """Whether it adds columns to tables; a list of numbers has an extend of its own."""
-    return isinstance(trained, Extends) and not isinstance(trained, MutableSequence)
+def _extended(trained: Any, table: Table) -> Table | None:
+    """The table with the predictions of what was learned, as `LinearHeads` and `HeadMasks` add them; None if it cannot.
 
-
-def _extended(trained: Extends, table: Table) -> Table:
+    A list of numbers has an `extend` of its own, which is not meant.
+    """
+    if isinstance(trained, MutableSequence) or not hasattr(trained, "extend"):
+        return None
     extended: Any = trained.extend(table)
     if not isinstance(extended, Table):
         raise TableError(
@@ -92,28 +220,14 @@ def _extended(trained: Extends, table: Table) -> Table:
     return extended
 
 
-def _of_pool(table: Table, pool: Table) -> Table:
-    """The table of a trainer, if it has the images of the pool."""
-    if len(table) != len(pool):
-        differing = str(len(table))
-    elif "id" in table and "id" in pool and not np.array_equal(table.id, pool.id):
-        differing = "as many with other ids, or in another order"
-    else:
-        return table
-    raise TableError(
-        f"acquire: the trainer must return a table of the pool's {len(pool)} rows; got {differing}. "
-        f"Add columns to the pool: pool.extended(logit=...)."
-    )
-
-
 def accuracy_of(trained: Any, test: Table | None) -> float | None:
     """The accuracy on a test table, if there is one and what was trained extends tables."""
-    if test is None or not _extends(trained):
+    table = None if test is None else _extended(trained, test)
+    if table is None:
         return None
-    table = _extended(trained, test)
     table.require("logit", "label", by="acquire: the accuracy on test images")
     right = sum(int((batch.logit.argmax(1) == batch.label).sum()) for batch in table.batches("logit", "label"))
-    return right / len(test) if len(test) else None
+    return right / len(table) if len(table) else None
 
 
 def identity_of(table: Table) -> Json:
@@ -124,11 +238,6 @@ def identity_of(table: Table) -> Json:
     if "feature" in table and len(table):
         state.update(table.select("feature").rows(slice(0, 8)).feature.numpy().tobytes())
     return {"rows": len(table), "model_id": table.model_id, "digest": state.hexdigest()}
-
-
-def trainer_name(trainer: Any) -> str:
-    """The name of a trainer, which is all that identifies it."""
-    return str(getattr(trainer, "__qualname__", type(trainer).__qualname__))
 
 
 def write_loop(folder: Path, identity: Json, begin: Sequence[str], rounds: list[Round]) -> None:
@@ -142,19 +251,12 @@ def write_loop(folder: Path, identity: Json, begin: Sequence[str], rounds: list[
     """
     with writing(STATE, folder):
         write_json(folder / STATE, {"identity": identity, "rounds": plain(rounds)})
-    first = [[name, "", "", rank] for rank, name in enumerate(begin, 1)]
-    write_picks(folder / PICKS, [COLUMNS, *first, *pick_lines(rounds)])
+    first = [{"id": name, "round": "", "u": "", "rank": rank} for rank, name in enumerate(begin, 1)]
+    write_picks(folder / PICKS, [*first, *_picked(rounds)])
 
 
-@contextmanager
-def naming_file(folder: Path | None) -> Iterator[None]:
-    """Add to an error about images without labels the file that lists them."""
-    try:
-        yield
-    except UnlabelledError as error:
-        if folder is None:
-            raise
-        raise UnlabelledError(f"{error} They are in {folder / PICKS}: fill in its column label.") from error
+def _picked(rounds: Sequence[Round]) -> list[dict[str, Any]]:
+    return [pick for one in rounds if one.picks is not None for pick in one.picks.records()]
 
 
 def read_rounds(folder: Path, identity: Json) -> list[Round]:
@@ -168,31 +270,28 @@ def read_rounds(folder: Path, identity: Json) -> list[Round]:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to start over.") from error
     now = json.loads(json.dumps(identity))
-    compared = _PARTS if rounds else _FIXED
-    differing = [part for part in compared if saved.get(part) != now.get(part)]
-    if differing:
-        verb = "differ" if len(differing) > 1 or differing[0] in _PLURAL else "differs"
+    if differing := [_PARTS[part] for part in (_PARTS if rounds else _FIXED) if saved.get(part) != now.get(part)]:
         raise ArtefactError(
-            f"'{folder}' holds another loop: {', '.join(_PARTS[part] for part in differing)} {verb}. Use another "
-            f"folder, or delete this one."
+            f"'{folder}' holds another loop, with a difference in {', '.join(differing)}. Use another folder, or "
+            f"delete this one."
         )
     return rounds
 
 
-def _labels(folder: Path | None) -> dict[str, str]:
-    """The labels that people wrote into picks.csv."""
+def written_labels(folder: Path | None) -> dict[str, str]:
+    """The labels that people wrote into picks.csv, by id."""
     return {} if folder is None or not (folder / PICKS).exists() else read_labels(folder / PICKS).labels
 
 
 def first_images(pool: Table, begin: Int64[np.ndarray, "s"], folder: Path | None) -> list[str]:
     """The images at the beginning that people must label, or have labelled in picks.csv."""
-    unlabelled, labels = set(pool.row_ids(without_label(pool, begin))), _labels(folder)
-    return [name for name in pool.row_ids(begin) if name in unlabelled or name in labels]
+    listed = {*pool.row_ids(without_label(pool, begin)), *written_labels(folder)}
+    return [name for name in pool.row_ids(begin) if name in listed]
 
 
 def with_labels(pool: Table, folder: Path | None, classes: Sequence[str] | None) -> Table:
     """The pool with the labels that people wrote into picks.csv, if any."""
-    files = [folder / PICKS] if folder is not None and _labels(folder) else []
+    files = [folder / PICKS] if folder is not None and written_labels(folder) else []
     return add_labels(pool, *files, classes=classes) if files or classes is not None else pool
 
 

@@ -27,7 +27,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from dubito.errors import ValueRangeError
@@ -46,8 +46,7 @@ def top(u: Float64[np.ndarray, "n"], count: int) -> Int64[np.ndarray, "k"]:
     >>> top(np.array([0.1, 0.9, 0.9, 0.5]), 3).tolist()
     [1, 2, 3]
     """
-    highest: np.ndarray = np.argsort(-u, kind="stable")[:count]
-    return highest
+    return np.argsort(-u, kind="stable")[:count]
 
 
 def stochastic(
@@ -64,8 +63,7 @@ def stochastic(
     """
     gumbel = rng.gumbel(size=len(u))
     # Images of probability 0 (power, u = 0) come last, in random order: a pool is often sorted by class.
-    chosen: np.ndarray = np.lexsort((-gumbel, -(_log_weight(u, kind) + gumbel / beta)))[:count]
-    return chosen
+    return np.lexsort((-gumbel, -(_log_weight(u, kind) + gumbel / beta)))[:count]
 
 
 def _log_weight(u: Float64[np.ndarray, "n"], kind: str) -> Float64[np.ndarray, "n"]:
@@ -81,8 +79,7 @@ def _log_weight(u: Float64[np.ndarray, "n"], kind: str) -> Float64[np.ndarray, "
             f"which uses the order alone, or a score that begins at 0 (entropy, mutual information)."
         )
     with np.errstate(divide="ignore"):
-        logarithm: np.ndarray = np.log(u)  # -inf for u = 0: chosen only when nothing else is left
-    return logarithm
+        return np.log(u)  # -inf for u = 0: chosen only when nothing else is left
 
 
 @final
@@ -111,19 +108,15 @@ class Distances:
         """Make these rows centres."""
         for part in torch.split(torch.from_numpy(rows), _CENTRES) if len(rows) else ():
             centres = self._feature[part].float()
+            moved = centres - self._mean
             for block in self._blocks:
-                squared = self._to_one(block, centres) if len(part) == 1 else self._to_nearest(block, centres)
+                if len(part) == 1:  # as fast as the product, and exact among clusters that lie far apart
+                    squared = (self._read(block) - centres).square_().sum(1)
+                else:
+                    product = (self._read(block) - self._mean) @ moved.T
+                    squared = (self._norms[block, None] + moved.square().sum(1) - 2 * product).amin(1).clamp_(min=0)
                 torch.minimum(self.squared[block], squared, out=self.squared[block])
             self.squared[part] = 0  # rounding would leave a little
-
-    def _to_one(self, block: slice, centre: Float32[Tensor, "1 d"]) -> Float32[Tensor, "b"]:
-        """As fast for one centre as the product of `_to_nearest`, and exact among clusters that lie far apart."""
-        return (self._read(block) - centre).square_().sum(1)
-
-    def _to_nearest(self, block: slice, centres: Float32[Tensor, "k d"]) -> Float32[Tensor, "b"]:
-        moved = centres - self._mean
-        product = (self._read(block) - self._mean) @ moved.T
-        return (self._norms[block, None] + moved.square().sum(1) - 2 * product).amin(1).clamp_(min=0)
 
     def _read(self, block: slice) -> Tensor:
         rows: Tensor = self._feature[block]
@@ -149,7 +142,9 @@ def diverse(
         u: Uncertainties, for "weighted" and "seeding".
         rng: Generator of the draws of "seeding".
     """
-    weight = _scaled(u, free) if u is not None and kind != "core_set" else np.ones(len(free))
+    weight = np.ones(len(free))
+    if u is not None and kind != "core_set" and (low := u[free].min()) < (high := u[free].max()):
+        weight = (u - low) / (high - low)
     free, chosen = free.copy(), []
     for _ in range(count):
         squared = distances.squared.double().numpy()
@@ -163,13 +158,6 @@ def diverse(
         chosen.append(row)
         distances.add(np.array([row]))
     return np.array(chosen, dtype=np.int64)
-
-
-def _scaled(u: Float64[np.ndarray, "n"], free: Bool[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """Uncertainties scaled to 0..1 over the free rows; 1 for all where they are equal."""
-    low, high = u[free].min(), u[free].max()
-    scaled: np.ndarray = (u - low) / (high - low) if high > low else np.ones(len(u))
-    return scaled
 
 
 def _draw(value: Float64[np.ndarray, "n"], free: Bool[np.ndarray, "n"], rng: np.random.Generator) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 import dubito
 from dubito.heads import Recipe
 from dubito.heads.training import Training
-from dubito.result import Result
+from dubito.result import Result, plain
 from dubito.search import SafeIndex
 from dubito.storage import export, write_csv
 from dubito.table import Table
@@ -302,9 +302,9 @@ class BuiltIndex(Result):
             "searched": index.kept,
             "width": index.width,
             "score": None if index.score is None else index.score.name,
-            **index.rule.to_json(),
+            **plain(index.rule),
             "threshold": index.thresholds.overall,
-            "approximation": None if approximation is None else approximation.to_json(),
+            "approximation": plain(approximation),
         }
 
 

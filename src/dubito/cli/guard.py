@@ -70,7 +70,7 @@ def fit(  # noqa: PLR0913 (a command's options)
     Scores are chosen on one part of the images and the threshold on another.
     """
     with screen.waiting("opening the cache"):
-        from dubito.guard.saving import FOLDER
+        from dubito.guard.guard import FOLDER
 
         FOLDER.check_place(to)  # before anything that takes long
         table = dubito.open(cache)

@@ -62,9 +62,9 @@ def build(  # noqa: PLR0913 (a command's options)
         from dubito.cli._scores import one_score
         from dubito.heads.shelf import entry_for
         from dubito.search import SafeIndex
-        from dubito.search.saving import check_place
+        from dubito.search.memory import FOLDER
 
-        check_place(to)  # before anything that takes long
+        FOLDER.check_place(to)  # before anything that takes long
         table = dubito.open(cache)
         if per_class and "label" not in table:
             raise TableError(

@@ -1,9 +1,8 @@
 """Accept or abstain, with a guarantee that holds: `Guard`, and the thresholds and prediction sets behind it."""
 
 from dubito.guard.conformal import PredictionSets
-from dubito.guard.guarantee import Guarantee
 from dubito.guard.guard import Guard
-from dubito.guard.thresholds import Threshold, needed, risk_bound, risk_threshold, share_threshold
+from dubito.guard.thresholds import Guarantee, Threshold, needed, risk_bound, risk_threshold, share_threshold
 from dubito.guard.verdict import Decisions, Verdict
 
 __all__ = [

@@ -57,19 +57,17 @@ class Combination:
     aurc: dict[str, float]
 
     def __str__(self) -> str:
-        parts = self.weights.items()
-        return " + ".join(f"{weight:.2f} {name}" if len(parts) > 1 else name for name, weight in parts)
+        several = len(self.weights) > 1
+        return " + ".join(f"{weight:.2f} {name}" if several else name for name, weight in self.weights.items())
 
     def of(
         self, scores: Mapping[str, Float64[Tensor, "n"]], reference_quantiles: Mapping[str, Float64[Tensor, "_"]]
     ) -> Tensor:
         """The uncertainty of rows from their scores, and the quantiles of these on the selection split."""
-        names = list(self.weights)
-        if len(names) == 1:
-            return scores[names[0]]
-        return torch.stack([self.weights[name] * rank(scores[name], reference_quantiles[name]) for name in names]).sum(
-            0
-        )
+        if len(self.weights) == 1:
+            return scores[next(iter(self.weights))]
+        parts = [weight * rank(scores[name], reference_quantiles[name]) for name, weight in self.weights.items()]
+        return torch.stack(parts).sum(0)
 
 
 def quantiles(values: Float64[Tensor, "n"]) -> Float64[Tensor, "q"]:
@@ -113,7 +111,8 @@ def choose(values: Values, wrong: Bool[np.ndarray, "n"], seed: int = 0) -> Combi
     chosen = [next((name for name, sure in zip(better, clearly, strict=True) if sure), first)]
     if min(wrong.sum(), (~wrong).sum()) < _FEWEST_ERRORS:
         return Combination({chosen[0]: 1.0}, alone)
-    ranks = {name: _ranks(u) for name, u in values.items()}
+    tensors = {name: torch.from_numpy(u) for name, u in values.items()}
+    ranks = {name: rank(u, quantiles(u)).numpy() for name, u in tensors.items()}
     before = ranks[chosen[0]]
     while len(chosen) < min(_MOST, len(ranks)):
         tried = {name: _held_out(ranks, [*chosen, name], wrong, seed) for name in alone if name not in chosen}
@@ -136,11 +135,6 @@ def _clearly_better(
     error = (draws[0] - draws[1:]).std(axis=1, ddof=1)
     lead = aurc(than, wrong) - np.array([aurc(score, wrong) for score in scores])
     return [bool(sure) for sure in lead > _SURE * error]
-
-
-def _ranks(u: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    whole = torch.from_numpy(u)
-    return rank(whole, quantiles(whole)).numpy()
 
 
 def _held_out(ranks: Values, names: list[str], wrong: Bool[np.ndarray, "n"], seed: int) -> Float64[np.ndarray, "n"]:

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from dubito.choices import SetMethod
-from dubito.errors import ArtefactError, DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
+from dubito.errors import DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.guard.thresholds import check_levels
 from dubito.metrics import wrong_predictions
 from dubito.table import Table
@@ -62,7 +62,8 @@ def set_scores(logits: Float[Tensor, "n c"], method: SetMethod) -> Float64[Tenso
     ordered, order = p.sort(-1, descending=True)
     below = ordered.cumsum(-1)
     # Where classes tie, all of them have the sum behind the last.
-    return torch.empty_like(p).scatter_(-1, order, below.gather(-1, _last_of_ties(ordered)))
+    last_of_ties = torch.searchsorted(-ordered, -ordered, right=True) - 1
+    return torch.empty_like(p).scatter_(-1, order, below.gather(-1, last_of_ties))
 
 
 @final
@@ -102,24 +103,21 @@ class PredictionSets:
                 f"prediction sets of coverage {self.coverage:g} need at least {least} labelled images; {table.name} "
                 f"has {len(table)} for it. Give more, or choose a smaller coverage."
             )
-        own, label = [], []
-        for batch in table.batches("logit", "label"):
-            own.append(set_scores(batch.logit, self.method).gather(1, batch.label[:, None])[:, 0])
-            label.append(batch.label)
-        scores, labels = torch.cat(own), torch.cat(label)
-        c = table.shape("logit")[1]
-        groups = [scores[labels == one] for one in range(c)] if self.class_wise else [scores]
+        batches = table.batches("logit", "label")
+        own = [set_scores(batch.logit, self.method).gather(1, batch.label[:, None])[:, 0] for batch in batches]
+        scores, label, c = torch.cat(own), table.label, table.shape("logit")[1]
+        groups = [scores[label == one] for one in range(c)] if self.class_wise else [scores]
         self.thresholds_ = torch.tensor([conformal_quantile(one, self.coverage) for one in groups], dtype=torch.float64)
         self.rows_ = len(table)
-        if bool(self.thresholds_.isinf().all()):
+        lacking = int(self.thresholds_.isinf().sum())
+        requires = f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; "
+        if lacking == len(self.thresholds_):
             raise GuardError(
-                f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; none of {c} "
-                f"classes has so many in {table.name}. Give more images, or leave class_wise out."
+                f"{requires}none of {c} classes has so many in {table.name}. Give more images, or leave class_wise out."
             )
-        if lacking := int(self.thresholds_.isinf().sum()):
+        if lacking:
             warnings.warn(
-                f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; "
-                f"{lacking} of {c} classes have fewer in {table.name} and are put into every set. "
+                f"{requires}{lacking} of {c} classes have fewer in {table.name} and are put into every set. "
                 f"Give more images of them, or leave class_wise out.",
                 DubitoWarning,
                 stacklevel=2,
@@ -136,8 +134,13 @@ class PredictionSets:
             raise TableError(
                 f"sets: {len(q)} classes were fitted; {table.name} has {c}. Use a table of the same model."
             )
-        parts = [self._inside(batch.logit, q) for batch in table.batches("logit")]
-        return torch.cat(parts) if parts else torch.zeros(0, c, dtype=torch.bool)
+        parts = [torch.zeros(0, c, dtype=torch.bool)]
+        for batch in table.batches("logit"):
+            inside = set_scores(batch.logit, self.method) <= q
+            if self.method == "aps":
+                inside.scatter_(1, batch.logit.argmax(1, keepdim=True), True)
+            parts.append(inside)
+        return torch.cat(parts)
 
     def classes(self, table: Table) -> list[tuple[int, ...]]:
         """Of every row, the classes of its set, most likely first."""
@@ -146,10 +149,6 @@ class PredictionSets:
             tuple(inside[logit[row, inside].argsort(descending=True, stable=True)].tolist())
             for row, inside in enumerate(one.nonzero()[:, 0] for one in self.sets(table))
         ]
-
-    def _inside(self, logit: Float[Tensor, "n c"], q: Float64[Tensor, "q"]) -> Bool[Tensor, "n c"]:
-        inside = set_scores(logit, self.method) <= q
-        return inside if self.method == "lac" else inside.scatter(1, logit.argmax(1, keepdim=True), True)
 
     def to_json(self) -> Json:
         """Settings and quantiles; what is infinite as null."""
@@ -165,13 +164,9 @@ class PredictionSets:
     @classmethod
     def from_json(cls, saved: Json) -> "PredictionSets":
         """What `to_json` gave."""
-        try:
-            sets = cls(saved["coverage"], saved["method"], saved["class_wise"])
-            q = [math.inf if one is None else float(one) for one in saved["thresholds"]]
-            sets.rows_ = int(saved["rows"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArtefactError(f"prediction sets cannot be read ({error!r}). Save the guard again.") from error
-        sets.thresholds_ = torch.tensor(q, dtype=torch.float64) if q else None
+        sets = cls(saved["coverage"], saved["method"], saved["class_wise"])
+        q = [math.inf if one is None else float(one) for one in saved["thresholds"]]
+        sets.thresholds_, sets.rows_ = torch.tensor(q, dtype=torch.float64) if q else None, int(saved["rows"])
         return sets
 
 
@@ -186,12 +181,3 @@ def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets
         )
     default = PredictionSets()
     return default.fit(table) if sets and labelled and len(table) >= needed_for_sets(default.coverage) else None
-
-
-def _last_of_ties(ordered: Float64[Tensor, "n c"]) -> Tensor:
-    """For every place of falling numbers, the last place with the same number."""
-    c = ordered.shape[-1]
-    ends = torch.ones_like(ordered, dtype=torch.bool)
-    ends[:, :-1] = ordered[:, 1:] < ordered[:, :-1]
-    places = torch.where(ends, torch.arange(c), c)
-    return places.flip(-1).cummin(-1).values.flip(-1)

@@ -9,15 +9,15 @@ see `thresholds` for the proof. It holds for images like those of the table. Ima
 all of the in-distribution ones are refused whatever their score: for them, no guarantee was tested.
 """
 
-import warnings
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Shaped
+from jaxtyping import Shaped
 from PIL import Image
 from torch import Tensor
 
@@ -26,39 +26,47 @@ from dubito.cache.runner import predict_table
 from dubito.data import open_images
 from dubito.data.files import FileImages
 from dubito.data.tree import is_image
-from dubito.errors import DubitoWarning, GuardError, ImagesError, ModelError, TableError, ValueRangeError
-from dubito.guard.combination import Combination, rank
+from dubito.errors import GuardError, ImagesError, ModelError, TableError
+from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
-from dubito.guard.guarantee import Guarantee
-from dubito.guard.saving import read_guard, write_guard
 from dubito.guard.selection import (
-    Roles,
     Scores,
     ScoreSelection,
-    Split,
     competing,
     fitted_scores,
     lacks_density,
     must_learn,
     named_scores,
-    novel_rows,
+    split,
     subsample,
     with_density,
 )
-from dubito.guard.thresholds import Threshold
+from dubito.guard.thresholds import Guarantee, Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
 from dubito.probes.registry import probes_for
 from dubito.result import Result
+from dubito.storage import SavedFolder
 from dubito.table import Table, check_table
-from dubito.table.overlap import example, shared_rows
 from dubito.table.provenance import Provenance
-from dubito.types import Classifier, Images, Json, Probe, Score
-from dubito.validate import check_disjoint, check_same_model, has_model_labels
+from dubito.types import Classifier, Images, Json, Probe
+from dubito.validate import (
+    SHARED,
+    check_disjoint,
+    check_number,
+    check_rows,
+    check_same_model,
+    has_model_labels,
+    warn_shared,
+)
 
 NOVEL = 0.005
-_SHARED = 0.01
-"""A few images may be the same by chance, in any large collection."""
+FOLDER = SavedFolder(kind="guard", description="guard.json", format=3, parts=("parts",), how="Guard.save")
+_KNOWN_BY_HEART = (
+    "Scores that have learned from them know them by heart, and the guarantee would not hold for other images. Give "
+    "other images as train, or leave it out: a part of the table is set aside for it."
+)
+_TWICE = "The guarantee counts them as independent, and may not hold. Leave duplicates out: dubito.audit finds them."
 
 
 @final
@@ -69,12 +77,7 @@ class Guard(Result):
     Attributes:
         guarantee: What is guaranteed.
         threshold: The threshold that keeps it, and what it did on the calibration images.
-        combination: Which scores make the uncertainty.
-        scores: The scores that it needs, fitted.
-        reference_quantiles: By score, quantiles on the selection images, to rank others by.
-        uncertainty_quantiles: Quantiles of the uncertainty itself.
-        roles: Which score measures the aleatoric uncertainty, the epistemic one and the density.
-        gate: Images with a density score above it are refused; None for no such rule.
+        selection: Which scores make the uncertainty, and what the selection images say about them.
         sets: Prediction sets, if there are any.
         classes: Names of the classes, if known.
         provenance: Which model it belongs to, part by part.
@@ -85,12 +88,7 @@ class Guard(Result):
 
     guarantee: Guarantee
     threshold: Threshold
-    combination: Combination
-    scores: dict[str, Score]
-    reference_quantiles: dict[str, Float64[Tensor, "_"]]
-    uncertainty_quantiles: Float64[Tensor, "q"]
-    roles: Roles
-    gate: float | None
+    selection: ScoreSelection
     sets: PredictionSets | None
     classes: Sequence[str] | None
     provenance: Provenance | None
@@ -139,43 +137,34 @@ class Guard(Result):
         Raises:
             GuardError: The guarantee cannot be given with these images; the message says how many it takes.
         """
-        guarantee = Guarantee.of(risk, confidence, coverage, false_alarms)
-        check_table(table, by="guard.fit")
-        if train is not None:
-            check_table(train, by="guard.fit", what="train")
-            check_same_model(table, {"train": train}, by="guard.fit")
+        guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
         labelled = _checked(table, train, guarantee, novel, seed)
         provenance = _same_model(model, table)
         chosen = None if scores is None else named_scores(scores)
         needs_density = lacks_density(chosen, table, novel)
-        split = Split.of(table, learn=train is None and (needs_density or must_learn(chosen)), seed=seed)
-        _warn_duplicates(split, table)
-        learn = subsample(split.learn if train is None else train)
+        learn, select, calibrate = split(
+            table, learn=train is None and (needs_density or must_learn(chosen)), seed=seed
+        )
+        warn_shared(calibrate, select, by="guard.fit", what="the part to select on", harm=_TWICE, allowed=SHARED)
+        learn = subsample(learn if train is None else train)
         if train is not None and learn is not None:
             check_disjoint(table, learn, by="guard.fit", what="train", harm=_KNOWN_BY_HEART, error=GuardError)
-        fitted = fitted_scores(chosen, split.select, learn)
+        fitted = fitted_scores(chosen, select, learn)
         candidates = competing(fitted, chosen_by_user=chosen is not None)
         fitted = with_density(fitted, learn) if needs_density else fitted
-        selection = ScoreSelection.fit(fitted, candidates, split.select, labelled=labelled, novel=novel, seed=seed)
-        threshold = selection.threshold(guarantee, split.calibrate, len(table))
+        selection, selected_on = ScoreSelection.fit(
+            fitted, candidates, select, labelled=labelled, novel=novel, seed=seed
+        )
+        threshold, refused = selection.threshold(guarantee, selected_on, calibrate, len(table))
+        learned = 0 if learn is None else len(learn)
         return cls(
             guarantee=guarantee,
             threshold=threshold,
-            combination=selection.combination,
-            scores=selection.scores,
-            reference_quantiles=selection.reference_quantiles,
-            uncertainty_quantiles=selection.uncertainty_quantiles,
-            roles=selection.roles,
-            gate=selection.gate,
-            sets=fitted_sets(sets, split.calibrate, labelled=labelled),
+            selection=selection,
+            sets=fitted_sets(sets, calibrate, labelled=labelled),
             classes=table.classes if model is None else model.classes or table.classes,
             provenance=provenance,
-            rows={
-                "learn": 0 if learn is None else len(learn),
-                "select": len(split.select),
-                "calibrate": len(split.calibrate),
-                "novel": selection.novel,
-            },
+            rows={"learn": learned, "select": len(select), "calibrate": len(calibrate), "novel": refused},
             model=model,
             probes=probes,
         )
@@ -214,41 +203,51 @@ class Guard(Result):
                 f"guard: {table.name} was made by another model than the guard was fitted for: {reason}. "
                 f"Fit a guard on a table of this model."
             )
-        values = {name: score.score(table) for name, score in self.scores.items()}
-        ranks = {name: rank(values[name], self.reference_quantiles[name]) for name in self.roles.names}
-        u = self.combination.of(values, self.reference_quantiles)
-        novel = novel_rows(values, self.roles.density, self.gate, len(table))
+        selection, roles = self.selection, self.selection.roles
+        values = {name: score.score(table) for name, score in selection.scores.items()}
+        ranks = {name: rank(values[name], selection.reference_quantiles[name]) for name in roles.names}
+        u, novel = selection.uncertainty(values)
         p, label = top_two(table.logit)
-        density = ranks.get(self.roles.density or "")
+        density = ranks.get(roles.density or "")
         threshold = torch.tensor([self.threshold.value], dtype=torch.float64)
         return Decisions(
-            ids=table.id.tolist() if "id" in table else [str(row) for row in range(len(table))],
+            ids=table.row_ids(),
             classes=self.classes,
             label=label,
             probability=p,
             uncertainty=u,
-            rank=rank(u, self.uncertainty_quantiles),
+            rank=rank(u, selection.uncertainty_quantiles),
             accept=(u <= self.threshold.value) & ~novel,
             novel=novel,
-            aleatoric=ranks.get(self.roles.aleatoric or ""),
-            epistemic=ranks.get(self.roles.epistemic or ""),
+            aleatoric=ranks.get(roles.aleatoric or ""),
+            epistemic=ranks.get(roles.epistemic or ""),
             density_rank=None if density is None else 1 - density,
             sets=None if self.sets is None else self.sets.classes(table),
-            threshold_rank=float(rank(threshold, self.uncertainty_quantiles)),
+            threshold_rank=float(rank(threshold, selection.uncertainty_quantiles)),
             skipped=table.skipped,
         )
 
     @property
     def needs(self) -> tuple[str, ...]:
         """The columns that its scores read."""
-        return tuple(dict.fromkeys(column for score in self.scores.values() for column in ("logit", *score.needs)))
+        scores = self.selection.scores.values()
+        return tuple(dict.fromkeys(column for score in scores for column in ("logit", *score.needs)))
 
     def save(self, to: str | Path) -> Path:
         """Write it into a folder: JSON and safetensors, with the model's fingerprint, and nothing that is executed.
 
         The folder must be new or empty, or that of a guard, which is then replaced in one step.
         """
-        write_guard(self, Path(to))
+        self.selection.check_registered()
+        described = {
+            **self.to_dict(),
+            "scores": list(self.selection.scores),
+            "classes": None if self.classes is None else list(self.classes),
+            "provenance": None if self.provenance is None else self.provenance.to_json(),
+        }
+        FOLDER.save(
+            Path(to), lambda into: {**described, "parts": FOLDER.put_folder(into, "parts", self.selection.write)}
+        )
         return Path(to)
 
     @classmethod
@@ -260,7 +259,7 @@ class Guard(Result):
             model: The model whose predictions it guards; None to decide on tables only.
             probes: As in `fit`.
         """
-        guard = read_guard(Path(path))
+        guard = FOLDER.load(Path(path), lambda described: cls._read(Path(path), described))
         if model is not None:
             own = _provenance_of(model, by="guard.load")
             if guard.provenance and (reason := guard.provenance.difference(own)):
@@ -271,6 +270,21 @@ class Guard(Result):
             guard.classes = guard.classes or model.classes
         guard.model, guard.probes = model, probes
         return guard
+
+    @classmethod
+    def _read(cls, folder: Path, described: Mapping[str, Any]) -> "Guard":
+        threshold = Threshold(**described["threshold"])
+        if not math.isfinite(threshold.value):
+            raise ValueError(f"a threshold of {threshold.value}")
+        return cls(
+            guarantee=Guarantee(**described["guarantee"]),
+            threshold=threshold,
+            selection=ScoreSelection.read(FOLDER.part(folder, described["parts"]), described),
+            sets=None if described["sets"] is None else PredictionSets.from_json(described["sets"]),
+            classes=described["classes"],
+            provenance=Provenance.from_json(described["provenance"], f"guard in '{folder}'"),
+            rows=described["rows"],
+        )
 
     def export_onnx(self, to: str | Path, example: Tensor | None = None) -> Path:
         """Write model, score and threshold as one ONNX file; see `dubito.guard.onnx`."""
@@ -291,10 +305,10 @@ class Guard(Result):
             calibration += f", {threshold.errors} of them wrong ({rate:.1%})"
         novelty = f"{self.rows['novel']} of {threshold.of} calibration images are refused as unlike the others"
         facts = {
-            "uncertainty": str(self.combination),
+            "uncertainty": str(self.selection.combination),
             "calibration": calibration,
-            "kinds": str(self.roles),
-            "novelty": "not checked" if self.gate is None else novelty,
+            "kinds": str(self.selection.roles),
+            "novelty": "not checked" if self.selection.gate is None else novelty,
         }
         if sets is not None:
             kind = "of every class" if sets.class_wise else "of images"
@@ -306,17 +320,16 @@ class Guard(Result):
         return {
             "guarantee": asdict(self.guarantee),
             "threshold": self.threshold._asdict(),
-            "weights": self.combination.weights,
-            "aurc": self.combination.aurc,
-            "roles": asdict(self.roles),
-            "gate": self.gate,
+            **asdict(self.selection.combination),
+            "roles": asdict(self.selection.roles),
+            "gate": self.selection.gate,
             "sets": None if self.sets is None else self.sets.to_json(),
             "rows": self.rows,
         }
 
     def __repr__(self) -> str:
         accepted = f"{self.threshold.accepted} of {self.threshold.of} accepted"
-        return f"Guard({self.guarantee}; by {self.combination}; {accepted})"
+        return f"Guard({self.guarantee}; by {self.selection.combination}; {accepted})"
 
     def __str__(self) -> str:
         lines = {"guarantee": str(self.guarantee), **self.facts()}
@@ -337,12 +350,6 @@ def one_or_many(images: Any) -> tuple[Images, bool]:
     return open_images(images), False
 
 
-_KNOWN_BY_HEART = (
-    "Scores that have learned from them know them by heart, and the guarantee would not hold for other images. Give "
-    "other images as train, or leave it out: a part of the table is set aside for it."
-)
-
-
 def _is_single(array: Shaped[np.ndarray, "..."] | Tensor) -> bool:
     """Inputs have channels first, pictures last: (3, h, w) or (h, w, 3), or a grey (h, w)."""
     if array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f":
@@ -356,14 +363,14 @@ def _is_single(array: Shaped[np.ndarray, "..."] | Tensor) -> bool:
     return array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
 
 
-def _checked(table: Table, train: Table | None, guarantee: Guarantee, novel: Any, seed: Any) -> bool:
+def _checked(table: Any, train: Any, guarantee: Guarantee, novel: Any, seed: Any) -> bool:
     """Whether labels show which predictions are wrong; a guarantee of coverage does without."""
-    if train is not None and len(train) == 0:
-        raise GuardError(f"guard.fit: train must have rows for scores to learn from; {train.name} has none.")
-    if not (isinstance(novel, (int, float, np.floating)) and 0 <= novel < 1):
-        raise ValueRangeError(f"guard.fit: novel must be a share from 0 to below 1; got {novel!r}.")
-    if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise ValueRangeError(f"guard.fit: seed must be a whole number from 0 on; got {seed!r}.")
+    check_table(table, by="guard.fit")
+    if train is not None:
+        check_rows(train, by="guard.fit", what="train")
+        check_same_model(table, {"train": train}, by="guard.fit")
+    check_number(novel, "[0, 1)", by="guard.fit", what="novel")
+    check_number(seed, "[0, inf)", by="guard.fit", what="seed", whole=True)
     table.require("logit", by="guard.fit")
     if guarantee.kind == "coverage" and not has_model_labels(table):
         return False
@@ -393,17 +400,3 @@ def _provenance_of(model: object, *, by: str) -> Provenance:
             f"Wrap it: dubito.wrap(module, transform=...)."
         )
     return model_identity(model)
-
-
-def _warn_duplicates(split: Split, table: Table) -> None:
-    """Warn of images that are there twice: the test would count each of them as two."""
-    shared = shared_rows(split.calibrate, split.select)
-    if len(shared.here) > _SHARED * len(split.calibrate):
-        warnings.warn(
-            f"guard.fit: {table.name} has many images twice; at least {len(shared.here)} of {len(split.calibrate)} to "
-            f"calibrate are among those that scores are selected on, too"
-            f"{example(split.calibrate, split.select, shared)}. The guarantee counts them as independent, and may not "
-            f"hold. Leave duplicates out: dubito.audit finds them.",
-            DubitoWarning,
-            stacklevel=3,
-        )

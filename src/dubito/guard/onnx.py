@@ -23,7 +23,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mahalanobis import mahalanobis
 from dubito.scores.mental import mental_log_odds
 from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
-from dubito.storage import write_file, writing
+from dubito.storage import export
 from dubito.types import Score
 
 if TYPE_CHECKING:
@@ -78,49 +78,46 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
         GuardError: A score has no such form, or the model cannot be traced; the message names it.
         ArtefactError: The file cannot be written, for instance because it would be larger than 2 GB.
     """
-    _check_packages()
+    try:
+        import onnxscript  # noqa: F401, PLC0415 (optional)
+        from onnx.helper import set_model_props  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingPackageError(
+            f"guard.export_onnx needs the packages onnx and onnxscript, of which {error.name} is not installed. "
+            f"Install them: pip install 'dubito[onnx]'."
+        ) from error
     path = Path(to)
     if path.is_dir():
         raise ArtefactError(f"'{path}' cannot be written (it is a folder). Give a file, such as guard.onnx.")
     proto = _exported(GuardModule(guard, example)).model_proto
     try:
-        _add_metadata(proto, guard)
-        with writing(f"'{path.name}'", path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, proto.SerializeToString())
+        set_model_props(proto, _metadata(guard))
+        return export(path, proto.SerializeToString())
     except ValueError as error:  # of protobuf, above 2 GB
         raise ArtefactError(f"'{path}' cannot be written as one file ({error}). Guard a smaller model.") from error
-    return path
 
 
-def _add_metadata(proto: Any, guard: "Guard") -> None:
-    """What a runtime cannot see in the graph, as metadata: how inputs are made, what is guaranteed, whose it is."""
-    from onnx.helper import set_model_props  # noqa: PLC0415 (optional)
-
+def _metadata(guard: "Guard") -> dict[str, str]:
+    """What a runtime cannot see in the graph: how inputs are made, what is guaranteed, whose it is."""
     metadata = {
         "guarantee": str(guard.guarantee),
         "threshold": guard.threshold.value,
-        "gate": guard.gate,
-        "scores": guard.combination.weights,
+        "gate": guard.selection.gate,
+        "scores": guard.selection.combination.weights,
         "transform": guard.model.transform.describe() if guard.model else None,
         "classes": None if guard.classes is None else list(guard.classes),
         "model": {} if guard.provenance is None else guard.provenance.to_json(),
     }
-    props = {f"dubito.{key}": value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
-    set_model_props(proto, props)
+    return {f"dubito.{key}": one if isinstance(one, str) else json.dumps(one) for key, one in metadata.items()}
 
 
 def _exported(module: "GuardModule") -> Any:
-    """The graph by torch's exporter, which reports its steps on both outputs, and warns about its own doing."""
-    quiet = io.StringIO()
+    """The graph by torch's exporter, which reports its steps on both outputs and in logs, and warns about itself."""
+    quiet, disabled = io.StringIO(), logging.root.manager.disable
     try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(quiet),
-            contextlib.redirect_stderr(quiet),
-            _without_logs("torch"),
-        ):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
             warnings.simplefilter("ignore")
+            logging.disable()
             # Traced here, because torch.onnx would go on with a graph of fixed batches where one of any size fails.
             sizes = ({0: torch.export.Dim("n")},)
             graph = torch.export.export(module, (module.example,), dynamic_shapes=sizes, strict=False)
@@ -129,27 +126,14 @@ def _exported(module: "GuardModule") -> Any:
             )
     except Exception as error:  # of torch's exporters, or of the module's own code
         cause = error.__cause__ or error
+        reason = next(iter(str(cause).strip().splitlines()), "no message")
         raise GuardError(
             f"guard.export_onnx: {module.of} cannot be written as an ONNX graph for batches of any size "
-            f"({type(cause).__name__}: {_first_line(cause)}). Its code must not choose its way by the values or the "
-            f"number of inputs: look for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed batch in its "
-            f"forward."
+            f"({type(cause).__name__}: {reason}). Its code must not choose its way by the values or the number of "
+            f"inputs: look for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed batch in its forward."
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "no message")
-
-
-@contextlib.contextmanager
-def _without_logs(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)
 
 
 class GuardModule(nn.Module):
@@ -168,18 +152,20 @@ class GuardModule(nn.Module):
                 f"guard.export_onnx: {model.name} computes in {str(precision).removeprefix('torch.')}; only float32 "
                 f"agrees with PyTorch on every runtime. Wrap module.float(), and extract and fit with that."
             )
-        self.of, self.example = model.name, _example(model) if example is None else example
-        _check_example(model, self.example)  # which also finds the last layer
-        names = [*guard.combination.weights, *([guard.roles.density] if guard.gate is not None else [])]
-        scores = {name: guard.scores[name] for name in dict.fromkeys(filter(None, names))}
+        self.of, self.example = model.name, _example(model, example)  # which also finds the last layer
+        self._selection, self._threshold = guard.selection, guard.threshold.value
+        density = guard.selection.roles.density if guard.selection.gate is not None else None
+        names = dict.fromkeys([*guard.selection.combination.weights, *filter(None, [density])])
+        scores = {name: guard.selection.scores[name] for name in names}
         self._written = {name: as_graph(name, score, self) for name, score in scores.items()}
-        self._combination, self._reference_quantiles = guard.combination, guard.reference_quantiles
-        self._threshold, self._density, self._gate = guard.threshold.value, guard.roles.density, guard.gate
         self._as_stored = base_probe(guard.provenance).as_stored
-        self._features = any("feature" in score.needs for score in scores.values())
         self.backbone = copy.deepcopy(model.module).eval().requires_grad_(False)
-        self._layer = None if model.layer is None else _same_place(model.module, self.backbone, model.layer)
-        if self._layer is None and (self._features or model.output != "logits"):
+        # The layer of the copy that stands where the last layer stands in the original.
+        place = next((name for name, one in model.module.named_modules() if one is model.layer), None)
+        layer = None if place is None else self.backbone.get_submodule(place)
+        self._layer = layer if isinstance(layer, nn.Linear) else None
+        features = any("feature" in score.needs for score in scores.values())
+        if self._layer is None and (features or model.output != "logits"):
             raise GuardError(
                 f"guard.export_onnx: the last layer of {model.name} is not one plain nn.Linear, so its features "
                 f"cannot be read inside a graph. Fit the guard with scores=['max_probability'] or another of logits, "
@@ -190,16 +176,13 @@ class GuardModule(nn.Module):
         """Logits, uncertainty, accept."""
         z, logits = self._features_and_logits(x)
         values = {name: score(z, logits) for name, score in self._written.items()}
-        u = self._combination.of(values, self._reference_quantiles)
-        accept = u <= self._threshold
-        if self._gate is not None and self._density is not None:
-            accept = accept & (values[self._density] <= self._gate)
-        return logits, u, accept
+        u, novel = self._selection.uncertainty(values)
+        return logits, u, (u <= self._threshold) & ~novel
 
-    def _features_and_logits(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+    def _features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._layer is None:
             out = self.backbone(x)  # of a known kind, as the example has gone through it
-            return None, out if isinstance(out, Tensor) else out.logits
+            return x, out if isinstance(out, Tensor) else out.logits  # no score reads features here
         seen: list[Tensor] = []
         hook = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -210,19 +193,18 @@ class GuardModule(nn.Module):
         return self._as_stored(z), F.linear(z, self._layer.weight, self._layer.bias)
 
 
-def _example(model: WrappedClassifier) -> Tensor:
-    try:
-        prepared = model.transform.prepare(Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)))
-        one = model.transform.finish(prepared[None].to(model.device))
-    except Exception as error:  # a user's transform may raise anything
-        raise GuardError(
-            f"guard.export_onnx: the transform of {model.name} makes no input of a picture ({error}). "
-            f"Give example=..., a batch of finished inputs."
-        ) from error
-    return torch.cat([one, one])
-
-
-def _check_example(model: WrappedClassifier, example: object) -> None:
+def _example(model: WrappedClassifier, example: object) -> Tensor:
+    """A batch of inputs that the model has been tried with."""
+    if example is None:
+        try:
+            prepared = model.transform.prepare(Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)))
+            one = model.transform.finish(prepared[None].to(model.device))
+        except Exception as error:  # a user's transform may raise anything
+            raise GuardError(
+                f"guard.export_onnx: the transform of {model.name} makes no input of a picture ({error}). "
+                f"Give example=..., a batch of finished inputs."
+            ) from error
+        example = torch.cat([one, one])
     if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
         shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise GuardError(
@@ -233,28 +215,11 @@ def _check_example(model: WrappedClassifier, example: object) -> None:
         model.features(example[:1])
     except ModelError as error:
         raise GuardError(f"guard.export_onnx: example: {error}") from error
+    return example
 
 
-def _same_place(module: nn.Module, other: nn.Module, layer: nn.Module) -> nn.Linear | None:
-    """The layer of a copy that stands where another one stands in the original."""
-    name = next((name for name, one in module.named_modules() if one is layer), None)
-    layer_copy = None if name is None else other.get_submodule(name)
-    return layer_copy if isinstance(layer_copy, nn.Linear) else None
-
-
-def _check_packages() -> None:
-    try:
-        import onnx  # noqa: F401, PLC0415 (optional)
-        import onnxscript  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise MissingPackageError(
-            f"guard.export_onnx needs the packages onnx and onnxscript, of which {error.name} is not installed. "
-            f"Install them: pip install 'dubito[onnx]'."
-        ) from error
-
-
-Written = Callable[[Tensor | None, Tensor], Tensor]
-"""A score as operations on features (n, d), where there are any, and logits (n, c)."""
+Written = Callable[[Tensor, Tensor], Tensor]
+"""A score as operations on features (n, d) and logits (n, c)."""
 
 
 def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
@@ -265,10 +230,16 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
     if isinstance(score, UncertaintyHead):
         head = copy.deepcopy(score.module)
         owner.add_module("head", head)
-        return lambda z, _: head(_there(z).float()).double()
+        return lambda z, _: head(z.float()).double()
     if isinstance(score, Density) and score.nonlinearity == "after":
-        mixture, neurons = score.mixture, score.neurons_
-        return lambda z, _: -_log_density(mixture, _prepared(_there(z), score)[:, neurons])
+        mixture, density = score.mixture, score
+        # Features as the density sees them, without the checks that a graph cannot make.
+        return lambda z, _: (
+            -_log_density(
+                mixture,
+                (z.double() if density.space == "z" else (z.double() + density.offset).log())[:, density.neurons_],
+            )
+        )
     if not isinstance(score, GradNorm) or score.of is None:
         for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
             if isinstance(score, kind):
@@ -288,13 +259,11 @@ _OF_LOGITS: dict[type[Score], Callable[[Any], Written]] = {
     ScaledEntropy: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
 }
 _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
-    GradNorm: lambda score: lambda z, logits: -grad_norm(_there(z), logits, bias=score.bias),
-    LastLayerGradient: lambda score: (
-        lambda z, logits: last_layer_gradient(_there(z), logits, score.weighting, bias=score.bias)
-    ),
-    MentalModel: lambda score: lambda z, _: mental_log_odds(_there(z), score.weights_),
-    Mahalanobis: lambda score: lambda z, _: _nearest_class(_there(z).double(), score),
-    Neighbours: lambda score: lambda z, _: _kth_distance(_there(z), score),
+    GradNorm: lambda score: lambda z, logits: -grad_norm(z, logits, bias=score.bias),
+    LastLayerGradient: lambda score: lambda z, y: last_layer_gradient(z, y, score.weighting, bias=score.bias),
+    MentalModel: lambda score: lambda z, _: mental_log_odds(z, score.weights_),
+    Mahalanobis: lambda score: lambda z, _: _nearest_class(z.double(), score),
+    Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
 }
 WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), Temperature.name, Density.name, UncertaintyHead.name)
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
@@ -321,15 +290,4 @@ def _log_density(mixture: Mixture, z: Tensor) -> Tensor:
     if mixture.covariance != "full":
         return mixture.log_density(z)
     parts = torch.einsum("nd,kde->nke", z, mixture.factors) - torch.einsum("kd,kde->ke", mixture.means, mixture.factors)
-    constants = mixture._constants()
-    return (constants - 0.5 * parts.square().sum(-1)).logsumexp(1)
-
-
-def _prepared(z: Tensor, score: Density) -> Tensor:
-    """As the density sees features, without the checks that a graph cannot make."""
-    return z.double() if score.space == "z" else (z.double() + score.offset).log()
-
-
-def _there(z: Tensor | None) -> Tensor:
-    assert z is not None, "scores of features are refused where there are none"  # noqa: S101 (our own invariant)
-    return z
+    return (mixture._constants() - 0.5 * parts.square().sum(-1)).logsumexp(1)

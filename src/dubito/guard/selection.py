@@ -5,28 +5,31 @@ whatever is chosen, well or badly, cannot invalidate the guarantee.
 """
 
 import copy
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from dubito.errors import DubitoError, DubitoWarning, GuardError
+from dubito.errors import ArtefactError, DubitoError, DubitoWarning, GuardError
 from dubito.evaluate.uncertainties import check_any_scores
 from dubito.guard.combination import Combination, choose, quantiles
-from dubito.guard.guarantee import Guarantee, Outcomes
-from dubito.guard.thresholds import Threshold
+from dubito.guard.thresholds import Guarantee, Outcomes, Threshold
 from dubito.metrics import wrong_predictions
-from dubito.scores import UncertaintyHead
+from dubito.scores import SCORES, UncertaintyHead, load_score, save_score
 from dubito.scores.available import available_scores
 from dubito.scores.density import QUICK, Density, default_density
 from dubito.scores.registry import by_name
 from dubito.scores.softmax import Entropy
 from dubito.scores.temperature import Temperature
+from dubito.storage import write_file
 from dubito.table import Table
 from dubito.table.views import chosen_rows
 from dubito.types import Score
@@ -37,39 +40,31 @@ _EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
 """Scores that measure it, best first."""
 _LEARN, _SELECT, _SELECT_ALONE = 0.15, 0.15, 0.2
 """Shares of a table: for scores to learn from, to select on; and to select on where nothing must be learned."""
+_STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
 
 Scores = Mapping[str, Score | str] | Sequence[Score | str] | Score | str
 """By name; or scores, or names of registered ones."""
 
 
-class Split(NamedTuple):
-    """Rows of a table, each for one purpose.
+def split(table: Table, *, learn: bool, seed: int) -> tuple[Table | None, Table, Table]:
+    """Cut a table at random into rows to learn from (None unless `learn`), to select on, and to calibrate.
 
-    Attributes:
-        learn: What scores learn from; None where they have a table of their own, or nothing to learn.
-        select: Which scores are selected on, and candidate thresholds are taken from.
-        calibrate: What the guarantee rests on: seen once, when everything else is fixed.
+    Scores are selected on the second part, and candidate thresholds are taken from it. The guarantee rests on the third
+    part alone, which is seen once, when everything else is fixed.
     """
-
-    learn: Table | None
-    select: Table
-    calibrate: Table
-
-    @classmethod
-    def of(cls, table: Table, *, learn: bool, seed: int) -> "Split":
-        """Cut a table at random; `learn` says whether scores have still to learn from it."""
-        if "image_index" in table and int(table.whole("image_index").unique().numel()) < len(table):
-            raise GuardError(
-                f"{table.name} has several augmented rows of each image; they are not independent, and a guarantee "
-                f"would count each image several times. Extract every image once, without epochs=... ."
-            )
-        if len(table) < 3:
-            raise GuardError(f"a guard needs at least three rows, one per purpose; {table.name} has {len(table)}.")
-        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))
-        first = max(1, round(_LEARN * len(table))) if learn else 0
-        last = first + max(1, round((_SELECT if learn else _SELECT_ALONE) * len(table)))
-        parts = [chosen_rows(table, rows.sort().values) for rows in (order[:first], order[first:last], order[last:])]
-        return cls(parts[0] if learn else None, parts[1], parts[2])
+    n = len(table)
+    if "image_index" in table and int(table.whole("image_index").unique().numel()) < n:
+        raise GuardError(
+            f"{table.name} has several augmented rows of each image; they are not independent, and a guarantee would "
+            f"count each image several times. Extract every image once, without epochs=... ."
+        )
+    if n < 3:
+        raise GuardError(f"a guard needs at least three rows, one per purpose; {table.name} has {n}.")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    first = max(1, round(_LEARN * n)) if learn else 0
+    last = first + max(1, round((_SELECT if learn else _SELECT_ALONE) * n))
+    parts = [chosen_rows(table, rows.sort().values) for rows in (order[:first], order[first:last], order[last:])]
+    return parts[0] if learn else None, parts[1], parts[2]
 
 
 @final
@@ -121,10 +116,8 @@ class ScoreSelection:
         scores: The scores that are needed, fitted.
         reference_quantiles: By score, its quantiles on the selection images, to rank others by.
         uncertainty_quantiles: Quantiles of the uncertainty itself.
-        roles: Which score measures which kind of uncertainty.
+        roles: Which score measures the aleatoric uncertainty, the epistemic one and the density.
         gate: Images with a density score above it are refused; None for no such rule.
-        outcomes: Uncertainties and errors of the selection images.
-        novel: Calibration images above the gate, once a threshold was calibrated.
     """
 
     combination: Combination
@@ -133,46 +126,84 @@ class ScoreSelection:
     uncertainty_quantiles: Float64[Tensor, "q"]
     roles: Roles
     gate: float | None
-    outcomes: Outcomes
-    novel: int = 0
 
     @classmethod
     def fit(
         cls, scores: dict[str, Score], candidates: list[str], table: Table, *, labelled: bool, novel: float, seed: int
-    ) -> "ScoreSelection":
-        """From the selection images alone."""
+    ) -> tuple["ScoreSelection", Outcomes]:
+        """From the selection images alone; also returns their uncertainties and errors."""
         roles = Roles.of(scores, table)
         values = {name: score.score(table) for name, score in scores.items()}
-        wrong = wrong_predictions(table, by="guard.fit").numpy() if labelled else None
-        if wrong is None:
-            combination = Combination({candidates[0]: 1.0}, {})
-        else:
+        combination, wrong = Combination({candidates[0]: 1.0}, {}), None
+        if labelled:
+            wrong = wrong_predictions(table, by="guard.fit").numpy()
             combination = choose({name: values[name].numpy() for name in candidates}, wrong, seed)
         kept = dict.fromkeys([*combination.weights, *roles.names])
         reference = {name: quantiles(values[name]) for name in kept}
         gate = None
         if roles.density is not None and novel > 0:
             gate = float(np.quantile(values[roles.density].numpy(), 1 - novel, method="higher"))
-        u = combination.of(values, reference)
-        refused = novel_rows(values, roles.density, gate, len(table))
-        outcomes = (torch.where(refused, torch.inf, u).numpy(), wrong)
-        return cls(combination, {name: scores[name] for name in kept}, reference, quantiles(u), roles, gate, outcomes)
+        ranked = quantiles(combination.of(values, reference))
+        selection = cls(combination, {name: scores[name] for name in kept}, reference, ranked, roles, gate)
+        u, refused = selection.uncertainty(values)
+        return selection, (torch.where(refused, torch.inf, u).numpy(), wrong)
 
-    def threshold(self, guarantee: Guarantee, calibrate: Table, rows: int) -> Threshold:
-        """From the calibration images, which are seen here for the first time; the whole table has `rows`."""
-        names = dict.fromkeys([*self.combination.weights, *([self.roles.density] if self.roles.density else [])])
-        values = {name: self.scores[name].score(calibrate) for name in names}
-        refused = novel_rows(values, self.roles.density, self.gate, len(calibrate))
-        self.novel = int(refused.sum())
-        u = torch.where(refused, torch.inf, self.combination.of(values, self.reference_quantiles)).numpy()
-        wrong = None if self.outcomes[1] is None else wrong_predictions(calibrate, by="guard.fit").numpy()
+    def uncertainty(self, values: Mapping[str, Tensor]) -> tuple[Float64[Tensor, "n"], Bool[Tensor, "n"]]:
+        """The uncertainty of rows from their scores, and which of them are refused as novel."""
+        u = self.combination.of(values, self.reference_quantiles)
+        if self.gate is None or self.roles.density is None:
+            return u, torch.zeros_like(u, dtype=torch.bool)
+        return u, ~(values[self.roles.density] <= self.gate)
+
+    def threshold(
+        self, guarantee: Guarantee, selected_on: Outcomes, calibrate: Table, rows: int
+    ) -> tuple[Threshold, int]:
+        """From the calibration images, seen here for the first time; also returns how many of them are novel.
+
+        `rows` is the number of rows of the whole table.
+        """
+        names = dict.fromkeys([*self.combination.weights, *filter(None, [self.roles.density])])
+        u, refused = self.uncertainty({name: self.scores[name].score(calibrate) for name in names})
+        wrong = None if selected_on[1] is None else wrong_predictions(calibrate, by="guard.fit").numpy()
         try:
-            return guarantee.threshold(self.outcomes, (u, wrong))
+            tested = guarantee.threshold(selected_on, (torch.where(refused, torch.inf, u).numpy(), wrong))
         except GuardError as error:
             raise GuardError(
                 f"guard.fit: {error} Of the table's {rows} rows, {len(calibrate)} are there to calibrate; the "
                 f"uncertainty is {self.combination}."
             ) from error
+        return tested, int(refused.sum())
+
+    def check_registered(self) -> None:
+        """Raise ArtefactError for a score that could not be read back."""
+        for name, score in self.scores.items():
+            inner = score.score_of if isinstance(score, Temperature) else score
+            if type(inner) is not SCORES.get(inner.name):
+                raise ArtefactError(
+                    f"the guard cannot be saved: its score '{name}' ({type(inner).__name__}) is not one of dubito's "
+                    f"own, so it could not be read back. Fit the guard with registered scores."
+                )
+
+    def write(self, folder: Path) -> None:
+        """Write scores and quantiles into a folder; what is left is plain values."""
+        for place, score in zip(_places(folder, list(self.scores)), self.scores.values(), strict=True):
+            save_score(score, place)
+        reference = {f"score.{name}": values for name, values in self.reference_quantiles.items()}
+        write_file(folder / _STATE, save({_UNCERTAINTY: self.uncertainty_quantiles, **reference}))
+
+    @classmethod
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> "ScoreSelection":
+        """Read back what `write` wrote, with the plain values that the guard's description has."""
+        state, names = load_file(folder / _STATE), described["scores"]
+        combination, roles = Combination(described["weights"], described["aurc"]), Roles(**described["roles"])
+        unknown = [name for name in (*combination.weights, *roles.names) if name not in names]
+        if unknown or not combination.weights:
+            raise ArtefactError(
+                f"guard in '{folder.parent}' lacks the score '{(unknown or ['any'])[0]}'. Save it again."
+            )
+        scores = {name: load_score(place) for name, place in zip(names, _places(folder, names), strict=True)}
+        reference = {name: state[f"score.{name}"] for name in names}
+        return cls(combination, scores, reference, state[_UNCERTAINTY], roles, described["gate"])
 
 
 def named_scores(scores: Scores) -> dict[str, Score]:
@@ -252,11 +283,6 @@ def subsample(learn: Table | None) -> Table | None:
     return chosen_rows(learn, rows)
 
 
-def novel_rows(values: Mapping[str, Tensor], density: str | None, gate: float | None, n: int) -> Bool[Tensor, "n"]:
-    """Rows whose density score lies above the gate; none without one."""
-    return torch.zeros(n, dtype=torch.bool) if density is None or gate is None else values[density] > gate
-
-
 def _fitted(name: str, score: Score, learn: Table | None) -> Score:
     """A fitted copy, so that the user's own stays as it is; of a density without settings, the one that suits."""
     if learn is None:
@@ -265,3 +291,8 @@ def _fitted(name: str, score: Score, learn: Table | None) -> Score:
         )
     suiting = default_density(learn, by="density.fit", most=QUICK) if score == Density() else None
     return (suiting or copy.deepcopy(score)).fit(learn)
+
+
+def _places(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Where scores are saved: folders inside this one, whatever their names."""
+    return [folder / f"{number:02d}_{re.sub(r'[^a-zA-Z0-9_.-]', '_', name)}" for number, name in enumerate(names)]

@@ -1,4 +1,10 @@
-"""Thresholds that keep a guarantee with a stated confidence, whatever the images are, with as many as there are.
+"""What a guard guarantees, and the thresholds that keep it, whatever the images are, with as many as there are.
+
+    risk           of the accepted images, at most this share is wrong
+    coverage       of all images, at least this share is accepted
+    false_alarms   of the images that the model gets right, at most this share is refused
+
+Each holds with a stated confidence over calibration sets, for images like those that it was calibrated on.
 
 Images with u <= t are accepted. With risk r, confidence 1 - delta, and k accepted calibration images, e of them wrong:
 
@@ -28,14 +34,20 @@ Shares of images (coverage, refused correct predictions) are order statistics: P
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 from scipy.stats import beta, binom
 
 from dubito.errors import GuardError, ValueRangeError
+from dubito.validate import check_number
 
+GuaranteeKind = Literal["risk", "coverage", "false_alarms"]
+RISK = 0.05
+Outcomes = tuple[Float64[np.ndarray, "_"], Bool[np.ndarray, "_"] | None]
+"""Uncertainties of images, and which of them are predicted wrong, if that is known."""
 PValue = Literal["binomial", "hoeffding_bentkus"]
 """Exact for wrong or right; or the bound of Learn then Test, which also serves losses between 0 and 1."""
 Testing = Literal["fallback", "bonferroni"]
@@ -62,6 +74,63 @@ class Threshold(NamedTuple):
     accepted: int
     errors: int | None
     of: int
+
+
+@final
+@dataclass(frozen=True)
+class Guarantee:
+    """One of the three, with its level and its confidence.
+
+    >>> print(Guarantee("risk", 0.05, 0.95))
+    at most 5 % of the accepted images are wrong, with confidence 95 %
+    """
+
+    kind: GuaranteeKind
+    level: float
+    confidence: float
+
+    def __post_init__(self) -> None:
+        check_levels(**{self.kind: self.level}, confidence=self.confidence)
+
+    @classmethod
+    def of(cls, confidence: float, **levels: float | None) -> "Guarantee":
+        """The one whose level is set; a risk of 0.05 where none is."""
+        chosen = {kind: level for kind, level in levels.items() if level is not None} or {"risk": RISK}
+        if len(chosen) > 1:
+            raise ValueRangeError(
+                f"guard: one threshold keeps one guarantee; got {' and '.join(chosen)}. Choose one of them."
+            )
+        ((kind, level),) = chosen.items()
+        return cls(kind, level, confidence)  # type: ignore[arg-type]
+
+    def threshold(self, selection: Outcomes, calibration: Outcomes) -> Threshold:
+        """The threshold that keeps it, tested on images that nothing was chosen on; candidates are the selection's.
+
+        Raises:
+            GuardError: There is none; the message says why, and how many images it takes.
+        """
+        u, wrong = calibration
+        tested, share, what = u, self.level, "calibration images"
+        if self.kind != "coverage":
+            if wrong is None or selection[1] is None:
+                raise GuardError(
+                    f"to guarantee {self.kind}, labels must show which predictions are wrong. Use coverage=... instead."
+                )
+            if self.kind == "risk":
+                chosen = (selection[0], selection[1])
+                return risk_threshold(chosen, (u, wrong), risk=self.level, confidence=self.confidence)
+            tested, share, what = u[~wrong], 1 - self.level, "calibration images that the model gets right"
+        value = share_threshold(tested, share=share, confidence=self.confidence, what=what).value
+        inside = u <= value
+        return Threshold(value, int(inside.sum()), None if wrong is None else int(wrong[inside].sum()), len(u))
+
+    def __str__(self) -> str:
+        text = {
+            "risk": "at most {} of the accepted images are wrong",
+            "coverage": "at least {} of the images are accepted",
+            "false_alarms": "at most {} of the correct predictions are refused",
+        }[self.kind]
+        return f"{text.format(f'{100 * self.level:g} %')}, with confidence {100 * self.confidence:g} %"
 
 
 def needed(level: float, confidence: float) -> int:
@@ -108,8 +177,7 @@ def risk_threshold(
     """
     check_levels(risk=risk, confidence=confidence)
     u, wrong = calibration
-    enough = needed(risk, confidence)
-    if len(u) < enough:
+    if len(u) < (enough := needed(risk, confidence)):
         raise GuardError(
             f"an error rate of at most {risk:g} with confidence {confidence:g} needs at least {enough} calibration "
             f"images, accepted and right all of them (the chance of that, (1 - {risk:g})^{enough}, is then below "
@@ -138,9 +206,7 @@ def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: fl
         what: The images, for errors: "calibration images".
     """
     check_levels(share=share, confidence=confidence)
-    n = len(u)
-    enough = needed(1 - share, confidence)
-    if n < enough:
+    if (n := len(u)) < (enough := needed(1 - share, confidence)):
         raise GuardError(
             f"accepting {share:g} of them with confidence {confidence:g} needs at least {enough} {what}; there are "
             f"{n}. Give more images, or choose a smaller share."
@@ -204,8 +270,7 @@ def bonferroni(p: Float64[np.ndarray, "t"], delta: float) -> int | None:
 def check_levels(**levels: Any) -> None:
     """Raise ValueRangeError for a share that is not strictly between 0 and 1."""
     for name, value in levels.items():
-        if not (isinstance(value, (int, float, np.floating)) and 0 < value < 1):
-            raise ValueRangeError(f"{name} must be a number between 0 and 1, without the ends; got {value!r}.")
+        check_number(value, "(0, 1)", by="guard", what=name)
 
 
 def _candidates(u: Float64[np.ndarray, "s"], most: int) -> Float64[np.ndarray, "t"]:

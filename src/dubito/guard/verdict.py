@@ -3,7 +3,7 @@
 Ranks are shares of the reference images: the in-distribution images that the guard's scores were selected on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final, overload
 
@@ -141,9 +141,6 @@ class Decisions(Result, Sequence[Verdict]):
             prediction_set=None if self.sets is None else self.sets[row],
         )
 
-    def __iter__(self) -> Iterator[Verdict]:
-        return (self[row] for row in range(len(self)))
-
     @property
     def coverage(self) -> float:
         """The share of images that is accepted; 0 of none."""
@@ -165,10 +162,9 @@ class Decisions(Result, Sequence[Verdict]):
 
     def to_dict(self) -> Json:
         """Every verdict, and the images that could not be decoded."""
-        accepted = int(self.accept.sum())
-        verdicts = [plain(verdict) for verdict in self]
+        counts = {"images": len(self), "accepted": int(self.accept.sum())}
         skipped = [{"id": name, "reason": reason} for name, reason in self.skipped]
-        return {"images": len(self), "accepted": accepted, "verdicts": verdicts, "skipped": skipped}
+        return {**counts, "verdicts": [plain(verdict) for verdict in self], "skipped": skipped}
 
     def __repr__(self) -> str:
         return f"Decisions({self.title()})"
@@ -183,8 +179,7 @@ class Decisions(Result, Sequence[Verdict]):
         if bool(self.accept[row]):
             how = "clear" if rank <= _CLEAR and float(self.probability[row, 0]) >= _SURE else "certain enough"
             return f"{how}: more certain than {_percent(1 - rank)} of the reference images{near}"
-        cause = self._cause(row)
-        if cause is not None:
+        if (cause := self._cause(row)) is not None:
             return f"{cause}{near}"
         limit = near or f"; accepted up to {_percent(self.threshold_rank)}"
         return f"more uncertain than {_percent(rank)} of the reference images{limit}"

@@ -1,27 +1,27 @@
 """What a `SafeIndex` requires of the place that holds its items: the memory of this process, or a database server.
 
 A backend stores unit vectors with their ids, uncertainties and classes, and searches those that the rule keeps.
-`SafeIndex` has checked everything that it passes on. `approximate` builds an approximate search and measures it:
-
-    recall = mean over items of |exact top 10 and approximate top 10| / 10, the item itself not counted
-
-on up to 200 kept items as queries. An approximation is built from the items, so new images get a slightly lower recall.
+`SafeIndex` has checked everything that it passes on.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
 
-from dubito.errors import ValueRangeError
+from dubito.errors import TableError
 from dubito.search.rule import Rule, Thresholds
 from dubito.table.provenance import Provenance
 from dubito.types import Json
 
-_TOP, _QUERIES = 10, 200
+_CONSEQUENCE = {
+    "model": ", so cosines mean nothing. Extract it with the same model and transform",
+    "score": ": values of two scores have no common scale. Leave the score out, or build another index",
+    "set of classes": ", so one number means two classes. Give labels=... with the numbers that the items have",
+}
 
 
 def sampling_key(name: str) -> str:
@@ -71,15 +71,25 @@ class Origin:
         """The hash of the model."""
         return None if self.provenance is None else self.provenance.model_id
 
-    def conflict(self, other: "Origin") -> str | None:
-        """What differs where both are known, in words; None if nothing does."""
+    def check(self, items: "Origin", *, by: str, name: str, classes: bool = False) -> None:
+        """Raise TableError for another origin than the items have, where both are known.
+
+        Class names are compared only with `classes`.
+        """
         pairs = {
-            "model": (self.model_id, other.model_id),
-            "set of classes": (self.classes, other.classes),
-            "score": (self.scored_by, other.scored_by),
+            "model": (self.model_id, items.model_id),
+            "score": (self.scored_by, items.scored_by),
+            "set of classes": (self.classes if classes else None, items.classes),
         }
-        differing = (f"{what} ({one}, not {two})" for what, (one, two) in pairs.items() if one and two and one != two)
-        return next(differing, None)
+        for what, (one, other) in pairs.items():
+            if one and other and one != other:
+                # A model by its name and its hash: one name may have several weights and transforms.
+                models = [origin.provenance and origin.provenance.model for origin in (self, items)]
+                here, there = models if what == "model" and all(models) else ("", "")
+                raise TableError(
+                    f"{by}: {name} has another {what} ({here}{here and ', '}{one}) than the items of the index "
+                    f"({there}{there and ', '}{other}){_CONSEQUENCE[what]}."
+                )
 
     def to_json(self) -> Json:
         """Plain values, for the disk."""
@@ -108,6 +118,22 @@ class Hits:
     similarities: Float32[np.ndarray, "n k"]
     labels: Int64[np.ndarray, "n k"] | None
     exact: bool
+
+    @classmethod
+    def concatenated(cls, parts: Sequence["Hits"]) -> "Hits":
+        """The hits of several blocks of queries, one after the other."""
+        labels = [part.labels for part in parts if part.labels is not None]
+        ids, similarities = [part.ids for part in parts], [part.similarities for part in parts]
+        exact = all(part.exact for part in parts)
+        return cls(np.concatenate(ids), np.concatenate(similarities), np.concatenate(labels) if labels else None, exact)
+
+    def without(self, exclude: Shaped[np.ndarray, "n"]) -> "Hits":
+        """One neighbour fewer per query: the excluded one, or the last, where equal items have pushed it out."""
+        other = self.ids != exclude[:, None]
+        other[other.all(1), -1] = False
+        shape = (len(other), other.shape[1] - 1)
+        labels = None if self.labels is None else self.labels[other].reshape(shape)
+        return Hits(self.ids[other].reshape(shape), self.similarities[other].reshape(shape), labels, self.exact)
 
 
 @final
@@ -147,10 +173,6 @@ class Approximation:
     recall: float
     queries: int
 
-    def to_json(self) -> Json:
-        """Plain values, for the disk."""
-        return asdict(self)
-
 
 @runtime_checkable
 class Backend(Protocol):
@@ -158,6 +180,8 @@ class Backend(Protocol):
 
     width: int
     rule: Rule
+    approximation: Approximation | None
+    """The approximation in use, if any, with its measured recall."""
 
     def state(self) -> State:
         """A summary of all items."""
@@ -195,34 +219,6 @@ class Backend(Protocol):
         """Build an approximation of the kept items, use it from now on, and return its kind."""
         ...
 
-    def store_approximation(self, approximation: Approximation) -> None:
-        """Keep the measured recall of the approximation."""
-        ...
-
-    @property
-    def approximation(self) -> Approximation | None:
-        """The approximation in use, if any."""
-        ...
-
     def close(self) -> None:
         """Release what is not memory, such as a connection; a later call opens it again."""
         ...
-
-
-def approximate(backend: Backend, kind: str | None, effort: int | None) -> Approximation:
-    """Build an approximation, measure its recall, and let the backend keep both."""
-    if effort is not None and effort < 1:
-        raise ValueRangeError(
-            f"SafeIndex.approximate: effort must be at least 1; got {effort}. Leave it out for the default."
-        )
-    built = backend.build_approximation(kind, effort)
-    ids, vectors = backend.sample(_QUERIES)
-    k = min(_TOP + 1, backend.state().kept)
-    exact, approximated = (backend.nearest(vectors, k, exact=exact).ids.tolist() for exact in (True, False))
-    recalls = [
-        len({*one} & {*other} - {own}) / max(1, len({*one} - {own}))
-        for own, one, other in zip(ids, exact, approximated, strict=True)
-    ]
-    approximation = Approximation(built, float(np.mean(recalls)) if k > 1 else 1.0, len(ids))
-    backend.store_approximation(approximation)
-    return approximation

@@ -51,11 +51,9 @@ class Connection:
                     with connection.transaction(), connection.cursor(binary=True) as cursor:
                         return work(cursor)
                 except self._psycopg.Error as error:
-                    if not self._is_lost(error):
-                        raise self._refused(doing, error) from error
+                    if last or not self._is_lost(error):
+                        raise self._failure(doing, error) from error
                     self.close()
-                    if last:
-                        raise self._gone(doing, error, "Nothing was changed") from error
         raise AssertionError("one of the two returns or raises")
 
     def write(self, doing: str, work: Callable[[Any], Output]) -> Output:
@@ -77,15 +75,10 @@ class Connection:
                     f"Nothing was added. Rename the item, or remove the other one first."
                 ) from error
             except self._psycopg.Error as error:
-                if not self._is_lost(error):
-                    raise self._refused(doing, error) from error
-                self.close()
-                kept = (
-                    "It went away during the commit, so either everything was applied or nothing: check `id in index`"
-                    if done
-                    else "It was one transaction, so nothing was applied, and what was there before is safe"
-                )
-                raise self._gone(doing, error, kept) from error
+                applied = "It was one transaction, so nothing was applied, and what was there before is safe"
+                if done:
+                    applied = "It went away during the commit: either all was applied or nothing, check `id in index`"
+                raise self._failure(doing, error, applied) from error
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -100,13 +93,18 @@ class Connection:
         try:
             connection = self._psycopg.connect(self._dsn, autocommit=True, connect_timeout=_SECONDS)
         except self._psycopg.Error as error:
-            raise self._gone(doing, error, "Nothing was changed") from error
+            raise self._failure(doing, error) from error
         try:
-            self._enable_pgvector(connection)
+            # Created only where it is missing: a replica, or a read-only user, could not.
+            if connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone() is None:
+                errors = self._psycopg.errors
+                with contextlib.suppress(errors.UniqueViolation, errors.DuplicateObject):  # created meanwhile
+                    connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            self._register(connection)
         except self._psycopg.Error as error:
             connection.close()
             if self._is_lost(error):
-                raise self._gone(doing, error, "Nothing was changed") from error
+                raise self._failure(doing, error) from error
             raise ServerError(
                 f"{doing}: the database {self.where} has no pgvector, and it cannot be enabled ({_line(error)}). "
                 f"Install pgvector on the server, and have its owner run CREATE EXTENSION vector."
@@ -115,29 +113,22 @@ class Connection:
         self._open, self._finalizer = connection, weakref.finalize(self, connection.close)
         return connection
 
-    def _enable_pgvector(self, connection: Any) -> None:
-        """Create the extension only where it is missing: a replica, or a read-only user, could not."""
-        errors = self._psycopg.errors
-        if connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone() is None:
-            with contextlib.suppress(errors.UniqueViolation, errors.DuplicateObject):  # created meanwhile
-                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        self._register(connection)
-
     def _is_lost(self, error: Any) -> bool:
         """Whether the connection was lost; a refusal, such as a full disk or a time limit, has another state."""
         if error.sqlstate is None:
             return isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
         return str(error.sqlstate).startswith(_LOST)
 
-    def _refused(self, doing: str, error: Exception) -> ServerError:
+    def _failure(self, doing: str, error: Exception, applied: str = "Nothing was changed") -> ServerError:
+        """What to raise; a connection that was lost is closed, so that the next call opens another."""
+        if not self._is_lost(error):
+            return ServerError(
+                f"{doing}: the server of {self.where} refused ({_line(error)}). Nothing was changed. Look at the "
+                f"table, at what this user may do there, and at the server's limits."
+            )
+        self.close()
         return ServerError(
-            f"{doing}: the server of {self.where} refused ({_line(error)}). Nothing was changed. Look at the table, at "
-            f"what this user may do there, and at the server's limits."
-        )
-
-    def _gone(self, doing: str, error: Exception, kept: str) -> ServerError:
-        return ServerError(
-            f"{doing}: the server of {self.where} cannot be reached or went away ({_line(error)}). {kept}. Check "
+            f"{doing}: the server of {self.where} cannot be reached or went away ({_line(error)}). {applied}. Check "
             f"that it runs and call again: the next call reconnects."
         )
 

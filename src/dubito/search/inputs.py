@@ -1,6 +1,8 @@
 """Items and queries as `SafeIndex` accepts them: a table or arrays, checked, and read block by block."""
 
 import hashlib
+import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, final
@@ -14,7 +16,6 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array
 from dubito.search.backend import Block, Origin, State
 from dubito.table import Table, to_tensor
-from dubito.table.provenance import Provenance
 from dubito.types import Score, finite
 
 Names = Sequence[str] | Shaped[np.ndarray, "_"]
@@ -51,7 +52,7 @@ class Embeddings:
 
     def unit_vectors(self) -> Iterator[Float32[np.ndarray, "b d"]]:
         """The features scaled to length one, block by block."""
-        for start in range(0, self.rows, _ROWS_AT_ONCE):
+        for start in range(0, max(1, self.rows), _ROWS_AT_ONCE):
             yield self._unit(self.read(slice(start, min(start + _ROWS_AT_ONCE, self.rows))), start)
 
     def blocks(self, ids: list[str]) -> Iterator[Block]:
@@ -109,7 +110,6 @@ def read_embeddings(
     table = features if isinstance(features, Table) else None
     provenance = names = None
     if table is not None:
-        _check_model(by, table, state.origin.provenance)
         table.require("feature", by=by)
         shape, name, column = table.shape("feature"), table.name, table.column("feature")
         uncertainty = score if uncertainty is None else uncertainty
@@ -120,8 +120,13 @@ def read_embeddings(
     else:
         column = features if isinstance(features, np.ndarray) else to_tensor(features, f"{by}: features")
         shape, name = tuple(column.shape), "the array"
+    # A number means the same class only where all names are the same, in the same order.
+    classes = hashlib.blake2b("\0".join(names or ()).encode(errors="replace"), digest_size=8).hexdigest()
+    scored_by = uncertainty.name if isinstance(uncertainty, Score) else None
+    origin = Origin(provenance, classes if names else None, scored_by)
+    origin.check(state.origin, by=by, name=name)
     if isinstance(uncertainty, Score) and state.rows:
-        _check_score(by, uncertainty, score, state.origin.scored_by)
+        _check_same_score(by, uncertainty, score)
     _check_shape(by, shape, width, name)
     n = int(shape[0])
     return Embeddings(
@@ -132,21 +137,17 @@ def read_embeddings(
         u=_uncertainties(by, uncertainty, table, n),
         ids=None if ids is None else _valid_ids(by, ids, n),
         labels=_classes(by, labels, n),
-        origin=Origin(provenance, _digest(names), uncertainty.name if isinstance(uncertainty, Score) else None),
+        origin=origin,
     )
 
 
 def feature_width(items: Table | Array) -> int:
-    """The width of the features that an index is built from."""
+    """The width of the features that an index is built from; `read_embeddings` checks their axes."""
     if isinstance(items, Table):
         items.require("feature", by="SafeIndex.build")
         return items.shape("feature")[1]
     shape = items.shape if isinstance(items, np.ndarray) else to_tensor(items, "SafeIndex.build: items").shape
-    if len(shape) != 2:
-        raise TableError(
-            f"SafeIndex.build: features must have the axes (n, d); got {tuple(shape)}. Give one row per image."
-        )
-    return int(shape[1])
+    return int((1, *shape)[-1])
 
 
 def as_list(names: Names) -> list[str]:
@@ -161,52 +162,26 @@ def is_valid_id(text: str) -> bool:
 
 def duplicate(names: Sequence[str]) -> str | None:
     """The first id that occurs twice, if any."""
-    if len(set(names)) == len(names):
-        return None
-    seen: set[str] = set()
-    return next(one for one in names if one in seen or seen.add(one))  # type: ignore[func-returns-value]
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def _check_model(by: str, table: Table, items: Provenance | None) -> None:
-    if items is None or not table.model_id or not items.model_id or table.model_id == items.model_id:
-        return
-    # A model by its name and its hash: one name may have several weights and transforms.
-    one, other = (
-        f"{made.model}, {made.model_id}" if made and made.model else f"{made and made.model_id}"
-        for made in (table.provenance, items)
-    )
-    raise TableError(
-        f"{by}: {table.name} was made by another model ({one}) than the items of the index ({other}), so cosines mean "
-        f"nothing. Extract it with the same model and transform."
-    )
-
-
-def _check_score(by: str, score: Score, own: Score | None, scored_by: str | None) -> None:
+def _check_same_score(by: str, score: Score, own: Score | None) -> None:
     """Raise unless a score is the one of the items, with the same settings and the same fit."""
-    name = scored_by or (own or score).name
-    if score.name != name:
-        differing = f"{name}; got {score.name}"
-    elif own is not None and score is not own and (score != own or not _same_fit(score, own)):
-        differing = f"{own!r} as it was fitted for them; got {score!r} with other settings or another fit"
-    else:
-        return
-    raise TableError(
-        f"{by}: uncertainties must be of the score that the items have, {differing}. Values of two scores have no "
-        f"common scale: leave it out, or build another index."
-    )
+    if own is not None and score is not own and (score != own or not _same_fit(score, own)):
+        raise TableError(
+            f"{by}: uncertainties must be of the score that the items have, {own!r} as it was fitted for them; got "
+            f"{score!r}, another score, other settings or another fit. Values of two scores have no common scale: "
+            f"leave it out, or build another index."
+        )
 
 
 def _check_shape(by: str, shape: Sequence[int], width: int, name: str) -> None:
-    if len(shape) == 2 and shape[1] == width:
-        return
-    raise TableError(
-        f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(shape)} in {name}. "
-        + (
-            "Use the features of the model that the index was built with."
-            if len(shape) == 2
-            else f"Give one row per image, such as feature[None] of shape (1, {width}) for one feature."
+    if len(shape) != 2 or shape[1] != width:
+        one_row = f"Give one row per image, such as feature[None] of shape (1, {width}) for one feature."
+        raise TableError(
+            f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(shape)} in {name}. "
+            + ("Use the features of the model that the index was built with." if len(shape) == 2 else one_row)
         )
-    )
 
 
 def _floats(block: Tensor, by: str, name: str) -> Float[Tensor, "b d"]:
@@ -261,21 +236,11 @@ def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"] | None:
     return classes.long().numpy()
 
 
-def _digest(names: Sequence[str] | None) -> str | None:
-    """A hash of class names in their order; None where they are not known."""
-    return hashlib.blake2b("\0".join(names).encode(errors="replace"), digest_size=8).hexdigest() if names else None
-
-
 def _same_fit(one: Score, other: Score) -> bool:
     """Whether two scores of the same settings learned the same, including the scores that they are made of."""
-    learned = [(getattr(one, name, None), getattr(other, name, None)) for name in one.learned]
-    parts = [(getattr(one, setting.name), getattr(other, setting.name)) for setting in fields(one)]  # type: ignore[arg-type]
-    return all(_equal(*pair) for pair in learned) and all(
-        _same_fit(*pair) for pair in parts if isinstance(pair[0], Score) and isinstance(pair[1], Score)
-    )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+    names = (*one.learned, *(setting.name for setting in fields(one)))  # type: ignore[arg-type]
+    for here, there in ((getattr(one, name, None), getattr(other, name, None)) for name in names):
+        same = torch.equal if isinstance(here, Tensor) and isinstance(there, Tensor) else operator.eq
+        if not (_same_fit if isinstance(here, Score) else same)(here, there):
+            return False
+    return True

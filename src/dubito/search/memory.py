@@ -1,4 +1,4 @@
-"""Items in the memory of this process, searched by faiss.
+"""Items in the memory of this process, searched by faiss, and saved as a folder.
 
 All vectors are rows of one float32 matrix, and **those that are kept come first**. So an exact search is faiss's flat
 search of the first rows, as fast as without any rule: it needs no mask and no second copy. When items are added or
@@ -9,23 +9,43 @@ An approximation (IVF, HNSW, any factory string of faiss) holds codes of the kep
 again by their vectors, so similarities are exact. Adding or removing items discards it.
 
 Threads may search concurrently, because a search moves nothing. No other call may run while one adds or removes items.
+
+    index.json                  what the index is, and which of the other files belong to it; replaced last
+    vectors-HASH.safetensors    unit vectors (n, d) float32, the kept ones first; may be memory-mapped
+    items-HASH.safetensors      uncertainties, classes and ids, row by row
+    approximate-HASH.faiss      the approximation, if there is one
+    score-HASH/                 the score of the index, if it has one
+
+Vectors are written in blocks and never copied as a whole. Everything that is read is checked: names, sizes, shapes and
+counts, and with `check` every byte against its checksum. An approximation is read by faiss, whose reader is not made
+for hostile files.
 """
 
 import heapq
+import json
 import math
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 import faiss
 import numpy as np
+import torch
 from jaxtyping import Float32, Float64, Int64, Shaped
+from safetensors.torch import load_file, save
 
+from dubito.cache.shard import pack_strings, unpack_strings
 from dubito.errors import ValueRangeError
 from dubito.search.backend import Approximation, Block, Hits, Origin, State, sampling_key
 from dubito.search.rule import Rule, Thresholds
+from dubito.storage import SavedFolder
 
+FOLDER = SavedFolder("index", "index.json", 3, ("vectors", "items", "approximate", "score"), "SafeIndex.save")
 _SWAP = 16_384
-"""Rows that are moved together."""
+"""Rows that are moved, or written, together."""
 _CANDIDATES = 4
 """Candidates taken from an approximation for each neighbour that is returned."""
 _TRAINING = 64
@@ -44,7 +64,7 @@ class MemoryBackend:
         self.ids: list[str] = []
         self.origin = Origin()
         self.index: Any = None
-        self._approximation: Approximation | None = None
+        self.approximation: Approximation | None = None
         self._places: dict[str, int] | None = {}
         self._ids_as_array: Shaped[np.ndarray, "n"] | None = None
         self._thresholds: Thresholds | None = None
@@ -143,34 +163,53 @@ class MemoryBackend:
         self.index = index
         return kind
 
-    def store_approximation(self, approximation: Approximation) -> None:
-        """Keep the measured recall of the approximation."""
-        self._approximation = approximation
-
-    @property
-    def approximation(self) -> Approximation | None:
-        """The approximation in use; None as soon as items are added or removed."""
-        return self._approximation
-
     def close(self) -> None:
         """Nothing to release."""
 
-    def restore(
-        self,
-        vectors: Float32[np.ndarray, "n d"],
-        u: Float64[np.ndarray, "n"],
-        ids: list[str],
-        labels: Int64[np.ndarray, "n"] | None,
-        origin: Origin,
-    ) -> None:
-        """Take over the items of a saved index; no row moves, because the kept ones were saved first."""
-        self.vectors, self.u, self.ids, self.labels, self.origin = vectors, u, ids, labels, origin
-        self._places = None
-        self._changed()
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the items into a folder, and return what describes them."""
+        put = partial(FOLDER.put_file, folder)
+        files = {
+            "vectors": put("vectors", ".safetensors", lambda to: _write_vectors(to, self.vectors, len(self.ids))),
+            "items": put("items", ".safetensors", lambda to: to(save(_items(self)))),
+        }
+        if self.index is not None and self.approximation is not None:
+            files["approximate"] = put("approximate", ".faiss", lambda to: _write_approximation(to, self.index))
+        return {
+            "width": self.width,
+            "rows": len(self.ids),
+            "rule": asdict(self.rule),
+            "origin": self.origin.to_json(),
+            "approximation": self.approximation and asdict(self.approximation),
+            "files": files,
+        }
+
+    @classmethod
+    def read(cls, paths: Mapping[str, Path], saved: Mapping[str, Any], where: str, *, mapped: bool) -> "MemoryBackend":
+        """Read back what `write` wrote; no row moves, because the kept ones were saved first."""
+        backend = cls(int(saved["width"]), Rule(**saved["rule"]))
+        n = int(saved["rows"])
+        backend.vectors = _read_vectors(paths["vectors"], (n, backend.width), mapped)
+        items = load_file(paths["items"])
+        backend.u, backend.ids = items["u"].numpy().copy(), unpack_strings(items)
+        if backend.u.dtype != np.float64 or backend.u.shape != (n,) or not np.isfinite(backend.u).all():
+            raise ValueError(f"there is not one finite uncertainty for each of {n} vectors")
+        if len(backend.ids) != n or len({*backend.ids}) != n:
+            raise ValueError(f"there is not one unique id for each of {n} vectors")
+        if "label" in items:
+            backend.labels = items["label"].numpy().copy()
+            if backend.labels.dtype != np.int64 or backend.labels.shape != (n,):
+                raise ValueError(f"there is not one class for each of {n} vectors")
+        backend.origin, backend._places = Origin.from_json(saved["origin"], where), None
+        backend._changed()
+        if "approximate" in paths:
+            backend.index = _read_approximation(paths["approximate"], (backend._kept, backend.width))
+            backend.approximation = Approximation(**saved["approximation"])
+        return backend
 
     def _changed(self) -> None:
         """Compute the thresholds and move the kept rows to the front."""
-        self.index, self._approximation, self._ids_as_array = None, None, None
+        self.index = self.approximation = self._ids_as_array = None
         self._revision += 1
         self._thresholds, self._kept = None, 0
         if not self.ids:
@@ -249,3 +288,55 @@ def _set_effort(index: Any, effort: int | None) -> None:
         lists.nprobe = effort or max(8, lists.nlist // 16)
     elif isinstance(graph := faiss.downcast_index(index), faiss.IndexHNSW):
         graph.hnsw.efSearch = effort or 128
+
+
+def _items(backend: MemoryBackend) -> dict[str, torch.Tensor]:
+    columns = {"u": torch.from_numpy(backend.u), **pack_strings(backend.ids)}
+    return columns if backend.labels is None else columns | {"label": torch.from_numpy(backend.labels)}
+
+
+def _write_vectors(put: Callable[[bytes], Any], vectors: Float32[np.ndarray, "c d"], rows: int) -> None:
+    """A safetensors file of one tensor; its data begin at a multiple of 64 bytes."""
+    size = rows * vectors.shape[1] * 4
+    header = {"vectors": {"dtype": "F32", "shape": [rows, vectors.shape[1]], "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    put(struct.pack("<Q", len(text)) + text)
+    for start in range(0, rows, _SWAP):
+        put(vectors[start : min(start + _SWAP, rows)].tobytes())
+
+
+def _write_approximation(put: Callable[[bytes], Any], index: Any) -> None:
+    """With our own `put`: faiss's writer does not report that the last bytes found no space."""
+    faiss.write_index(index, faiss.PyCallbackIOWriter(put))  # type: ignore[attr-defined]
+
+
+def _read_vectors(path: Path, shape: tuple[int, int], mapped: bool) -> Float32[np.ndarray, "n d"]:
+    """The vectors of a file that has exactly the bytes they need: nothing larger is ever allocated."""
+    room = path.stat().st_size - 8 - shape[0] * shape[1] * 4
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size != room or shape[0] < 0 or shape[1] < 1:
+            raise ValueError(f"{path.name} does not have the size of {shape[0]} vectors of {shape[1]} numbers")
+        header = json.loads(file.read(size))["vectors"]
+        if header["dtype"] != "F32" or tuple(header["shape"]) != shape:
+            raise ValueError(f"vectors are {header['dtype']} of shape {header['shape']}, not F32 of {shape}")
+        if mapped and shape[0]:
+            # Copy-on-write: rows may move in memory while the file stays as it is.
+            return np.memmap(path, dtype=np.float32, mode="c", offset=8 + size, shape=shape)
+        vectors = np.empty(shape, dtype=np.float32)
+        if shape[0] and file.readinto(vectors.data.cast("B")) != vectors.nbytes:
+            raise ValueError("vectors end early")
+        return vectors
+
+
+def _read_approximation(path: Path, shape: tuple[int, int]) -> Any:
+    """Read, not mapped: faiss would save a mapped one as a reference to a file that is removed later."""
+    try:
+        # Without the flag, lists may be in any file that the index names.
+        index = faiss.read_index(str(path), faiss.IO_FLAG_ONDISK_SAME_DIR)
+    except MemoryError as error:
+        raise ValueError(f"{path.name} needs more memory than there is") from error
+    if (index.ntotal, index.d) != shape:
+        raise ValueError(f"{path.name} holds {index.ntotal} vectors of {index.d} numbers, not {shape[0]} of {shape[1]}")
+    return index

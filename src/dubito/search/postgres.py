@@ -13,6 +13,7 @@ for each other at the row of NAME_about.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, final
 
 import numpy as np
@@ -24,6 +25,7 @@ from dubito.search.connection import Connection, to_vector
 from dubito.search.inputs import is_valid_id
 from dubito.search.rule import Rule, Thresholds
 from dubito.types import Json
+from dubito.validate import check_number
 
 _FORMAT = 2
 _MAX_WIDTH = 16_000
@@ -46,19 +48,18 @@ class PostgresBackend:
         self._connection = Connection(dsn)
         self._table = ItemsTable(table)
         about = self._connection.read("SafeIndex.on_server", self._table.open) or self._create(width, settings)
-        self.width, self.rule = int(about["width"]), Rule.from_json(about["rule"])
+        self.width, self.rule = int(about["width"]), Rule(**about["rule"])
         if width is not None and width != self.width:
             raise TableError(
                 f"SafeIndex.on_server: the items of '{table}' are {self.width} wide; got width={width}. Leave it out, "
                 f"or use another table."
             )
-        differing = [key for key, value in settings.items() if about["rule"][key] != value]
-        if differing:
-            key = differing[0]
-            raise TableError(
-                f"SafeIndex.on_server: '{table}' was created with {key}={about['rule'][key]!r}; got "
-                f"{key}={settings[key]!r}. Leave it out, or use another table."
-            )
+        for key, value in settings.items():
+            if about["rule"][key] != value:
+                raise TableError(
+                    f"SafeIndex.on_server: '{table}' was created with {key}={about['rule'][key]!r}; got "
+                    f"{key}={value!r}. Leave it out, or use another table."
+                )
 
     def state(self) -> State:
         """A summary of all items, as the last writer left it."""
@@ -110,64 +111,38 @@ class PostgresBackend:
 
     def existing(self, ids: Sequence[str]) -> set[str]:
         """The ids among these that are in the index; one that no server can store is not."""
-        ids = [one for one in ids if is_valid_id(one)]
-
-        def work(cursor: Any) -> set[str]:
-            existing: set[str] = set()
-            for part in _parts(ids):
-                cursor.execute(self._table.sql("SELECT id FROM {items} WHERE id = ANY(%s)"), (part,))
-                existing |= {row[0] for row in cursor.fetchall()}
-            return existing
-
-        return self._connection.read("SafeIndex", work)
+        query = "SELECT id FROM {items} WHERE id = ANY(%(ids)s)"
+        parts = _parts([one for one in ids if is_valid_id(one)])
+        return {row[0] for part in parts for row in self._rows("SafeIndex", query, {"ids": part})}
 
     def left_out(self) -> list[str]:
         """The ids that the filter drops, sorted."""
-
-        def work(cursor: Any) -> list[str]:
-            condition, values = self._table.kept(self._table.about(cursor))
-            query = 'SELECT id FROM {items} WHERE NOT {keep} ORDER BY id COLLATE "C"'
-            cursor.execute(self._table.sql(query, keep=condition), values)
-            return [row[0] for row in cursor.fetchall()]
-
-        return self._connection.read("SafeIndex.left_out", work)
+        query = 'SELECT id FROM {items} WHERE NOT {keep} ORDER BY id COLLATE "C"'
+        return [row[0] for row in self._rows("SafeIndex.left_out", query)]
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:
         """Search query by query, in one transaction: all see the same items."""
-        results, exactly = self._connection.read(
+        results, about = self._connection.read(
             "SafeIndex.search", lambda cursor: self._search(cursor, queries, k, exact)
         )
-        rows = [row for rows in results for row in rows]
-        shape = (len(results), k)
-        labelled = all(row[1] is not None for row in rows)
+        rows, shape = [row for rows in results for row in rows], (len(results), k)
         return Hits(
             np.array([row[0] for row in rows], dtype=object).reshape(shape),
             np.array([row[2] for row in rows], dtype=np.float32).reshape(shape),
-            np.array([row[1] for row in rows], dtype=np.int64).reshape(shape) if labelled else None,
-            exactly,
+            np.array([row[1] for row in rows], dtype=np.int64).reshape(shape) if about["labelled"] else None,
+            exact or not about["approximation"],
         )
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items with the lowest sampling keys."""
-
-        def work(cursor: Any) -> list[Any]:
-            condition, values = self._table.kept(self._table.about(cursor))
-            query = 'SELECT id, vector FROM {items} WHERE {keep} ORDER BY md5(id) COLLATE "C" LIMIT %(count)s'
-            cursor.execute(self._table.sql(query, keep=condition), {**values, "count": count})
-            return list(cursor.fetchall())
-
-        rows = self._connection.read("SafeIndex", work)
+        query = 'SELECT id, vector FROM {items} WHERE {keep} ORDER BY md5(id) COLLATE "C" LIMIT %(count)s'
+        rows = self._rows("SafeIndex", query, {"count": count})
         return [row[0] for row in rows], np.stack([to_vector(row[1]) for row in rows])
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Quantiles of all uncertainties."""
-
-        def work(cursor: Any) -> Any:
-            query = "SELECT percentile_cont(%s::float8[]) WITHIN GROUP (ORDER BY u) FROM {items}"
-            cursor.execute(self._table.sql(query), (levels.tolist(),))
-            return cursor.fetchone()[0]
-
-        return np.array(self._connection.read("SafeIndex", work), dtype=np.float64)
+        query = "SELECT percentile_cont(%(levels)s::float8[]) WITHIN GROUP (ORDER BY u) FROM {items}"
+        return np.array(self._rows("SafeIndex", query, {"levels": levels.tolist()})[0][0], dtype=np.float64)
 
     def build_approximation(self, kind: str | None, effort: int | None) -> str:
         """Build an HNSW index of all items; the server keeps it up to date."""
@@ -180,7 +155,13 @@ class PostgresBackend:
         def work(cursor: Any) -> None:
             about = self._table.about(cursor, lock=True)
             cursor.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
-            _check_version(cursor.fetchone()[0])
+            version = cursor.fetchone()[0]
+            if tuple(int(one) for one in version.split(".")[:2]) < _OLDEST_HNSW:
+                raise ServerError(
+                    f"SafeIndex.approximate: a filtered HNSW index requires pgvector "
+                    f"{'.'.join(map(str, _OLDEST_HNSW))} or later; the server has {version}. Update it, or search "
+                    f"exactly."
+                )
             cursor.execute(
                 self._table.sql("CREATE INDEX IF NOT EXISTS {index} ON {items} USING hnsw (vector vector_ip_ops)")
             )
@@ -190,21 +171,20 @@ class PostgresBackend:
         self._connection.write("SafeIndex.approximate", work)
         return "hnsw"
 
-    def store_approximation(self, approximation: Approximation) -> None:
-        """Keep the measured recall of the approximation."""
-
-        def work(cursor: Any) -> None:
-            about = self._table.about(cursor, lock=True)
-            about["approximation"] = {**(about["approximation"] or {}), **approximation.to_json()}
-            self._table.write_about(cursor, about)
-
-        self._connection.write("SafeIndex.approximate", work)
-
     @property
     def approximation(self) -> Approximation | None:
         """The approximation in use, as it was measured when it was built."""
         stored = self._connection.read("SafeIndex", self._table.about)["approximation"]
         return stored and Approximation(stored["kind"], float(stored["recall"]), stored["queries"])
+
+    @approximation.setter
+    def approximation(self, measured: Approximation) -> None:
+        def work(cursor: Any) -> None:
+            about = self._table.about(cursor, lock=True)
+            about["approximation"] = {**(about["approximation"] or {}), **asdict(measured)}
+            self._table.write_about(cursor, about)
+
+        self._connection.write("SafeIndex.approximate", work)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -216,18 +196,25 @@ class PostgresBackend:
                 f"SafeIndex.on_server: there is no table '{self._table.name}' yet, and creating it requires the width "
                 f"of the features. Give width=..., or the name of an existing table."
             )
-        if not 1 <= width <= _MAX_WIDTH:
-            raise ValueRangeError(
-                f"SafeIndex.on_server: width must be between 1 and {_MAX_WIDTH}, the limit of a pgvector column; got "
-                f"{width}. Give the width of the features; wider ones can be searched in memory."
-            )
+        hint = "Give the width of the features; a pgvector column takes no wider ones, but the memory does."
+        check_number(width, f"[1, {_MAX_WIDTH}]", by="SafeIndex.on_server", what="width", whole=True, hint=hint)
         rule = Rule(**settings)
         return self._connection.write("SafeIndex.on_server", lambda cursor: self._table.create(cursor, width, rule))
 
+    def _rows(self, doing: str, query: str, values: Json | None = None) -> list[Any]:
+        """The rows of a query, in which {keep} is the condition that an item is kept."""
+
+        def work(cursor: Any) -> list[Any]:
+            kept = self._table.kept(self._table.about(cursor)) if "{keep}" in query else (None, {})
+            cursor.execute(self._table.sql(query, keep=kept[0]), {**kept[1], **(values or {})})
+            return list(cursor.fetchall())
+
+        return self._connection.read(doing, work)
+
     def _search(
         self, cursor: Any, queries: Float32[np.ndarray, "n d"], k: int, exact: bool
-    ) -> tuple[list[list[Any]], bool]:
-        """Rows of (id, label, cosine) per query, and whether every item was compared."""
+    ) -> tuple[list[list[Any]], Json]:
+        """Rows of (id, label, cosine) per query, and what is stored about all items."""
         about = self._table.about(cursor)
         condition, values = self._table.kept(about)
         search = self._table.sql(
@@ -254,7 +241,7 @@ class PostgresBackend:
                 f"SafeIndex.search: the server returned {lengths[0]} of {k} neighbours: another process has removed "
                 f"items. Search again."
             )
-        return results, approximation is None
+        return results, about
 
     def _check_fits(self, about: Json, block: Block, origin: Origin) -> None:
         """Compare with the index as it is now: another process may have added items since `SafeIndex` checked."""
@@ -265,11 +252,7 @@ class PostgresBackend:
                 f"SafeIndex.add: either all items have classes or none has; those that another process has just added "
                 f"have {'some' if about['labelled'] else 'none'}. Nothing was added: give the same."
             )
-        if conflict := origin.conflict(self._table.origin(about)):
-            raise TableError(
-                f"SafeIndex.add: these items have another {conflict} than those that another process has just added. "
-                f"Nothing was added: use another table."
-            )
+        origin.check(self._table.origin(about), by="SafeIndex.add", name="the new block", classes=True)
 
 
 @final
@@ -323,7 +306,7 @@ class ItemsTable:
         cursor.execute(self.sql(columns, width=self._sql.Literal(width)))
         cursor.execute(self.sql("CREATE INDEX ON {items} (u)"))
         cursor.execute(self.sql("CREATE TABLE {about} (one boolean PRIMARY KEY DEFAULT true CHECK (one), about jsonb)"))
-        empty: Json = {"format": _FORMAT, "width": width, "rule": rule.to_json(), "rows": 0, "kept": 0, "revision": 0}
+        empty: Json = {"format": _FORMAT, "width": width, "rule": asdict(rule), "rows": 0, "kept": 0, "revision": 0}
         empty |= {"thresholds": None, "labelled": None, "origin": Origin().to_json(), "approximation": None}
         cursor.execute(self.sql("INSERT INTO {about} (about) VALUES (%s::jsonb)"), (json.dumps(empty),))
         return empty
@@ -352,7 +335,7 @@ class ItemsTable:
 
     def update(self, cursor: Any, about: Json) -> None:
         """Compute thresholds and counts of the current items, and store them."""
-        rule = Rule.from_json(about["rule"])
+        rule = Rule(**about["rule"])
         quantile = self._sql.SQL(_QUANTILE)
         cursor.execute(self.sql("SELECT {quantile} FROM {items}", quantile=quantile), (rule.share,))
         overall, by_class = cursor.fetchone()[0], None
@@ -372,7 +355,7 @@ class ItemsTable:
 
     def kept(self, about: Json) -> tuple[Any, Json]:
         """The condition that an item is kept, and its values."""
-        rule, thresholds = Rule.from_json(about["rule"]), about["thresholds"]
+        rule, thresholds = Rule(**about["rule"]), about["thresholds"]
         if not rule.cleans_items or thresholds is None:
             return self._sql.SQL("true"), {}
         if not rule.per_class:
@@ -391,14 +374,6 @@ class ItemsTable:
         if not exact:
             cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")
             cursor.execute(self.sql("SET LOCAL hnsw.ef_search = {effort}", effort=self._sql.Literal(effort)))
-
-
-def _check_version(version: str) -> None:
-    if tuple(int(one) for one in version.split(".")[:2]) < _OLDEST_HNSW:
-        raise ServerError(
-            f"SafeIndex.approximate: a filtered HNSW index requires pgvector "
-            f"{'.'.join(map(str, _OLDEST_HNSW))} or later; the server has {version}. Update it, or search exactly."
-        )
 
 
 def _parts(ids: Sequence[str]) -> Iterator[list[str]]:

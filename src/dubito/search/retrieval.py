@@ -1,6 +1,20 @@
-"""From nearest items to results: which queries are refused, how many items are searched for, and sets of neighbours."""
+"""From nearest items to results: which queries are refused, how many items are searched for, and sets of neighbours.
 
-from collections.abc import Iterator, Sequence
+A set is all items within a query's uncertainty. Its radius in cosine distance is found by matching quantiles:
+
+    r(u) = Q_D(F_U(u))        F_U: the share of items whose uncertainty is at most u
+                              Q_D: quantiles of the cosine distance 1 - cos from an item to its 10th nearest kept item
+    set(x) = {items: 1 - cos(x, item) <= r(u(x))}
+
+Kirchhof et al. (2024), Section 5.2, name "a set of potential neighbours that is close to an ambiguous input with
+respect to its representation uncertainty" and leave open how wide it is: this definition is ours. It needs no labels,
+grows with u and depends only on the order of uncertainties, so any score will do. A query as certain as the median item
+gets a ball that holds ten items about half of the time; one as uncertain as the most uncertain item gets the widest.
+It guarantees no coverage. Quantiles are kept at 101 levels, and distances are measured on up to 500 items, by the same
+search that finds the neighbours: by an approximation where there is one.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -12,11 +26,15 @@ from dubito.metrics import Array
 from dubito.result import Result, cell, plain
 from dubito.search.backend import Backend, Hits, State
 from dubito.search.inputs import Embeddings
-from dubito.search.radius import Radii
 from dubito.search.rule import Rule
 from dubito.table import to_tensor
 from dubito.types import Json
+from dubito.validate import check_number
 
+REACH = 10
+"""Radii are distances to the tenth neighbour, so a median ball holds about ten items."""
+SAMPLE = 500
+_LEVELS = np.linspace(0.0, 1.0, 101)
 _ROUNDING = 1e-6
 """What float32 leaves open of a cosine: an item exactly at the radius is in the set, in every backend."""
 
@@ -94,7 +112,7 @@ class SearchResult(Result):
     def records(self) -> list[dict[str, Any]]:
         """One row per query."""
         names = self.queries or [str(row) for row in range(len(self))]
-        return [{"query": name, **self._answer(row), "reason": self.reason(row)} for row, name in enumerate(names)]
+        return [{"query": name, **self._neighbours(row), "reason": self.reason(row)} for row, name in enumerate(names)]
 
     def cell(self, key: str, value: Any) -> str:
         """Neighbours in one cell, a set by its size."""
@@ -106,18 +124,17 @@ class SearchResult(Result):
 
     def to_dict(self) -> Json:
         """Everything, query by query."""
-        return {"exact": self.exact, "queries": [self._query(row) for row in range(len(self))]}
+        queries = []
+        for row in range(len(self)):
+            name = {} if self.queries is None else {"id": self.queries[row]}
+            refused = {"refused": bool(self.refused[row]), "reason": self.reason(row)}
+            queries.append({**name, **refused, **self._neighbours(row)})
+        return {"exact": self.exact, "queries": queries}
 
-    def _query(self, row: int) -> Json:
-        name = {} if self.queries is None else {"id": self.queries[row]}
-        return {**name, "refused": bool(self.refused[row]), "reason": self.reason(row), **self._answer(row)}
-
-    def _answer(self, row: int) -> Json:
-        answered = not self.refused[row]
-        values: Json = {"ids": self.ids[row].tolist() if answered else []}
-        values["similarities"] = self.similarities[row].tolist() if answered else []
-        if self.labels is not None:
-            values["labels"] = self.labels[row].tolist() if answered else []
+    def _neighbours(self, row: int) -> Json:
+        kept = 0 if self.refused[row] else None
+        columns = {"ids": self.ids, "similarities": self.similarities, "labels": self.labels}
+        values: Json = {key: column[row].tolist()[:kept] for key, column in columns.items() if column is not None}
         if self.uncertainty is not None:
             values["uncertainty"] = float(self.uncertainty[row])
         if self.sets is not None:
@@ -125,12 +142,47 @@ class SearchResult(Result):
         return values
 
 
+Radii = Float64[np.ndarray, "2 levels"]
+"""Uncertainties, ascending, and below them the radius at each; beyond their range the radius stays constant."""
+
+
+def measure_radii(backend: Backend) -> Radii:
+    """The radii of an index, from distances between its own kept items."""
+    state = backend.state()
+    if state.kept < 2:
+        raise TableError(
+            f"SafeIndex.search: sets need distances between at least two kept items; got {state.kept}. Add items, "
+            f"or search with sets=False."
+        )
+    ids, vectors = backend.sample(SAMPLE)
+    hits = backend.nearest(vectors, min(REACH, state.kept - 1) + 1, exact=False).without(np.array(ids, dtype=object))
+    distances = np.quantile(np.maximum(0.0, 1.0 - hits.similarities[:, -1].astype(np.float64)), _LEVELS)
+    return match_quantiles(backend.uncertainty_quantiles(_LEVELS), distances)
+
+
+def match_quantiles(u: Float64[np.ndarray, "m"], distances: Float64[np.ndarray, "m"]) -> Radii:
+    """Quantiles of uncertainties and of distances as one map; of equal uncertainties, the widest radius counts.
+
+    >>> np.interp([0.0, 1.0, 1.5, 9.0], *match_quantiles(np.array([1.0, 1.0, 2.0]), np.array([0.1, 0.2, 0.4])))
+    array([0.2, 0.2, 0.3, 0.4])
+    """
+    return np.stack([u, distances])[:, np.append(u[1:] != u[:-1], True)]
+
+
 def query_limits(
     queries: Embeddings, rule: Rule, state: State, refuse_above: float | Array | None
 ) -> tuple[Float64[np.ndarray, "n"], str]:
     """The threshold of every query, and what it is, in words."""
     if refuse_above is not None:
-        return _custom_limits(refuse_above, queries.rows), "the threshold that you set"
+        limits: Float64[np.ndarray, "..."] = to_tensor(refuse_above, "SafeIndex.search: refuse_above").double().numpy()
+        if limits.ndim and limits.shape != (queries.rows,):
+            raise TableError(
+                f"SafeIndex.search: refuse_above must be one number, or one per query, ({queries.rows},); got "
+                f"{limits.shape}. Give the same queries."
+            )
+        if np.isnan(limits).any():
+            raise ValueRangeError("SafeIndex.search: refuse_above must be numbers; got NaN. Infinity refuses no query.")
+        return np.full(queries.rows, limits), "the threshold that you set"
     if not rule.refuses_queries or state.thresholds is None:
         return np.full(queries.rows, np.inf), "no threshold"
     if rule.per_class and queries.labels is None:
@@ -138,21 +190,9 @@ def query_limits(
             "SafeIndex.search: per_class=True needs the class of every query, true or predicted; got no labels. "
             "Give labels=..., refuse_above=index.thresholds.overall, or build the index with clean='items'."
         )
-    if rule.per_class and other_classes(queries, state):
-        raise TableError(
-            f"SafeIndex.search: per_class=True needs queries of the items' classes; those of {queries.name} have other "
-            f"names, so one number means two classes. Give labels=... with the numbers that the items have, or one "
-            f"threshold with refuse_above=...."
-        )
-    limits = state.thresholds.of(queries.rows, queries.labels)
+    queries.origin.check(state.origin, by=queries.by, name=queries.name, classes=rule.per_class)
     which = "the items of its class" if rule.per_class else "the items"
-    return limits, f"the {rule.quantile:.4g} quantile of {which}"
-
-
-def other_classes(embeddings: Embeddings, state: State) -> bool:
-    """Whether the classes have other names than those of the items, where both are known."""
-    here, there = embeddings.origin.classes, state.origin.classes
-    return bool(here and there and here != there)
+    return state.thresholds.of(queries.rows, queries.labels), f"the {rule.quantile:.4g} quantile of {which}"
 
 
 def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence[str] | None, queries: int) -> int:
@@ -163,42 +203,35 @@ def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence
             f"SafeIndex.search: with exclude at least two items must be searched; there is {state.kept} ({state.rows} "
             f"in all). Add items, or search without exclude."
         )
-    if not 1 <= k <= available:
-        own = " less the excluded one" if exclude is not None else ""
-        raise ValueRangeError(
-            f"SafeIndex.search: k must be between 1 and {available}, the items that are searched{own} ({state.rows} in "
-            f"all, {state.rows - state.kept} left out as too uncertain); got {k}. Choose a smaller k or add items."
-        )
+    less = ", less the excluded one" if exclude is not None else ""
+    hint = f"{state.kept} of {state.rows} items are searched{less}: choose a smaller k, or add items."
+    check_number(k, f"[1, {available}]", by="SafeIndex.search", what="k", whole=True, hint=hint)
     if exclude is not None and len(exclude) != queries:
         raise TableError(
             f"SafeIndex.search: exclude must have one id per query, {queries}; got {len(exclude)}. Name all queries."
         )
     if at_most is None:
         return k
-    if at_most < 1:
-        raise ValueRangeError(f"SafeIndex.search: at_most must be at least 1; got {at_most}. 100 is usual.")
+    check_number(at_most, "[1, inf)", by="SafeIndex.search", what="at_most", whole=True, hint="100 is usual.")
     # One more than a set may have shows whether it is cut off.
     return min(max(k, at_most + 1), available)
 
 
 def nearest_items(
-    backend: Backend,
-    queries: Embeddings,
-    refused: Bool[np.ndarray, "n"],
-    k: int,
-    exclude: Sequence[str] | None,
-    *,
-    labelled: bool,
+    backend: Backend, queries: Embeddings, refused: Bool[np.ndarray, "n"], k: int, exclude: Sequence[str] | None
 ) -> Hits:
     """The k nearest items of each query that is not refused."""
-    more = k + (exclude is not None)
-    parts = [backend.nearest(block, more, exact=False) for block in _accepted(queries, refused) if len(block)]
-    hits = _concatenated(parts, more, labelled)
+    parts, start = [], 0
+    for block in queries.unit_vectors():  # the features of refused queries are checked, too
+        here = refused[start : start + len(block)]
+        start += len(block)
+        parts.append(backend.nearest(block[~here] if here.any() else block, k + (exclude is not None), exact=False))
+    hits = parts[0] if len(parts) == 1 else Hits.concatenated(parts)
     np.clip(hits.similarities, -1.0, 1.0, out=hits.similarities)
     if exclude is None:
         return hits
     names: Any = np.array(exclude, dtype=object)
-    return _without(hits, names[~refused])
+    return hits.without(names[~refused])
 
 
 def per_query(hits: Hits, refused: Bool[np.ndarray, "n"], k: int) -> Json:
@@ -223,52 +256,10 @@ def neighbour_sets(
 ) -> tuple[NeighbourSet | None, ...]:
     """For each query the items within its uncertainty; None for a refused one."""
     sets: list[NeighbourSet | None] = [None] * len(refused)
-    radius = radii.of(u[~refused])
+    radius = np.interp(u[~refused], *radii)
     near = (1.0 - hits.similarities.astype(np.float64) <= radius[:, None] + _ROUNDING).sum(1)
     for row, query in enumerate(np.flatnonzero(~refused).tolist()):
         size = min(int(near[row]), at_most)
         ids, cosines = hits.ids[row, :size].tolist(), hits.similarities[row, :size].tolist()
         sets[query] = NeighbourSet(tuple(ids), tuple(cosines), float(radius[row]), cut_off=bool(near[row] > at_most))
     return tuple(sets)
-
-
-def _custom_limits(refuse_above: float | Array, rows: int) -> Float64[np.ndarray, "n"]:
-    limits: Float64[np.ndarray, "..."] = to_tensor(refuse_above, "SafeIndex.search: refuse_above").double().numpy()
-    if limits.ndim and limits.shape != (rows,):
-        raise TableError(
-            f"SafeIndex.search: refuse_above must be one number, or one per query, ({rows},); got {limits.shape}. Give "
-            f"the same queries."
-        )
-    if np.isnan(limits).any():
-        raise ValueRangeError("SafeIndex.search: refuse_above must be numbers; got NaN. Infinity refuses no query.")
-    return np.full(rows, limits)
-
-
-def _accepted(queries: Embeddings, refused: Bool[np.ndarray, "n"]) -> Iterator[Float32[np.ndarray, "_ d"]]:
-    """Unit vectors of the queries that are not refused, block by block; the features of all are checked."""
-    start = 0
-    for block in queries.unit_vectors():
-        here = refused[start : start + len(block)]
-        yield block[~here] if here.any() else block
-        start += len(block)
-
-
-def _concatenated(parts: list[Hits], k: int, labelled: bool) -> Hits:
-    if len(parts) == 1:
-        return parts[0]
-    labels = [np.empty((0, k), dtype=np.int64), *(part.labels for part in parts if part.labels is not None)]
-    return Hits(
-        np.concatenate([np.empty((0, k), dtype=object), *(part.ids for part in parts)]),
-        np.concatenate([np.empty((0, k), dtype=np.float32), *(part.similarities for part in parts)]),
-        np.concatenate(labels) if labelled else None,
-        all(part.exact for part in parts),
-    )
-
-
-def _without(hits: Hits, exclude: Any) -> Hits:
-    """One neighbour fewer per query: the excluded one, or the last."""
-    own = hits.ids == exclude[:, None]
-    own[~own.any(1), -1] = True
-    shape = (len(own), own.shape[1] - 1)
-    labels = None if hits.labels is None else hits.labels[~own].reshape(shape)
-    return Hits(hits.ids[~own].reshape(shape), hits.similarities[~own].reshape(shape), labels, hits.exact)

@@ -11,16 +11,16 @@ threshold is the uncertainty of an item and never between two, so a database com
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, final, get_args
+from dataclasses import dataclass
+from typing import final, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from dubito.choices import Clean
-from dubito.errors import ArtefactError, TableError, ValueRangeError
+from dubito.errors import TableError, ValueRangeError
 from dubito.types import Json
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_number
 
 _ROUNDING = 1e-12
 """0.55 of 100 items are 55 of them, whatever the last bit of the product says."""
@@ -44,14 +44,12 @@ class Thresholds:
         if self.by_class is None or labels is None:
             return np.full(n, self.overall)
         classes, place = np.unique(labels, return_inverse=True)
-        unknown = [int(one) for one in classes if int(one) not in self.by_class]
-        if unknown:
+        if unknown := [int(one) for one in classes if int(one) not in self.by_class]:
             raise ValueRangeError(
                 f"SafeIndex: a threshold per class needs items of that class; there are none of class {unknown[0]}. "
                 f"Add some, give refuse_above=..., or build the index with per_class=False."
             )
-        limits: Float64[np.ndarray, "c"] = np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)
-        return limits[place]
+        return np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)[place]
 
     def to_json(self) -> Json:
         """Plain values; the keys of JSON are strings."""
@@ -81,11 +79,8 @@ class Rule:
     per_class: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.quantile <= 1:
-            raise ValueRangeError(
-                f"SafeIndex: quantile must be in (0, 1], the share of items that is kept; got {self.quantile}. "
-                f"0.9 is usual."
-            )
+        hint = "It is the share of items that is kept; 0.9 is usual."
+        check_number(self.quantile, "(0, 1]", by="SafeIndex", what="quantile", hint=hint)
         check_choice(self.clean, get_args(Clean), by="SafeIndex", what="clean")
 
     @property
@@ -123,8 +118,7 @@ class Rule:
         """Which items are kept, and so searched."""
         if not self.cleans_items:
             return np.ones(len(u), dtype=bool)
-        kept: Bool[np.ndarray, "n"] = u <= thresholds.of(len(u), labels)
-        return kept
+        return np.less_equal(u, thresholds.of(len(u), labels))
 
     @property
     def share(self) -> float:
@@ -134,17 +128,3 @@ class Rule:
     def _quantile(self, u: Float64[np.ndarray, "n"]) -> float:
         place = max(1, math.ceil(self.share * len(u))) - 1
         return float(np.partition(u, place)[place])
-
-    def to_json(self) -> Json:
-        """All settings."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Any) -> "Rule":
-        """The inverse of `to_json`."""
-        try:
-            return cls(float(values["quantile"]), values["clean"], bool(values["per_class"]))
-        except (KeyError, TypeError, ValueError, ValueRangeError) as error:
-            raise ArtefactError(
-                f"SafeIndex: {values!r} is not the rule of an index ({error}). Build the index again."
-            ) from error

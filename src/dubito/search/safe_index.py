@@ -2,7 +2,7 @@
 
     cos(x, item) on features at length one, exact by default
     a query with u(x) > t is refused, an item with u > t is never returned        t: see `rule`
-    set(x) = {items: 1 - cos(x, item) <= r(u(x))}                                  r: see `radius`
+    set(x) = {items: 1 - cos(x, item) <= r(u(x))}                                  r: see `retrieval`
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Section 5.2 and Table 1: ambiguous queries are matched with an
 arbitrary class, and ambiguous items lie between classes, where they attract queries of both. The paper filters a whole
@@ -10,7 +10,6 @@ data set by itself. Here queries arrive one at a time, so they are compared with
 """
 
 import operator
-from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -18,25 +17,30 @@ import numpy as np
 from jaxtyping import Bool
 
 from dubito.choices import Clean
-from dubito.errors import ArtefactError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
-from dubito.search.backend import Approximation, Backend, State, approximate
+from dubito.scores.artefact import load_score, save_score
+from dubito.scores.registry import SCORES
+from dubito.search.backend import Approximation, Backend, State
 from dubito.search.inputs import Embeddings, Names, as_list, duplicate, feature_width, read_embeddings
-from dubito.search.memory import MemoryBackend
-from dubito.search.radius import Radii, measure_radii
+from dubito.search.memory import FOLDER, MemoryBackend
 from dubito.search.retrieval import (
+    Radii,
     SearchResult,
+    measure_radii,
     nearest_items,
     neighbour_count,
     neighbour_sets,
-    other_classes,
     per_query,
     query_limits,
 )
 from dubito.search.rule import Rule, Thresholds
-from dubito.search.saving import Parts, read_index, write_index
 from dubito.table import Provenance, Table
 from dubito.types import Json, Score
+from dubito.validate import check_number
+
+_TOP, _QUERIES = 10, 200
+"""Neighbours whose recall is measured, and how many items serve as queries."""
 
 
 @final
@@ -63,11 +67,10 @@ class SafeIndex:
         per_class: bool = False,
         score: Score | None = None,
     ) -> None:
-        if width < 1:
-            raise ValueRangeError(f"SafeIndex: width must be at least 1, the width of the features; got {width}.")
+        check_number(width, "[1, inf)", by="SafeIndex", what="width", whole=True, hint="Give that of the features.")
         self.backend: Backend = MemoryBackend(width, Rule(quantile, clean, per_class))
         self.score = score
-        self._radii: Radii | None = None
+        self._radii: tuple[int, Radii] | None = None  # and the revision of the items that they were measured on
 
     @classmethod
     def build(
@@ -135,10 +138,20 @@ class SafeIndex:
             mapped: Memory-map the vectors rather than read them now.
             check: Read every byte once and compare checksums: a second for a million vectors of 512 numbers.
         """
-        parts = read_index(Path(folder), mapped=mapped, check=check)
-        index = cls._over(parts.backend, parts.score)
-        index._radii = parts.radii
-        return index
+
+        def read(saved: Json) -> "SafeIndex":
+            place = Path(folder)
+            paths = {kind: FOLDER.part(place, name, check=check) for kind, name in saved["files"].items()}
+            backend = MemoryBackend.read(paths, saved, f"the index in '{folder}'", mapped=mapped)
+            index = cls._over(backend, load_score(paths["score"]) if "score" in paths else None)
+            if saved["radii"]:
+                radii: Radii = np.array(saved["radii"], dtype=np.float64)
+                if radii.ndim != 2 or len(radii) != 2 or not np.isfinite(radii).all():
+                    raise ValueError("radii must be as many distances as uncertainties, all of them finite")
+                index._radii = backend.state().revision, radii
+            return index
+
+        return FOLDER.load(Path(folder), read)
 
     def save(self, folder: str | Path) -> Path:
         """Save the index in a folder: a new or empty one, or in place of the index there.
@@ -150,8 +163,22 @@ class SafeIndex:
                 "SafeIndex.save: this index is on a server, which has stored every change already. Open it with "
                 "SafeIndex.on_server, or build one in memory from the same items to save it."
             )
-        current = self._radii if self._radii and self._radii.revision == self.backend.state().revision else None
-        write_index(Path(folder), Parts(self.backend, self.score, current))
+        backend, score = self.backend, self.score
+        if score is not None and type(score) is not SCORES.get(score.name):
+            raise ArtefactError(
+                f"SafeIndex.save: {score.name} is not one of dubito's own scores, so it could not be loaded again. Set "
+                f"index.score = None and save again; after load, give queries their uncertainties."
+            )
+        revision, radii = self._radii or (None, None)
+
+        def write(place: Path) -> Json:
+            described = backend.write(place)
+            if score is not None:
+                described["files"]["score"] = FOLDER.put_folder(place, "score", lambda part: save_score(score, part))
+            current = radii is not None and revision == backend.state().revision
+            return {**described, "radii": radii.tolist() if current else None}
+
+        FOLDER.save(Path(folder), write)
         return Path(folder)
 
     def close(self) -> None:
@@ -222,7 +249,15 @@ class SafeIndex:
         )
         new.require_uncertainties(self.score, "item")
         names = new.ids or [str(state.rows + row) for row in range(new.rows)]
-        self._check_new_ids(names, named=new.ids is not None)
+        if twice := duplicate(names):
+            raise TableError(
+                f"SafeIndex.add: ids must be unique; got '{twice}' twice. Nothing was added: rename one of them."
+            )
+        if existing := sorted(self.backend.existing(names)):
+            raise TableError(
+                f"SafeIndex.add: ids must be new; {len(existing)} of {len(names)} are in the index, such as "
+                f"'{existing[0]}'. Nothing was added: {'remove them first' if new.ids else 'give ids=...'}."
+            )
         if not new.rows:
             return
         _check_labels(new, state, self.rule)
@@ -279,10 +314,12 @@ class SafeIndex:
         limits, against = query_limits(embedded, self.rule, state, refuse_above)
         refused: Bool[np.ndarray, "n"] = np.zeros(embedded.rows, bool) if embedded.u is None else embedded.u > limits
         count = neighbour_count(k, at_most if sets else None, state, own, embedded.rows)
-        hits = nearest_items(self.backend, embedded, refused, count, own, labelled=bool(state.labelled))
+        hits = nearest_items(self.backend, embedded, refused, count, own)
         within = None
         if sets and embedded.u is not None:
-            within = neighbour_sets(hits, self._current_radii(state), embedded.u, refused, at_most)
+            if self._radii is None or self._radii[0] != state.revision:
+                self._radii = state.revision, measure_radii(self.backend)
+            within = neighbour_sets(hits, self._radii[1], embedded.u, refused, at_most)
         return SearchResult(
             **per_query(hits, refused, k),
             refused=refused,
@@ -297,6 +334,10 @@ class SafeIndex:
     def approximate(self, kind: str | None = None, *, effort: int | None = None) -> Approximation:
         """Search an approximation from now on, and measure how often it finds what the exact search finds.
 
+            recall = mean over items of |exact top 10 and approximate top 10| / 10, the item itself not counted
+
+        on up to 200 kept items as queries. It is built from the items, so new images get a slightly lower recall.
+
         Args:
             kind: In memory a string for faiss.index_factory, such as "HNSW32"; by default an IVF with eight bits per
                 number. On a server "hnsw". In memory, adding and removing items discards it; a server keeps it up to
@@ -304,7 +345,19 @@ class SafeIndex:
             effort: How much of it is searched: nprobe of an IVF, ef_search of an HNSW.
         """
         _thresholds(self.backend.state())
-        return approximate(self.backend, kind, effort)
+        if effort is not None:
+            check_number(effort, "[1, inf)", by="SafeIndex.approximate", what="effort", whole=True)
+        built = self.backend.build_approximation(kind, effort)
+        ids, vectors = self.backend.sample(_QUERIES)
+        k = min(_TOP + 1, self.kept)
+        exact, approximated = (self.backend.nearest(vectors, k, exact=exact).ids.tolist() for exact in (True, False))
+        recalls = [
+            len({*one} & {*other} - {own}) / max(1, len({*one} - {own}))
+            for own, one, other in zip(ids, exact, approximated, strict=True)
+        ]
+        approximation = Approximation(built, float(np.mean(recalls)) if k > 1 else 1.0, len(ids))
+        self.backend.approximation = approximation
+        return approximation
 
     @classmethod
     def _over(cls, backend: Backend, score: Score | None) -> "SafeIndex":
@@ -312,22 +365,6 @@ class SafeIndex:
         index = cls(backend.width, score=score)
         index.backend = backend
         return index
-
-    def _current_radii(self, state: State) -> Radii:
-        if self._radii is None or self._radii.revision != state.revision:
-            self._radii = measure_radii(self.backend)
-        return self._radii
-
-    def _check_new_ids(self, names: Sequence[str], *, named: bool) -> None:
-        if twice := duplicate(names):
-            raise TableError(
-                f"SafeIndex.add: ids must be unique; got '{twice}' twice. Nothing was added: rename one of them."
-            )
-        if existing := sorted(self.backend.existing(names)):
-            raise TableError(
-                f"SafeIndex.add: ids must be new; {len(existing)} of {len(names)} are in the index, such as "
-                f"'{existing[0]}'. Nothing was added: {'remove them first' if named else 'give ids=...'}."
-            )
 
 
 def _thresholds(state: State) -> Thresholds:
@@ -347,8 +384,4 @@ def _check_labels(new: Embeddings, state: State, rule: Rule) -> None:
         )
     if rule.per_class and not labelled:
         rule.thresholds(np.zeros(1), None)  # raises, and says what is missing
-    if other_classes(new, state):
-        raise TableError(
-            f"SafeIndex.add: a number must mean one class; the classes of {new.name} have other names than those of "
-            f"the items. Nothing was added: give labels=... with the numbers that the items have."
-        )
+    new.origin.check(state.origin, by=new.by, name=new.name, classes=True)
