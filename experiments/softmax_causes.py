@@ -10,7 +10,7 @@ other DIR holds cifar10.npz, MNIST/raw and FashionMNIST/raw.
                is fitted on the 50,000 training images. Accuracies are checked first: 91.7 and 93.4 %.
     MNIST      MNIST, Fashion-MNIST and notMNIST in all pairings, for a LeNet (appendix C.1, ten classes) trained on one
                of them here for two epochs, as the paper's LeNets are, for each seed anew. Of the 10,000 notMNIST
-               letters, 8,000 are for training and 2,000 known test images; as OOD images all 10,000 serve.
+               letters, 8,000 are for training and 2,000 in-distribution test images; as OOD images all 10,000 serve.
 
 The density is that of the paper for networks trained from scratch: K = 10 Gaussians with full covariances on the
 features after the non-linearity, 1e-5 on the variances. For the ResNets, D is also given for two others with their

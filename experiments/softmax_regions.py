@@ -1,4 +1,4 @@
-"""Where does softmax notice a foreign image? Figs 2, 3, 8 and 9 of Pearce et al. (2021), drawn anew.
+"""Where does softmax notice an OOD image? Figs 2, 3, 8 and 9 of Pearce et al. (2021), drawn anew.
 
     python experiments/softmax_regions.py --to DIR [--epsilon 0.05]
 
