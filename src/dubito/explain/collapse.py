@@ -24,14 +24,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
-import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.explain.sub_ensembles import BY, Partitioned, check_same_ensemble, partition
-from dubito.metrics import Interval, balanced_auroc
-from dubito.metrics.bootstrap import draw_rows, percentiles
+from dubito.explain.sub_ensembles import (
+    BY,
+    Means,
+    Partitioned,
+    check_same_ensemble,
+    partition,
+    resampled_aurocs,
+    resampled_means,
+)
+from dubito.metrics import Interval
+from dubito.metrics.bootstrap import percentiles
 from dubito.result import Result, axes
 from dubito.table import Table
 from dubito.types import Json
@@ -42,8 +49,6 @@ if TYPE_CHECKING:
 
 ByModel = Mapping[Any, Table]
 """Tables by the size of the models that made them: positive numbers."""
-Means = Float64[np.ndarray, "b v"]
-"""Of total, aleatoric and MI by size: the first row of all images, then of every resample."""
 CollapseKind = Literal["same", "unknown", "collapse", "partial", "none"]
 """No disagreement at all; nothing to compare; MI falls as averaging makes it; falls less; stays."""
 
@@ -173,24 +178,17 @@ class Collapse(Result):
         return {
             "same": f"Your members are the same model: they disagree about none of {self.rows} images. "
             f"Use members that were trained apart: with other seeds, data or architectures.",
-            "unknown": self._not_comparable(),
+            "unknown": f"MI of {self.members} members is known, but not that of sub-ensembles, so whether it collapses "
+            f'cannot be seen. Keep the members\' logits (keep="logits") to split them.'
+            if any(self.members % size == 0 for size in range(2, self.members // 2 + 1))
+            else f"{self.members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot "
+            f"be seen. Give at least 4, an even number.",
             "collapse": f"{groups} of your members agree; {falls} ({by_averaging}): use the inner level ({whole}).",
             "partial": f"{falls}, less than averaging would make it ({by_averaging}): {groups.lower()} keep "
             f"differences of their own. Use {whole}: nothing is lost there.",
             "none": f"No collapse: {stays} from 1 to {last.size} ({times(last.fall.value)}; {by_averaging}). Members "
             f"of a sub-ensemble are alike, and sub-ensembles differ: one member of each would say nearly as much.",
         }[self.kind]
-
-    def _not_comparable(self) -> str:
-        if any(self.members % size == 0 for size in range(2, self.members // 2 + 1)):
-            return (
-                f"MI of {self.members} members is known, but not that of sub-ensembles, so whether it collapses cannot "
-                f'be seen. Keep the members\' logits (keep="logits") to split them.'
-            )
-        return (
-            f"{self.members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot be "
-            f"seen. Give at least 4, an even number."
-        )
 
     def title(self) -> str:
         """Which ensemble, on which images."""
@@ -232,9 +230,21 @@ class Collapse(Result):
                 f"MI falls about as s^-{exponent.value:.2f} [{exponent.low:.2f}, {exponent.high:.2f}] with the size s "
                 f"of sub-ensembles; if members were alike and differed little, as s^-{self.decay.expected:.2f}."
             )
-        if self.change is not None and first.auroc is not None and last.auroc is not None:
-            sentences.append(_detection(self, first.auroc, last.auroc, self.change))
-        return sentences
+        return [*sentences, *self._detection()]
+
+    def _detection(self) -> list[str]:
+        """How well MI detects OOD images with single members and in the largest sub-ensembles."""
+        first, last, change = self.levels[0], self.levels[-1], self.change
+        if change is None or first.auroc is None or last.auroc is None:
+            return []
+        ends = f"AUROC of MI, {self.ood} against {self.name}: {_percent(first.auroc)} with single members"
+        then = f"{_percent(last.auroc)} with {last}"
+        gap = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+        if change.high < 0:
+            return [f"{ends}, but {then}, {gap}: the outer level also detects OOD images less well."]
+        if change.low > 0:
+            return [f"{ends}, and even {then}, {gap}."]
+        return [f"{ends}, {then}: no change beyond the interval ({gap})."]
 
 
 @final
@@ -352,8 +362,8 @@ def diagnose_ensemble(
         if key in others:
             outside = partition(others[key], of, partitions=partitions, seed=seed, default_name="ood")
             check_same_ensemble(one, others[key], of, inside, outside)
-        means.append(_means(inside, resamples, seed))
-        aurocs = None if outside is None else _aurocs(inside, outside, resamples, seed)
+        means.append(resampled_means(inside, resamples, seed))
+        aurocs = None if outside is None else resampled_aurocs(inside, outside, resamples, seed)
         ensembles.append(_collapse(inside, outside, means[-1], aurocs, key, confidence))
     if len(ensembles) == 1:
         return EnsembleDiagnosis(of, tuple(ensembles), confidence)
@@ -412,25 +422,6 @@ def _collapse(
         scores=inside.first,
         ood_scores={} if outside is None else outside.first,
     )
-
-
-def _means(of: Partitioned, resamples: int, seed: int) -> Means:
-    """MI is averaged over partitions before rows are drawn: intervals are those of images."""
-    rows = torch.stack([of.total, of.aleatoric, *(values.mean(1) for values in of.between)], 1).numpy()
-    drawn = [rows[line].mean(0) for block in draw_rows(len(rows), resamples, seed) for line in block]
-    return np.stack([rows.mean(0), *drawn])
-
-
-def _aurocs(
-    inside: Partitioned, outside: Partitioned, resamples: int, seed: int
-) -> tuple[Float64[np.ndarray, "b q"], Float64[np.ndarray, "q"]]:
-    """By size, over partitions: the mean, in the first row of balanced draws, then of resamples; and the deviation."""
-    scores, ood_scores = (torch.cat(side.between, 1).T.contiguous().numpy() for side in (inside, outside))
-    aurocs = balanced_auroc(scores, ood_scores, draws=5, resamples=resamples, seed=seed)
-    both = np.concatenate([aurocs.drawn.mean(0, keepdims=True), aurocs.resampled])
-    ends = np.cumsum([values.shape[1] for values in inside.between])
-    by_size = np.split(both, ends[:-1], axis=1)
-    return np.stack([part.mean(1) for part in by_size], 1), np.array([part[0].std() for part in by_size])
 
 
 def _fitted(
@@ -498,14 +489,3 @@ def times(value: float) -> str:
 
 def _percent(share: Interval) -> str:
     return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-
-
-def _detection(collapse: Collapse, first: Interval, last: Interval, change: Interval) -> str:
-    ends = f"AUROC of MI, {collapse.ood} against {collapse.name}: {_percent(first)} with single members"
-    then = f"{_percent(last)} with {collapse.levels[-1]}"
-    gap = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
-    if change.high < 0:
-        return f"{ends}, but {then}, {gap}: the outer level also detects OOD images less well."
-    if change.low > 0:
-        return f"{ends}, and even {then}, {gap}."
-    return f"{ends}, {then}: no change beyond the interval ({gap})."

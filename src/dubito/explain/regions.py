@@ -47,7 +47,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, final, runtime_checkable
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -164,9 +164,7 @@ class Region(Protocol):
         ...
 
 
-@final
-@dataclass(frozen=True)
-class ExactRegion:
+class ExactRegion(NamedTuple):
     """Def. 1: uncertainty above a threshold.
 
     Attributes:
@@ -182,9 +180,7 @@ class ExactRegion:
         return self.uncertainty(z) > self.threshold
 
 
-@final
-@dataclass(frozen=True)
-class TwoClassRegion:
+class TwoClassRegion(NamedTuple):
     """Theorem 1: between two hyperplanes, each parallel to the decision boundary.
 
     Attributes:
@@ -241,9 +237,7 @@ class LinearRegion:
         return top[:, 0] - top[:, 1] < self.half_width
 
 
-@final
-@dataclass(frozen=True)
-class EllipsoidRegion:
+class EllipsoidRegion(NamedTuple):
     """Prop. 2: outside an ellipsoid around every component.
 
     Attributes:

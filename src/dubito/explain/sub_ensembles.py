@@ -6,18 +6,22 @@ order. Or from what the extraction summed up (NAME and NAME_between), which know
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.errors import MissingColumnError, TableError
 from dubito.explain.diagnosis import short_name
-from dubito.metrics import SUMMARY, decompose, partitioned, sub_ensembles
+from dubito.metrics import SUMMARY, balanced_auroc, decompose, partitioned, sub_ensembles
+from dubito.metrics.bootstrap import draw_rows
 from dubito.table import Table, settings_difference
 from dubito.types import finite
 from dubito.validate import check_rows
 
 BY = "diagnose_ensemble"
+Means = Float64[np.ndarray, "b v"]
+"""Of total, aleatoric and MI by size: the first row of all images, then of every resample."""
 _NEIGHBOURS = "neighbours, in their stored order"
 _NUMBERS_AT_ONCE = 2**22
 """Probabilities in memory: a few copies of 32 MB."""
@@ -96,6 +100,25 @@ def check_same_ensemble(table: Table, ood: Table, of: str, inside: Partitioned, 
             f"{BY}: '{of}' of {ood.name} and of {table.name} must have the same members and settings; they differ in "
             f"{differing}. Extract both alike."
         )
+
+
+def resampled_means(of: Partitioned, resamples: int, seed: int) -> Means:
+    """MI is averaged over partitions before rows are drawn: intervals are those of images."""
+    rows = torch.stack([of.total, of.aleatoric, *(values.mean(1) for values in of.between)], 1).numpy()
+    drawn = [rows[line].mean(0) for block in draw_rows(len(rows), resamples, seed) for line in block]
+    return np.stack([rows.mean(0), *drawn])
+
+
+def resampled_aurocs(
+    inside: Partitioned, outside: Partitioned, resamples: int, seed: int
+) -> tuple[Float64[np.ndarray, "b q"], Float64[np.ndarray, "q"]]:
+    """By size, over partitions: the mean, in the first row of balanced draws, then of resamples; and the deviation."""
+    scores, ood_scores = (torch.cat(side.between, 1).T.contiguous().numpy() for side in (inside, outside))
+    aurocs = balanced_auroc(scores, ood_scores, draws=5, resamples=resamples, seed=seed)
+    both = np.concatenate([aurocs.drawn.mean(0, keepdims=True), aurocs.resampled])
+    ends = np.cumsum([values.shape[1] for values in inside.between])
+    by_size = np.split(both, ends[:-1], axis=1)
+    return np.stack([part.mean(1) for part in by_size], 1), np.array([part[0].std() for part in by_size])
 
 
 def _from_logits(table: Table, of: str, name: str, partitions: int, seed: int) -> Partitioned:

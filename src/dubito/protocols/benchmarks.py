@@ -34,29 +34,23 @@ Opener = Callable[[Path, str], Images]
 """Opens one split of the data set below a root."""
 
 _HALVES = {"test": "second", "train": "first"}
-_SPLIT = ("test", "train", "all")
-_FOLDERS = "one folder per class"
 _LISTS = {"test": "Ebay_test.txt", "train": "Ebay_train.txt"}
 _LIST_HEADER = ["image_id", "class_id", "super_class_id", "path"]
 
 
 class Benchmark(NamedTuple):
-    """One data set: its names, its layout on disk, and its splits.
+    """One data set: its layout on disk and its splits. Every one may also be a folder with one folder per class.
 
     Attributes:
-        name: Name for `open_benchmark`.
-        title: Name in the paper.
-        layout: What the root should hold, in words.
+        layout: What else the root may hold, in words.
+        places: What marks that layout below the root, and what opens it; the first that exists counts.
         splits: Values of `split`, the default first.
-        places: What marks a layout below the root, and what opens it; the first that exists counts.
         by_class: Whether splits are halves of the classes, not of the images.
     """
 
-    name: str
-    title: str
     layout: str
-    splits: tuple[str, ...]
     places: Mapping[str, Opener]
+    splits: tuple[str, ...] = ("test", "train", "all")
     by_class: bool = False
 
 
@@ -65,7 +59,7 @@ def open_benchmark(name: str, root: str | Path, *, split: str | None = None) -> 
 
     Args:
         name: One of `BENCHMARKS`.
-        root: The folder that holds it; `BENCHMARKS[name].layout` says how.
+        root: The folder that holds it: one folder per class, or as `BENCHMARKS[name].layout` says.
         split: "test", "train" or "all", if the data set has them. Default: its test side.
 
     Raises:
@@ -77,8 +71,8 @@ def open_benchmark(name: str, root: str | Path, *, split: str | None = None) -> 
     chosen = benchmark.splits[0] if split is None else split
     check_choice(chosen, benchmark.splits, by="open_benchmark", what=f"split of {name}")
     if not folder.is_dir():
-        raise ImagesError(f"{name}: '{folder}' must be an existing folder. Expected in it: {benchmark.layout}.")
-    images = _open(benchmark, folder, chosen, explicit=split is not None)
+        raise ImagesError(f"{name}: '{folder}' must be an existing folder. Expected in it: {_expected(name)}.")
+    images = _open(name, folder, chosen, explicit=split is not None)
     return class_split(images, half=_HALVES[chosen]) if benchmark.by_class and chosen in _HALVES else images
 
 
@@ -101,16 +95,21 @@ def class_split(images: Images, *, half: str = "second") -> Subset:
     return Subset(images, chosen.nonzero()[:, 0].tolist())
 
 
-def _open(benchmark: Benchmark, root: Path, split: str, *, explicit: bool) -> Images:
+def _expected(name: str) -> str:
+    return f"{BENCHMARKS[name].layout}, or one folder per class".removeprefix(", or ")
+
+
+def _open(name: str, root: Path, split: str, *, explicit: bool) -> Images:
     """Open the first layout that exists, else class folders."""
+    benchmark = BENCHMARKS[name]
     for place, opener in benchmark.places.items():
         if (root / place).exists():
             try:
                 return opener(root, split)
             except (RuntimeError, OSError, KeyError, ValueError) as error:
                 raise ImagesError(
-                    f"{benchmark.name}: '{root / place}' must be complete; reading it failed: {error}. "
-                    f"Expected: {benchmark.layout}."
+                    f"{name}: '{root / place}' must be complete; reading it failed: {error}. "
+                    f"Expected: {_expected(name)}."
                 ) from error
     whole = benchmark.by_class or split == "all"
     below = root if whole or not (root / split).is_dir() else root / split
@@ -124,7 +123,7 @@ def _open(benchmark: Benchmark, root: Path, split: str, *, explicit: bool) -> Im
             cause = error
     there = sorted(entry.name for entry in root.iterdir())
     raise ImagesError(
-        f"{benchmark.name}: '{root}' must hold {benchmark.layout}; "
+        f"{name}: '{root}' must hold {_expected(name)}; "
         f"it holds {some(there) if there else 'nothing'}. Give the folder that has one of those."
     ) from cause
 
@@ -213,91 +212,56 @@ def _samples(dataset: Any) -> list[tuple[Any, int]]:
 
 
 _THREE_SPLITS = {"test": "test", "train": "train", "val": "val"}
-_ALL_BENCHMARKS = (
-    Benchmark(
-        "cub200",
-        "CUB 200",
-        "CUB_200_2011/images/001.Black_footed_Albatross/*.jpg and so on, or " + _FOLDERS,
-        _SPLIT,
-        {place: partial(_class_folders, place) for place in ("CUB_200_2011/images", "images")},
+_PET_SPLITS = {"test": "test", "train": "trainval"}
+_BIRDS = ("CUB_200_2011/images", "images")
+_OBJECTS = ("caltech101/101_ObjectCategories", "101_ObjectCategories")
+_PRODUCTS = ("Stanford_Online_Products/Ebay_test.txt", "Ebay_test.txt")
+_BENCHMARKS = {
+    "cub200": Benchmark(
+        "CUB_200_2011/images/001.Black_footed_Albatross/*.jpg and so on",
+        {place: partial(_class_folders, place) for place in _BIRDS},
         by_class=True,
     ),
-    Benchmark(
-        "cars196",
-        "CARS 196",
-        "stanford_cars with cars_train, cars_test, devkit and cars_test_annos_withlabels.mat as torchvision has it, or "
-        + _FOLDERS,
-        _SPLIT,
+    "cars196": Benchmark(
+        "stanford_cars with cars_train, cars_test, devkit and cars_test_annos_withlabels.mat as torchvision has it",
         {"stanford_cars": _cars},
         by_class=True,
     ),
-    Benchmark(
-        "sop",
-        "Stanford Online Products",
-        "Stanford_Online_Products with Ebay_train.txt, Ebay_test.txt and their images, or " + _FOLDERS,
-        _SPLIT,
-        {"Stanford_Online_Products/Ebay_test.txt": _online_products, "Ebay_test.txt": _online_products},
+    "sop": Benchmark(
+        "Stanford_Online_Products with Ebay_train.txt, Ebay_test.txt and their images",
+        dict.fromkeys(_PRODUCTS, _online_products),
     ),
-    Benchmark(
-        "caltech101",
-        "Caltech 101",
-        "caltech101/101_ObjectCategories, or " + _FOLDERS,
+    "caltech101": Benchmark(
+        "caltech101/101_ObjectCategories",
+        {place: partial(_class_folders, place, without="BACKGROUND_Google") for place in _OBJECTS},
         ("all",),
-        {
-            place: partial(_class_folders, place, without="BACKGROUND_Google")
-            for place in ("caltech101/101_ObjectCategories", "101_ObjectCategories")
-        },
     ),
-    Benchmark(
-        "pets",
-        "Oxford Pets",
-        "oxford-iiit-pet with images and annotations as torchvision has it, or " + _FOLDERS,
-        _SPLIT,
-        {"oxford-iiit-pet": partial(_torchvision_files, "OxfordIIITPet", {"test": "test", "train": "trainval"})},
+    "pets": Benchmark(
+        "oxford-iiit-pet with images and annotations as torchvision has it",
+        {"oxford-iiit-pet": partial(_torchvision_files, "OxfordIIITPet", _PET_SPLITS)},
     ),
-    Benchmark(
-        "cifar10",
-        "CIFAR 10",
-        "cifar-10-batches-py as torchvision has it, or " + _FOLDERS,
-        _SPLIT,
-        {"cifar-10-batches-py": partial(_cifar, "CIFAR10")},
+    "cifar10": Benchmark(
+        "cifar-10-batches-py as torchvision has it", {"cifar-10-batches-py": partial(_cifar, "CIFAR10")}
     ),
-    Benchmark(
-        "cifar100",
-        "CIFAR 100",
-        "cifar-100-python as torchvision has it, or " + _FOLDERS,
-        _SPLIT,
-        {"cifar-100-python": partial(_cifar, "CIFAR100")},
-    ),
-    Benchmark(
-        "sun397",
-        "SUN",
-        "SUN397 with ClassName.txt as torchvision has it, or " + _FOLDERS,
-        ("all",),
+    "cifar100": Benchmark("cifar-100-python as torchvision has it", {"cifar-100-python": partial(_cifar, "CIFAR100")}),
+    "sun397": Benchmark(
+        "SUN397 with ClassName.txt as torchvision has it",
         {"SUN397": lambda root, _: _files(root, [_torchvision("SUN397", root)])},  # classes in folders of folders
+        ("all",),
     ),
-    Benchmark(
-        "flowers102",
-        "Oxford Flowers",
-        "flowers-102 with jpg, imagelabels.mat and setid.mat as torchvision has it, or " + _FOLDERS,
-        _SPLIT,
+    "flowers102": Benchmark(
+        "flowers-102 with jpg, imagelabels.mat and setid.mat as torchvision has it",
         {"flowers-102": partial(_torchvision_files, "Flowers102", _THREE_SPLITS)},
     ),
-    Benchmark(
-        "dtd",
-        "Describable Textures",
-        "dtd/dtd with images and labels as torchvision has it (its first partition), or " + _FOLDERS,
-        _SPLIT,
+    "dtd": Benchmark(
+        "dtd/dtd with images and labels as torchvision has it (its first partition)",
         {"dtd/dtd/labels": partial(_torchvision_files, "DTD", _THREE_SPLITS)},
     ),
-    Benchmark("treeversity1", "Treeversity", _FOLDERS, ("all",), {}),
-    Benchmark(
-        "svhn",
-        "SVHN",
-        "test_32x32.mat and train_32x32.mat as torchvision has them, or " + _FOLDERS,
-        _SPLIT,
+    "treeversity1": Benchmark("", {}, ("all",)),
+    "svhn": Benchmark(
+        "test_32x32.mat and train_32x32.mat as torchvision has them",
         {"test_32x32.mat": _svhn, "train_32x32.mat": _svhn},
     ),
-)
-BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType({one.name: one for one in _ALL_BENCHMARKS})
+}
+BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_BENCHMARKS)
 """The twelve by name."""
