@@ -62,7 +62,7 @@ class Case:
 
     def columns(self, which: str, cache: Path) -> dubito.Table:
         """Of one set: feature, logit, gradients and noisy copies; of training images no gradients."""
-        probes = [] if which == "train" else [*self.gradients, dubito.probes.Members.noise()]
+        probes = [] if which == "train" else [*self.gradients, dubito.probes.Noise()]
         return self.extract(which, cache / self.name, probes)
 
     def extract(self, which: str, cache: Path, probes: Sequence[Probe], count: int | None = None) -> dubito.Table:

@@ -176,7 +176,7 @@ ACQUISITIONS: dict[str, Callable[[WrappedClassifier, Tensor, torch.Generator], T
     "random": lambda _, x, draw: torch.rand(len(x), generator=draw),
     "entropy": lambda model, x, _: dubito.Entropy().score(columns(model, x)),
     "bald": lambda model, x, _: dubito.MutualInformation(of="dropout").score(
-        columns(model, x, dubito.probes.Members.dropout())
+        columns(model, x, dubito.probes.Dropout())
     ),
     "last_layer_gradient": lambda model, x, _: dubito.scores.LastLayerGradient().score(columns(model, x)),
     "regrad": lambda model, x, _: dubito.scores.REGrad().score(columns(model, x, dubito.probes.Gradient("exact"))),

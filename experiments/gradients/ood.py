@@ -199,7 +199,7 @@ def costs(case: Case) -> dict[str, float]:
     probes["uniform"] = dubito.probes.Gradient(
         "top", 1, 0, uniform=True
     )  # with the predicted class, which always comes along
-    probes["noise"] = dubito.probes.Members.noise()
+    probes["noise"] = dubito.probes.Noise()
     runs: dict[str, Callable[[], Any]] = {"forward": lambda: model.logits(model.features(x))}
     runs |= {name: lambda probe=probe: probe.run(model, x, None) for name, probe in probes.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}

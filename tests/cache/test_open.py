@@ -43,7 +43,7 @@ def test_what_an_older_cache_lacks_is_known_from_the_model_in_hand(model, folder
 def test_the_provenance_records_how_probes_were_configured(model, folder, tmp_path):
     probes = [
         dubito.probes.Tiles([2, 3], keep="logits"),
-        dubito.probes.Members.views(["identity", "flip"], temperature=2.0),
+        dubito.probes.Views(["identity", "flip"], temperature=2.0),
     ]
     table = dubito.extract(model, folder, tmp_path / "cache", workers=0, probes=probes)
     recorded = table.provenance.probes

@@ -54,7 +54,7 @@ def test_folders_by_place_are_told_of_once(folder, tmp_path, store_logit):
     assert len(warned) == 1
     assert table.label_space == "model"
     dubito.extract(brightest(), folder, tmp_path / "cache", **options)  # warnings are errors here
-    options["probes"].append(dubito.probes.Members.noise(2))
+    options["probes"].append(dubito.probes.Noise(2))
     dubito.extract(brightest(), folder, tmp_path / "cache", **options)
 
 

@@ -176,7 +176,7 @@ def test_scores_of_noisy_copies_where_there_are_any(run: Run, labelled: Path, im
     assert not any("noise" in note or "gradient" in note for note in plain["notes"])
     folder, labels = labelled.parent / "noisy", labelled.parent / "labels.csv"
     model = dubito.load(MODEL, weights=weights)
-    dubito.extract(model, images, folder, labels=labels, probes=[dubito.probes.Members.noise(2)], workers=0)
+    dubito.extract(model, images, folder, labels=labels, probes=[dubito.probes.Noise(2)], workers=0)
     found = run("evaluate", folder, "--resamples", 5, "--json").json
     assert {"perturbation_variance", "mutual_information"} < set(found["scores"])
     assert not any("noise" in note for note in found["notes"])

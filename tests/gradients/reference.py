@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import dubito
-from dubito.gradients.prepared import Prepared
+from dubito.gradients.sweep import Prepared
 
 Jacobian = dict[str, Tensor]
 

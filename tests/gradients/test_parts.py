@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dubito.gradients import parts as parts_module
-from dubito.gradients import parts as patches_module
-from dubito.gradients.parts import Dense, Outer, Patches, Picked, Window, by_grams, made_of, squares, totals
+from dubito.gradients.parts import Dense, Outer, Patches, Picked, Window, by_grams, made_of, norms
 from tests.gradients.reference import inputs
 
 
@@ -26,7 +25,7 @@ def test_outer_products(t, i, o, turned):
     truth = by_hand(part)
     torch.testing.assert_close(part.made(), truth)
     torch.testing.assert_close(part.squares(), truth.square().sum((1, 2)))
-    torch.testing.assert_close(totals([part]), truth.abs().sum((1, 2)))
+    torch.testing.assert_close(norms([part], "totals"), truth.abs().sum((1, 2)))
     assert len(part.some(slice(1, 3))) == 2
 
 
@@ -41,35 +40,34 @@ def test_picked_rows(t, count):
     part = Picked(index, g, count)
     torch.testing.assert_close(part.made(), truth)
     torch.testing.assert_close(part.squares(), truth.square().sum((1, 2)))
-    torch.testing.assert_close(totals([part]), truth.abs().sum((1, 2)))
+    torch.testing.assert_close(norms([part], "totals"), truth.abs().sum((1, 2)))
 
 
 def test_dense_also_of_single_numbers():
     part = Dense(torch.tensor([3.0, -4.0]))
-    assert squares([part]).tolist() == [9, 16]
-    assert totals([part]).tolist() == [3, 4]
-    assert squares([part, part]).tolist() == [36, 64]
+    assert norms([part], "squares").tolist() == [9, 16]
+    assert norms([part], "totals").tolist() == [3, 4]
+    assert norms([part, part], "squares").tolist() == [36, 64]
 
 
 @pytest.mark.parametrize("turned", [(False, False), (True, True)])
 def test_a_sum_of_parts_is_not_the_sum_of_their_norms(turned):
     parts = [outer(2, 9, 8, 0, turned=turned[0]), outer(3, 9, 8, 1, turned=turned[1])]
     truth = by_hand(parts[0]) + by_hand(parts[1])
-    torch.testing.assert_close(squares(parts), truth.square().sum((1, 2)))
-    torch.testing.assert_close(totals(parts), truth.abs().sum((1, 2)))
+    torch.testing.assert_close(norms(parts, "squares"), truth.square().sum((1, 2)))
+    torch.testing.assert_close(norms(parts, "totals"), truth.abs().sum((1, 2)))
     mixed = [*parts, Dense(inputs(5, *truth.shape[1:]).double())]
-    torch.testing.assert_close(squares(mixed), (truth + mixed[2].made()).square().sum((1, 2)))
-    torch.testing.assert_close(totals(mixed), (truth + mixed[2].made()).abs().sum((1, 2)))
+    torch.testing.assert_close(norms(mixed, "squares"), (truth + mixed[2].made()).square().sum((1, 2)))
+    torch.testing.assert_close(norms(mixed, "totals"), (truth + mixed[2].made()).abs().sum((1, 2)))
 
 
 def test_gradients_are_made_for_a_few_images_at_a_time(monkeypatch):
     part = outer(50, 3, 4)
-    whole = part.squares(), totals([part])
+    whole = part.squares(), norms([part], "totals")
     monkeypatch.setattr(parts_module, "BYTES", 4 * 12 * 2)
-    monkeypatch.setattr(patches_module, "BYTES", 4 * 12 * 2)
-    assert [len(made) for _, made in made_of([part])] == [2, 2, 1]
+    assert [len(made) for made in made_of([part])] == [2, 2, 1]
     torch.testing.assert_close(part.squares(), whole[0])
-    torch.testing.assert_close(totals([part]), whole[1])
+    torch.testing.assert_close(norms([part], "totals"), whole[1])
 
 
 SPECS = {
@@ -96,12 +94,12 @@ def made(window: Window, out: int = 4) -> tuple[Patches, torch.Tensor]:
 @pytest.mark.parametrize("kind", SPECS)
 def test_every_way_is_the_gradient(kind):
     patches, truth = made(SPECS[kind])
-    norms = truth.flatten(1).square().sum(1)
+    expected = truth.flatten(1).square().sum(1)
     torch.testing.assert_close(patches.made(), truth)
-    torch.testing.assert_close(patches.squares(), norms)
-    torch.testing.assert_close(patches._squares_by_grams(), norms)
+    torch.testing.assert_close(patches.squares(), expected)
+    torch.testing.assert_close(patches._squares_by_grams(), expected)
     if SPECS[kind].groups == 4:
-        torch.testing.assert_close(patches._squares_by_shifts(), norms)
+        torch.testing.assert_close(patches._squares_by_shifts(), expected)
 
 
 def test_several_outputs_a_channel():
@@ -126,7 +124,7 @@ def test_the_cheapest_way_is_taken(monkeypatch, channels, side, window, way):
 
 def test_a_few_images_at_a_time(monkeypatch):
     patches, truth = made(SPECS["stride"])
-    monkeypatch.setattr(patches_module, "BYTES", 4)
+    monkeypatch.setattr(parts_module, "BYTES", 4)
     torch.testing.assert_close(patches.squares(), truth.flatten(1).square().sum(1))
 
 

@@ -333,15 +333,17 @@ def test_a_function_that_raises(write):
 @pytest.mark.parametrize(
     ("signature", "options", "told"),
     [
-        ("depth, width", {}, "requires depth, width; it is called with no arguments. Give its arguments defaults, or"),
-        ("depth, width=3, **more", {"width": 2}, "requires depth; it is called with width. Give its"),
-        ("depth, /", {"depth": 2}, "requires depth; it is called with depth. Give its"),
-        ("depth=3", {"colour": 2}, "cannot be called with colour (got an unexpected keyword argument 'colour'). Give "),
+        ("depth, width", {}, "no arguments (missing a required argument: 'depth'). It takes depth, width: give"),
+        ("depth, width=3, **more", {"width": 2}, "width (missing a required argument: 'depth'). It takes depth, width"),
+        ("depth, /", {"depth": 2}, "depth ("),
+        ("depth=3", {"colour": 2}, "colour (got an unexpected keyword argument 'colour'). It takes depth: give"),
     ],
 )
 def test_arguments(write, signature, options, told):
     write(f"def make({signature}): ...")
-    assert said("python:my_models.py:make", **options).startswith(f"load: make() of 'my_models.py' {told}")
+    assert said("python:my_models.py:make", **options).startswith(
+        f"load: make() of 'my_models.py' cannot be called with {told}"
+    )
 
 
 def test_a_type_error_inside_the_function_is_not_one_of_its_arguments(write):
@@ -362,7 +364,7 @@ def test_a_module_that_stands_takes_no_options(write):
     [
         ("None", "None. End it with `return model`."),
         ("(net, 'words')", "a tuple (Linear, str). Return the module alone; dubito.wrap(module, transform=..., "),
-        ("net.state_dict()", "a state dict of 2 tensors. Return the module; tensors may be loaded from a file with "),
+        ("net.state_dict()", "a state dict of 2 tensors. Return the module; weights=PATH loads tensors from a file."),
         ("nn.Linear", "the class Linear. Call it: `return Linear(...)`."),
         ("3", "int. Return the module itself."),
         ("{}", "dict. Return the module itself."),

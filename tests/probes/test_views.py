@@ -8,7 +8,7 @@ from torch import nn
 import dubito
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import SUMMARY
-from dubito.probes import Members
+from dubito.probes import Views
 from dubito.probes.views import DEFAULT, VIEWS, view
 
 X = torch.randn(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
@@ -54,7 +54,7 @@ def test_the_shape_stays_and_the_input_too(name, amount):
 
 
 def test_members_are_the_models_answers(model):
-    columns = Members.views(keep="logits").run(model, X, torch.tensor([0, 1, 2, 3]))
+    columns = Views(keep="logits").run(model, X, torch.tensor([0, 1, 2, 3]))
     assert set(columns) == {"views", "views_between", "views_loss", "views_logit"}
     assert columns["views_logit"].shape == (4, 8, 4)
     with torch.no_grad():
@@ -64,44 +64,44 @@ def test_members_are_the_models_answers(model):
 
 
 def test_a_view_that_changes_nothing_tells_nothing(model):
-    same = Members.views(["identity", "identity"]).run(model, X, None)["views"]
+    same = Views(["identity", "identity"]).run(model, X, None)["views"]
     assert same[:, SUMMARY.index("epistemic")].abs().max() < 1e-6
     even = torch.cat([X, X.flip(3)], 3)[..., ::2]  # the same from both sides
     even = (even + even.flip(3)) / 2
-    both = Members.views(["identity", "flip"]).run(model, even, None)["views"]
+    both = Views(["identity", "flip"]).run(model, even, None)["views"]
     assert both[:, SUMMARY.index("epistemic")].max() < 1e-6
 
 
 def test_settings():
-    probe = Members.views(["identity", "zoom_in+flip"], amount=0.2)
+    probe = Views(["identity", "zoom_in+flip"], amount=0.2)
     assert probe.settings() == {
         "views": ["identity", "zoom_in+flip"],
         "amount": 0.2,
         "keep": "summary",
         "temperature": 1.0,
     }
-    assert (probe.name, len(probe), len(Members.views())) == ("views", 2, 8)
+    assert (probe.name, len(probe), len(Views())) == ("views", 2, 8)
 
 
 def test_what_is_no_view(model):
     with pytest.raises(
         ValueRangeError, match=r"views: a view must be one of identity, flip, .*; got 'flap'\. Did you mean flip\?"
     ):
-        Members.views(["identity", "zoom_in+flap"])
+        Views(["identity", "zoom_in+flap"])
     with pytest.raises(ValueRangeError, match=r"a view must be one of identity, flip, zoom_in.*; got 'QQ'\.$"):
-        Members.views(["QQ", "identity"])
-    for views, got in (([], "none"), (["flip"], "1")):
-        with pytest.raises(ValueRangeError, match=f"views: an ensemble has at least two members; got {got}"):
-            Members.views(views)
+        Views(["QQ", "identity"])
+    for views, got in (([], 0), (["flip"], 1)):
+        with pytest.raises(ValueRangeError, match=f"views: their number must be .* at least 2; got {got}. Add some of"):
+            Views(views)
     with pytest.raises(ValueRangeError, match=r"views must be a list of names; got 'flip'"):
-        Members.views("flip")
+        Views("flip")
     for amount in (0.0, 0.5):
-        with pytest.raises(ValueRangeError, match=f"views: amount must be above 0 and below 0.5; got {amount}"):
-            Members.views(amount=amount)
+        with pytest.raises(ValueRangeError, match=rf"views: amount must be a number in \(0, 0.5\); got {amount}"):
+            Views(amount=amount)
 
 
 def test_inputs_that_are_no_images():
     torch.manual_seed(0)
     rows = dubito.wrap(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), name="rows")
     with pytest.raises(ModelError, match=r"views: inputs of rows must be images, .*; got \(2, 5\)"):
-        Members.views().run(rows, torch.zeros(2, 5), None)
+        Views().run(rows, torch.zeros(2, 5), None)

@@ -9,7 +9,7 @@ from torch.func import jacrev
 
 import dubito
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
-from dubito.probes import Members
+from dubito.probes import Noise
 from dubito.scores import PerturbationVariance, Temperature, load_score, save_score
 from dubito.table import Table
 
@@ -45,7 +45,7 @@ def test_small_noise_finds_the_gradient_of_the_probabilities():
     net = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
     model = dubito.wrap(net, name="net")
     x, sigma, copies = torch.randn(5, 12), 0.01, 1009  # a prime number, which has no sub-ensembles
-    columns = Members.noise(copies, sigma).run(model, x, None)
+    columns = Noise(copies, sigma).run(model, x, None)
     jacobians = torch.stack([jacrev(lambda row: net(row).softmax(-1))(row) for row in x])
     expected = sigma**2 * jacobians.detach().square().sum((1, 2)).double()
     found = PerturbationVariance().score(Table(noise_variance=columns["noise_variance"]))
@@ -65,9 +65,9 @@ def test_what_cannot_be():
         PerturbationVariance().score(Table(logit=torch.ones(1, 2)))
     assert str(error.value) == (
         "perturbation_variance.score needs column 'noise_variance'; table in memory has logit. It is written by the "
-        "probe of noisy copies (dubito.extract(..., probes=[dubito.probes.Members.noise()]))."
+        "probe of noisy copies (dubito.extract(..., probes=[dubito.probes.Noise()]))."
     )
-    with pytest.raises(MissingColumnError, match=r'views\(\)\]\)\), with keep="logits", from which it is computed\.$'):
+    with pytest.raises(MissingColumnError, match=r'Views\(\)\]\)\), with keep="logits", from which it is computed\.$'):
         PerturbationVariance("views").score(Table(logit=torch.ones(1, 2)))
     with pytest.raises(TableError, match=r"must have one variance per image, \(n\); got \(1, 2\)"):
         PerturbationVariance().score(Table(noise_variance=torch.ones(1, 2)))

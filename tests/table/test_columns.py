@@ -29,7 +29,7 @@ def extracted(probe: str) -> str:
     return f"(dubito.extract(..., probes=[dubito.probes.{probe}]))"
 
 
-DROPOUT = f"the Monte-Carlo dropout probe {extracted('Members.dropout()')}"
+DROPOUT = f"the Monte-Carlo dropout probe {extracted('Dropout()')}"
 TILES = f"the tiles probe {extracted('Tiles()')}"
 MODELS = f"the probe of several models {extracted('Members(models)')}"
 MASKS = "masks of the last layer (dubito.ensembles.HeadMasks().fit(train).extend(table))"
@@ -52,7 +52,7 @@ MASKS = "masks of the last layer (dubito.ensembles.HeadMasks().fit(train).extend
         ("masks_variance", MASKS + ", from whose logits it is computed"),
         ("tiles_16_logit", TILES + KEPT),
         ("members_logit", MODELS + KEPT + ", or by dubito.ensemble(tables) of one table per model"),
-        ("noise_variance", f"the probe of noisy copies {extracted('Members.noise()')}"),
+        ("noise_variance", f"the probe of noisy copies {extracted('Noise()')}"),
         ("dropout_variance", DROPOUT + KEPT + ", from which it is computed"),
         *((name, None) for name in ("tiles", "tiles_logit", "members_2", "mine", "mine_logit", "xmembers", "views_x")),
     ],

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, listed, percent
 from dubito.errors import ModelError, RefusedInputsError
 from dubito.models import wrap
-from dubito.models.frozen import KeptBuffers, frozen
+from dubito.models.wrap import KeptBuffers, frozen
 from dubito.types import Classifier, Json
 
 LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"

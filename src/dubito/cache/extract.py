@@ -55,7 +55,7 @@ from dubito.errors import (
     StaleCacheError,
 )
 from dubito.probes import base_probe
-from dubito.probes.task_loss import Mixed
+from dubito.probes.forward import Mixed
 from dubito.storage import LOCK, locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED

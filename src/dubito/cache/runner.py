@@ -24,7 +24,7 @@ from dubito.cache.progress import bar
 from dubito.data.image_set import ImageSet
 from dubito.errors import BrokenImageError, SkippedImagesWarning, TableError, ValueRangeError
 from dubito.probes import base_probe
-from dubito.probes.task_loss import Mixed
+from dubito.probes.forward import Mixed
 from dubito.table import Provenance, Table
 from dubito.types import BaseProbe, Classifier, Images, NotingProbe, Probe, SharingProbe, Transform
 

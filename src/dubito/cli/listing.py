@@ -141,9 +141,10 @@ def _setting(name: str, kind: Any, default: Any, meanings: Mapping[str, str]) ->
 
 
 def _meanings(thing: Any) -> dict[str, str]:
-    """By setting, what the docstring says in its section Args or Attributes."""
-    sections = [one for one in (getdoc(thing) or "").split("\n\n") if one.startswith(("Args:", "Attributes:"))]
-    entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", "".join(sections), flags=re.M)
+    """By setting, what the docstring says in its section Args or Attributes; of a class, those of its bases too."""
+    docs = [getdoc(each) or "" for each in reversed(getattr(thing, "__mro__", [thing]))]
+    sections = [one for doc in docs for one in doc.split("\n\n") if one.startswith(("Args:", "Attributes:"))]
+    entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", "\n".join(sections), flags=re.M)
     return {name: " ".join(text.split()) for name, text in entries}
 
 

@@ -25,8 +25,7 @@ from dubito.ensembles.training import (
     trained_masks,
 )
 from dubito.errors import ModelError, TableError
-from dubito.models.frozen import KeptBuffers, frozen
-from dubito.models.wrap import WrappedClassifier
+from dubito.models.wrap import KeptBuffers, WrappedClassifier, frozen
 from dubito.table import to_tensor
 from dubito.types import Classifier, finite
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from dubito.ensembles.layers import Link, linear_layers
 from dubito.ensembles.masks import LayerMasks, mask_diversity, of_member
 from dubito.errors import ArtefactError, ModelError
-from dubito.models.fingerprint import module_digests
+from dubito.models.weights import module_digests
 from dubito.models.wrap import WrappedClassifier, wrap
 from dubito.storage import write_file, writing
 from dubito.types import Classifier

@@ -29,8 +29,8 @@ from dubito.cache.runner import kept_memory
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure
 from dubito.heads.state import read_tensors, reading, write_tensors
-from dubito.models.fingerprint import module_digests
-from dubito.models.frozen import frozen
+from dubito.models.weights import module_digests
+from dubito.models.wrap import frozen
 from dubito.result import Result
 from dubito.types import Classifier, Json, finite
 from dubito.validate import check_number

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dubito.errors import ModelError
-from dubito.models.frozen import KeptBuffers, frozen
-from dubito.models.wrap import answer_of, eager, sample_of
+from dubito.models.wrap import KeptBuffers, eager, frozen, output_of, sample_of
 from dubito.types import Classifier
 
 _TINY = 1e-38
@@ -82,7 +81,7 @@ class Borrowed:
                 out = functional_call(self.module, {**leaves, **(instead or {})}, (x,))
             finally:
                 buffers.restore()
-            answer = answer_of(out, len(x), self.name)
+            answer = output_of(out, len(x), self.name)
             return answer.clamp_min(_TINY).log() if self._output == "probabilities" else answer
 
 

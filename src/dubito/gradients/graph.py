@@ -1,19 +1,36 @@
-"""The autograd graph of one forward pass, and where in its tensors each image lies.
+"""The autograd graph of one forward pass: where in its tensors each image lies, and which weights operations read.
 
 The graph is the full record of how parameters were used: whatever a module calls, every use of a parameter is an edge
 from the operation to that parameter. Nodes are distinguished by their place in the order in which the forward pass made
 them, which a frozen model repeats.
+
+A weight is a parameter, the same numbers laid out anew, or something computed from parameters:
+
+    G_parameter = (d weight / d parameter)^T G_weight
+
+For a parameter and its views that is a rearrangement, so norms stay. For weights that are computed (standardised,
+normalised, picked from a table) it is a product with the Jacobian of that computation, for a few images at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from jaxtyping import Shaped
+import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
+
+from dubito.gradients.parts import Measure, Part, made_of, measured, norms
 
 Signature = tuple[tuple[str, ...], ...]
 """The kind of each operation, and where its arguments come from: names of parameters, places of operations."""
+_SAME = {
+    *("TBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "PermuteBackward0"),
+    *("TransposeBackward0", "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
+    *("AliasBackward0", "CloneBackward0", "ToCopyBackward0"),
+}
+"""Operations that only lay out the numbers of a weight anew: norms stay what they are."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +58,15 @@ class Graph:
 def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
     """The graph behind a result; parameters are named by `leaves`."""
     names = {id(leaf): name for name, leaf in leaves.items()}
-    reached: set[Node] = set()
-    known: dict[Node, str] = {}
-    todo = [result.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in reached or node in known:
-            continue
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            if id(variable) in names:
-                known[node] = names[id(variable)]
-            continue
-        reached.add(node)
-        todo += [following for following, _ in node.next_functions]
+    variables = {node: getattr(node, "variable", None) for node in _behind(result.grad_fn)}
+    parameters = {node: names[id(variable)] for node, variable in variables.items() if id(variable) in names}
+    operations = [node for node, variable in variables.items() if variable is None]
     order: dict[Node, int] = {}
-    for node in sorted(reached, key=lambda node: node._sequence_nr()):
+    for node in sorted(operations, key=lambda node: node._sequence_nr()):
         # What leads to no parameter is about other tensors that require gradients: a module may hold some.
-        if any(source in known or source in order for source, _ in node.next_functions):
+        if any(source in parameters or source in order for source, _ in node.next_functions):
             order[node] = len(order)
-    return Graph(tuple(order), order, known)
+    return Graph(tuple(order), order, parameters)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,6 @@ class Layout:
     def rows(self, values: Shaped[Tensor, "..."], images: int) -> Shaped[Tensor, "n t ..."]:
         """The tensor by image; what an image has several of, also copies of itself, lies along the second axis.
 
-        >>> import torch
         >>> tokens_first = torch.arange(6).view(6, 1)  # two tokens of three images
         >>> Layout(0, each=2, last=True).rows(tokens_first, 3).flatten(1).tolist()
         [[0, 3], [1, 4], [2, 5]]
@@ -118,3 +123,82 @@ def layout_of(two: Shaped[Tensor, "..."], three: Shaped[Tensor, "..."]) -> Layou
         if not layout.rows(two, 2)[1:].any() and not layout.rows(three, 3)[:2].any():
             return layout
     return None
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor made of parameters alone.
+
+    Attributes:
+        source: Where the graph has it: a parameter's name, or the place and the output of an operation.
+        shape: Its shape.
+        parameters: What it is made of.
+        way: The operations from its only parameter to it, where they only lay out numbers anew; None where they do not.
+    """
+
+    source: str | tuple[int, int]
+    shape: torch.Size
+    parameters: tuple[str, ...]
+    way: Signature | None
+
+
+def weight_at(graph: Graph, node: Node, output: int, shape: torch.Size) -> Weight:
+    """The weight that an edge leads to."""
+    if node in graph.leaves:
+        return Weight(graph.leaves[node], shape, (graph.leaves[node],), ())
+    source = (graph.order[node], output)
+    way: list[tuple[str, ...]] = []
+    current: Any = node
+    while current not in graph.leaves and current.name() in _SAME and len(current.next_functions) == 1:
+        saved = sorted(name for name in dir(current) if name.startswith("_saved"))
+        way.append((current.name(), *(f"{name}={getattr(current, name)}" for name in saved)))
+        current = current.next_functions[0][0]
+    if current in graph.leaves:
+        return Weight(source, shape, (graph.leaves[current],), tuple(way))
+    return Weight(source, shape, tuple(graph.leaves[each] for each in _behind(node) if each in graph.leaves), None)
+
+
+def alike(weights: Sequence[Weight]) -> bool:
+    """Whether several operations read one parameter in one layout, so that gradients can be added as they are."""
+    return weights[0].way is not None and all(weight.way == weights[0].way for weight in weights)
+
+
+def norms_of(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor, measure: Measure) -> Float[Tensor, "n"]:
+    """||G||_2^2 or ||G||_1 of one parameter, from every use of it."""
+    if alike([weight for weight, _ in parts]):
+        return norms([part for _, part in parts], measure)
+    return torch.cat([measured(made, measure) for made in brought_home(parts, graph, leaf)])
+
+
+def brought_home(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor) -> Iterator[Float[Tensor, "n ..."]]:
+    """Gradients of a parameter from those of all weights that are made of it, of a few images at a time."""
+    each = 2 * leaf.numel() + sum(weight.shape.numel() for weight, _ in parts)
+    blocks = [made_of([part], each=each) for _, part in parts]
+    for together in zip(*blocks, strict=True):
+        total = torch.zeros(())
+        for (weight, _), made in zip(parts, together, strict=True):
+            total = total + _home(weight, made.reshape(-1, *weight.shape), graph, leaf)
+        yield total
+
+
+def _home(weight: Weight, made: Float[Tensor, "n ..."], graph: Graph, leaf: Tensor) -> Float[Tensor, "n ..."]:
+    if isinstance(weight.source, str):
+        return made
+    place, output = weight.source
+    edge = GradientEdge(graph.nodes[place], output)
+    gradient: Tensor = torch.autograd.grad(
+        [edge], [leaf], [made.to(leaf.dtype)], is_grads_batched=True, retain_graph=True
+    )[0]
+    return gradient
+
+
+def _behind(node: Node | None) -> list[Node]:
+    """A node and all that its result is made of."""
+    reached: dict[Node, None] = {}
+    todo = [node]
+    while todo:
+        current = todo.pop()
+        if current is not None and current not in reached:
+            reached[current] = None
+            todo += [source for source, _ in current.next_functions]
+    return list(reached)

@@ -1,7 +1,7 @@
 """What one image adds to the gradient of one weight, kept as factors until a norm is needed.
 
     Outer     G = sum_t g_t a_t^T         a linear layer: what it read (t, i), and the gradient of what it gave (t, o)
-    Patches   the same with a the patches under a convolution's window (patches.py)
+    Patches   the same with a the patches under a convolution's window
     Picked    rows of G picked by index   an embedding
     Dense     G itself                    biases, norms, tokens: small
 
@@ -9,9 +9,10 @@ With grams A = a a^T and B = g g^T, (t, t) each, ||G||_2^2 = sum of A * B: cheap
 and many channels. Otherwise G is made, for a few images at a time. L1 norms always need G, unless t = 1.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -28,6 +29,51 @@ _CANCELLED = 1e-4
 """How much of the products must be left in their sum: float32 has seven digits."""
 _SHIFTS = 16
 """Places of a window from which on the library's gradient of single channels is slower than shifts."""
+
+
+Measure = Literal["squares", "totals"]
+"""What is measured of a gradient: its squared L2 norm, its L1 norm."""
+
+
+class Part(ABC):
+    """What every image adds to the gradient of one weight; tensors of its fields have one row per image."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self._tensors().values())))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def some(self, images: slice) -> "Part":
+        """Of some images."""
+        return replace(self, **{name: values[images] for name, values in self._tensors().items()})  # type: ignore[type-var]
+
+    @abstractmethod
+    def made(self) -> Float[Tensor, "n ..."]:
+        """The gradients themselves."""
+
+    @abstractmethod
+    def squares(self) -> Float[Tensor, "n"]:
+        """Squared L2 norms, the cheapest way."""
+
+    def _in_blocks(self, made: int, *, read: int = 0, by: Callable[[Any], Tensor] | None = None) -> Float[Tensor, "n"]:
+        """Squared norms of a few images at a time, so that what is made for each never lies in memory for all.
+
+        Args:
+            made: Numbers that are made per image.
+            read: Numbers that are read per image.
+            by: How squared norms are computed; by default from the gradients themselves.
+        """
+        step = max(1, min(BYTES // (4 * max(1, made)), _READ // (4 * max(1, read))))
+        blocks = (self.some(slice(start, start + step)) for start in range(0, len(self), step))
+        return torch.cat([measured(some.made(), "squares") if by is None else by(some) for some in blocks])
+
+
+def measured(gradients: Float[Tensor, "n ..."], measure: Measure) -> Float[Tensor, "n"]:
+    """Squared L2 norms or L1 norms of gradients, one per image."""
+    flat = gradients.reshape(len(gradients), -1)
+    return (flat.square() if measure == "squares" else flat.abs()).sum(1)
 
 
 @dataclass(frozen=True)
@@ -48,19 +94,12 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Patches:
+class Patches(Part):
     """Of a convolution: weights (n, o, i / groups, *kernel). `t` counts copies and windows of an image."""
 
     a: Float[Tensor, "n t i ..."]
     g: Float[Tensor, "n t o ..."]
     window: Window
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    def some(self, images: slice) -> "Patches":
-        """Of some images."""
-        return replace(self, a=self.a[images], g=self.g[images])
 
     def made(self) -> Float[Tensor, "n o i ..."]:
         """The gradients: of one convolution in which every image is a group of channels of its own."""
@@ -79,18 +118,18 @@ class Patches:
         i = self.a.shape[2] * torch.Size(w.kernel).numel()
         within, out = i // w.groups, o // w.groups
         if len(w.kernel) == 2 and _GRAMS * places * (within + out) < within * out:
-            return in_parts(self, places * (i + 2 * places), by=Patches._squares_by_grams)
+            return self._in_blocks(places * (i + 2 * places), by=Patches._squares_by_grams)
         read = self.a[0].numel() + self.g[0].numel()
         if len(w.kernel) == 2 and within == torch.Size(w.kernel).numel() >= _SHIFTS and out == 1:
-            return in_parts(self, o * within, read=read, by=Patches._squares_by_shifts)
-        return in_parts(self, o * within, read=read)
+            return self._in_blocks(o * within, read=read, by=Patches._squares_by_shifts)
+        return self._in_blocks(o * within, read=read)
 
     def _squares_by_grams(self) -> Float[Tensor, "n"]:
         n, t, w = *self.a.shape[:2], self.window
         a = self.a.flatten(0, 1)
         if set(w.kernel) != {1} or set(w.stride) != {1} or any(w.padding):
             a = F.unfold(a, w.kernel, w.dilation, w.padding, w.stride)
-        a, g = (x.view(n, t, w.groups, -1, places) for x, places in ((a, self._places), (self.g, self._places)))
+        a, g = (x.view(n, t, w.groups, -1, self.g[0, 0, 0].numel()) for x in (a, self.g))
         a, g = (x.permute(0, 2, 1, 4, 3).flatten(2, 3).flatten(0, 1) for x in (a, g))  # (n groups, t places, channels)
         return by_grams(a, g).view(n, w.groups).sum(1)
 
@@ -115,10 +154,6 @@ class Patches:
                 total += torch.linalg.vecdot(row, g, dim=2).sum(1).square().sum(1)
         return total
 
-    @property
-    def _places(self) -> int:
-        return self.g[0, 0, 0].numel()
-
 
 def by_grams(a: Float[Tensor, "n t i"], g: Float[Tensor, "n t o"]) -> Float[Tensor, "n"]:
     """||sum_t g_t a_t^T||_2^2 from the products of all pairs of positions.
@@ -132,35 +167,11 @@ def by_grams(a: Float[Tensor, "n t i"], g: Float[Tensor, "n t o"]) -> Float[Tens
     return total
 
 
-def in_parts(part: Any, made: int, *, read: int = 0, by: Callable[[Any], Tensor] | None = None) -> Float[Tensor, "n"]:
-    """Squared norms of a few images at a time, so that what is made for each never lies in memory for all.
-
-    Args:
-        part: With `some` images, and their gradients `made`.
-        made: Numbers that are made per image.
-        read: Numbers that are read per image.
-        by: How squared norms are had; by default from the gradients themselves.
-    """
-    step = max(1, min(BYTES // (4 * max(1, made)), _READ // (4 * max(1, read))))
-    done = []
-    for start in range(0, len(part), step):
-        some = part.some(slice(start, start + step))
-        done.append(some.made().flatten(1).square().sum(1) if by is None else by(some))
-    return torch.cat(done)
-
-
 @dataclass(frozen=True)
-class Dense:
+class Dense(Part):
     """Gradients themselves, (n, ...)."""
 
     values: Float[Tensor, "n ..."]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def some(self, images: slice) -> "Dense":
-        """Of some images."""
-        return Dense(self.values[images])
 
     def made(self) -> Float[Tensor, "n ..."]:
         """The gradients."""
@@ -168,23 +179,16 @@ class Dense:
 
     def squares(self) -> Float[Tensor, "n"]:
         """Squared L2 norms."""
-        return self.values.reshape(len(self), -1).square().sum(1)
+        return measured(self.values, "squares")
 
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(Part):
     """Sums of outer products, (n, o, i); `turned` means that the weight is (i, o)."""
 
     a: Float[Tensor, "n t i"]
     g: Float[Tensor, "n t o"]
     turned: bool = False
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    def some(self, images: slice) -> "Outer":
-        """Of some images."""
-        return Outer(self.a[images], self.g[images], self.turned)
 
     def made(self) -> Float[Tensor, "n ..."]:
         """The gradients."""
@@ -198,23 +202,16 @@ class Outer:
             return self.a.flatten(1).square().sum(1) * self.g.flatten(1).square().sum(1)
         if t * (i + o) < i * o:
             return by_grams(self.a, self.g)
-        return in_parts(self, i * o)
+        return self._in_blocks(i * o)
 
 
 @dataclass(frozen=True)
-class Picked:
+class Picked(Part):
     """Of an embedding of `count` rows, of which each position picks one."""
 
     index: Int[Tensor, "n t"]
     g: Float[Tensor, "n t d"]
     count: int
-
-    def __len__(self) -> int:
-        return len(self.g)
-
-    def some(self, images: slice) -> "Picked":
-        """Of some images."""
-        return Picked(self.index[images], self.g[images], self.count)
 
     def made(self) -> Float[Tensor, "n count d"]:
         """The gradients."""
@@ -224,34 +221,25 @@ class Picked:
     def squares(self) -> Float[Tensor, "n"]:
         """Squared L2 norms, from the rows or from products of all positions, whichever are fewer."""
         pairs, rows = self.index.shape[1] ** 2, self.count * self.g.shape[2]
-        return in_parts(self, 2 * pairs, by=Picked._squares_by_pairs) if pairs < rows else in_parts(self, rows)
+        return self._in_blocks(2 * pairs, by=Picked._squares_by_pairs) if pairs < rows else self._in_blocks(rows)
 
     def _squares_by_pairs(self) -> Float[Tensor, "n"]:
         same = self.index[:, :, None] == self.index[:, None, :]
         return ((self.g @ self.g.transpose(1, 2)) * same).flatten(1).sum(1)
 
 
-Part = Dense | Outer | Picked | Patches
-
-
-def squares(parts: Sequence[Part]) -> Float[Tensor, "n"]:
-    """||G||_2^2 of every image, where G is the sum of the parts."""
+def norms(parts: Sequence[Part], measure: Measure) -> Float[Tensor, "n"]:
+    """||G||_2^2 or ||G||_1 of every image, where G is the sum of the parts."""
     together = _together(parts)
-    if len(together) == 1:
-        return together[0].squares()
-    return torch.cat([made.reshape(len(made), -1).square().sum(1) for _, made in made_of(together)])
-
-
-def totals(parts: Sequence[Part]) -> Float[Tensor, "n"]:
-    """||G||_1 of every image, where G is the sum of the parts."""
-    together = _together(parts)
-    only = together[0]
-    if len(together) == 1 and isinstance(only, Outer) and only.a.shape[1] == 1:
+    only = together[0] if len(together) == 1 else None
+    if only is not None and measure == "squares":
+        return only.squares()
+    if isinstance(only, Outer) and only.a.shape[1] == 1:
         return only.a.flatten(1).abs().sum(1) * only.g.flatten(1).abs().sum(1)
-    return torch.cat([made.reshape(len(made), -1).abs().sum(1) for _, made in made_of(together)])
+    return torch.cat([measured(made, measure) for made in made_of(together)])
 
 
-def made_of(parts: Sequence[Part], *, each: int | None = None) -> Iterator[tuple[slice, Float[Tensor, "n ..."]]]:
+def made_of(parts: Sequence[Part], *, each: int | None = None) -> Iterator[Float[Tensor, "n ..."]]:
     """The gradients themselves, of a few images at a time.
 
     Args:
@@ -265,15 +253,12 @@ def made_of(parts: Sequence[Part], *, each: int | None = None) -> Iterator[tuple
         made = parts[0].some(some).made()
         for part in parts[1:]:
             made = made + part.some(some).made()
-        yield some, made
+        yield made
 
 
-def _together(parts: Sequence[Part]) -> list[Part]:
-    """Parts of one kind as one: more positions of an image, or a sum."""
-    first = parts[0]
-    if len(parts) == 1:
-        return [first]
-    if isinstance(first, Outer) and all(isinstance(part, Outer) and part.turned == first.turned for part in parts):
-        outers = [part for part in parts if isinstance(part, Outer)]
-        return [Outer(torch.cat([p.a for p in outers], 1), torch.cat([p.g for p in outers], 1), first.turned)]
-    return list(parts)
+def _together(parts: Sequence[Part]) -> Sequence[Part]:
+    """Outer products of one layout as one, with more positions of an image; others as they are."""
+    outers = [part for part in parts if isinstance(part, Outer)]
+    if len(parts) == 1 or len(outers) < len(parts) or len({part.turned for part in outers}) > 1:
+        return parts
+    return [Outer(torch.cat([p.a for p in outers], 1), torch.cat([p.g for p in outers], 1), outers[0].turned)]

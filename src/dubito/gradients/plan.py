@@ -9,7 +9,7 @@ none, is left to `fallback`.
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +20,9 @@ from torch.autograd.graph import Node
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
 from dubito.gradients.borrowed import Borrowed, layer_of
 from dubito.gradients.cotangents import check_logits
-from dubito.gradients.graph import Graph, Layout, Signature, graph_of, layout_of
+from dubito.gradients.graph import Graph, Layout, Signature, Weight, graph_of, layout_of, norms_of, weight_at
 from dubito.gradients.parts import Part
 from dubito.gradients.rules import Meeting, part_of
-from dubito.gradients.weights import Weight, squares_of, weight_at
 
 _CLOSE = 1e-3
 """How far a squared norm may be from what autograd gives."""
@@ -39,6 +38,10 @@ class Use:
     slot: int
     layout: Layout
     weight: Weight
+
+    def part(self, graph: Graph, images: int, g: Float[Tensor, "..."]) -> Part | None:
+        """What each image adds to the weight's gradient, from the gradient of the result; None without a rule."""
+        return part_of(Meeting(graph.nodes[self.node], self.slot, self.layout, self.weight.shape, images), g)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class GradientPlan:
 def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> GradientPlan:
     """The plan of a model for inputs like these."""
     some = x[torch.arange(3) % len(x)]
-    _check_answers(borrowed, some)
+    _check_model(borrowed, some)
     two, three = Seen(borrowed, some[:2], only=0), Seen(borrowed, some, only=2)
     if not two.true:
         raise ModelError(
@@ -96,7 +99,10 @@ class Seen:
         self.gradients: dict[tuple[int, int], Tensor] = {}
         cotangent = torch.zeros(logits.shape)
         cotangent[only] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0))
-        handles = [node.register_prehook(self._keeper(place)) for place, node in enumerate(self.graph.nodes)]
+        handles = [
+            node.register_prehook(lambda gradients, place=place: self._keep(place, gradients))
+            for place, node in enumerate(self.graph.nodes)
+        ]
         names = list(self.graph.leaves.values())
         leaves = [borrowed.leaves[name] for name in names]
         try:
@@ -106,20 +112,13 @@ class Seen:
                 handle.remove()
         self.true = dict(zip(names, gradients, strict=True))
 
-    def knows(self, node: Node) -> bool:
-        """Whether a node has to do with parameters."""
-        return node in self.graph.order or node in self.graph.leaves
-
     def about_images(self, node: Node, output: int, other: "Seen") -> bool:
         """Whether what a node gives grows with the batch, which another pass with more images shows."""
         key = (self.graph.order.get(node, -1), output)
         return key in self.gradients and self.gradients[key].shape != other.gradients[key].shape
 
-    def _keeper(self, place: int) -> Callable[[Sequence[Tensor | None]], None]:
-        def keep(gradients: Sequence[Tensor | None]) -> None:
-            self.gradients |= {(place, output): g for output, g in enumerate(gradients) if g is not None}
-
-        return keep
+    def _keep(self, place: int, gradients: Sequence[Tensor | None]) -> None:
+        self.gradients |= {(place, output): g for output, g in enumerate(gradients) if g is not None}
 
 
 @torch.no_grad()
@@ -131,26 +130,23 @@ def _uses(two: Seen, three: Seen) -> tuple[dict[str, tuple[Use, ...]], dict[str,
         if not two.about_images(node, 0, three):
             continue
         for slot, (source, output) in enumerate(node.next_functions):
-            if source is None or not two.knows(source) or two.about_images(source, output, three):
+            weights = source in two.graph.order or source in two.graph.leaves
+            if source is None or not weights or two.about_images(source, output, three):
                 continue
-            g = two.gradients[place, 0]
-            weight = weight_at(two.graph, source, output, _shape(two, source, output))
+            g, operation = two.gradients[place, 0], node.name().removesuffix("Backward0")
+            parameter = two.graph.leaves.get(source)
+            values = two.true[parameter] if parameter else two.gradients[two.graph.order[source], output]
+            weight = weight_at(two.graph, source, output, values.shape)
             layout = layout_of(g, three.gradients[place, 0])
-            part = layout and part_of(Meeting(node, slot, layout, weight.shape, two.images), g)
+            use = None if layout is None else Use(place, slot, layout, weight)
             for name in weight.parameters:
-                if layout is None:
-                    slow[name] = f"images cannot be separated in what {node.name().removesuffix('Backward0')} gives"
-                elif part is None:
-                    slow[name] = f"there is no rule for {node.name().removesuffix('Backward0')}"
+                if use is None:
+                    slow[name] = f"images cannot be separated in what {operation} gives"
+                elif use.part(two.graph, two.images, g) is None:
+                    slow[name] = f"there is no rule for {operation}"
                 else:
-                    uses[name].append(Use(place, slot, layout, weight))
+                    uses[name].append(use)
     return {name: tuple(each) for name, each in uses.items() if name not in slow}, slow
-
-
-def _shape(seen: Seen, node: Node, output: int) -> torch.Size:
-    if node in seen.graph.leaves:
-        return seen.true[seen.graph.leaves[node]].shape
-    return seen.gradients[seen.graph.order[node], output].shape
 
 
 @torch.no_grad()
@@ -161,9 +157,10 @@ def _wrong(seen: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, T
     wrong = {name: "no use of it was found" for name in truth if name not in uses}
     for name, each in uses.items():
         close = _CLOSE_HALF if leaves[name].dtype in (torch.float16, torch.bfloat16) else _CLOSE
-        parts = [(use.weight, part) for use in each if (part := _part(seen, use)) is not None]
+        pairs = [(use.weight, use.part(seen.graph, seen.images, seen.gradients[use.node, 0])) for use in each]
+        parts = [(weight, part) for weight, part in pairs if part is not None]
         try:
-            ours = squares_of(parts, seen.graph, leaves[name]).double()
+            ours = norms_of(parts, seen.graph, leaves[name], "squares").double()
         except RuntimeError as error:  # an operation on weights that cannot be done for several gradients at once
             wrong[name] = str(error).partition("\n")[0]
             continue
@@ -174,13 +171,7 @@ def _wrong(seen: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, T
     return wrong
 
 
-@torch.no_grad()
-def _part(seen: Seen, use: Use) -> Part | None:
-    node, g = seen.graph.nodes[use.node], seen.gradients[use.node, 0]
-    return part_of(Meeting(node, use.slot, use.layout, use.weight.shape, seen.images), g)
-
-
-def _check_answers(borrowed: Borrowed, some: Float[Tensor, "n ..."]) -> None:
+def _check_model(borrowed: Borrowed, some: Float[Tensor, "n ..."]) -> None:
     """The logits of an image must have a gradient, and must not depend on the others of its batch."""
     logits = borrowed.logits(borrowed.inputs(some)).detach()
     check_logits(logits, borrowed.name)

@@ -126,11 +126,8 @@ def _embedding(at: Meeting, g: Tensor) -> Part | None:
 
 
 def _sum(at: Meeting, g: Tensor) -> Part | None:
-    return _spread(at, g * at.node._saved_alpha if at.slot == 1 else g)
-
-
-def _difference(at: Meeting, g: Tensor) -> Part | None:
-    return _spread(at, -g * at.node._saved_alpha if at.slot == 1 else g)
+    alpha = -at.node._saved_alpha if at.node.name() == "SubBackward0" else at.node._saved_alpha
+    return _spread(at, g * alpha if at.slot == 1 else g)
 
 
 def _scaling(at: Meeting, g: Tensor) -> Part | None:
@@ -181,27 +178,10 @@ RULES: dict[str, Callable[[Meeting, Tensor], Part | None]] = {
     "NativeGroupNormBackward0": _group_norm,
     "EmbeddingBackward0": _embedding,
     "AddBackward0": _sum,
-    "SubBackward0": _difference,
+    "SubBackward0": _sum,
     "MulBackward0": _scaling,
     "ExpandBackward0": _spread,
     "RepeatBackward0": _repeated,
     "PreluKernelBackward0": _prelu,
 }
 """By the name of the operation in the graph. A rule that turns out wrong is found when the model is first met."""
-
-SAME = {
-    "TBackward0",
-    "ViewBackward0",
-    "UnsafeViewBackward0",
-    "ReshapeAliasBackward0",
-    "PermuteBackward0",
-    "TransposeBackward0",
-    "UnsqueezeBackward0",
-    "SqueezeBackward0",
-    "SqueezeBackward1",
-    "SqueezeBackward2",
-    "AliasBackward0",
-    "CloneBackward0",
-    "ToCopyBackward0",
-}
-"""Operations that only lay out the numbers of a weight anew: norms stay what they are."""

@@ -1,5 +1,8 @@
 """One forward pass of a batch, and as many backward passes as there are cotangents: norms of every image and layer.
 
+`Prepared` is what is learned of a model once: stand-ins for its parameters, its plan, and the chosen layers. `Sweep` is
+one forward pass of it.
+
     ||J_l^T c||_2^2  and  ||J_l^T c||_1,    J_l = d logits / d theta_l for one image, c a cotangent of its logits
 
 The gradient of an operation's result is met on its way back, turned into norms for all images at once, and let go: the
@@ -8,7 +11,7 @@ image comes in several copies, the gradients of its copies are averaged before t
 """
 
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import final
@@ -21,14 +24,68 @@ from torch.func import grad, vmap
 
 from dubito.errors import ModelError
 from dubito.gradients.borrowed import Borrowed, layer_of
-from dubito.gradients.graph import graph_of
-from dubito.gradients.parts import BYTES, Part
-from dubito.gradients.plan import GradientPlan, Use
-from dubito.gradients.rules import Meeting, part_of
-from dubito.gradients.weights import Weight, squares_of, totals_of
+from dubito.gradients.graph import Weight, graph_of, norms_of
+from dubito.gradients.parts import BYTES, Measure, Part, measured
+from dubito.gradients.plan import GradientPlan, Use, make_plan, warn_slow, warn_unused
+from dubito.models.wrap import eager
+from dubito.types import Classifier, Json
 
-MEASURES = {"squares": squares_of, "totals": totals_of}
-"""What is measured of a gradient: its squared L2 norm, its L1 norm."""
+Chooser = Callable[[Sequence[str]], Sequence[str]]
+"""From the names of all layers, in order of depth, those to differentiate by."""
+
+
+@final
+class Prepared:
+    """What is learned of a model from a first batch, and stays true while it and the shape of its inputs do.
+
+    Args:
+        model: The classifier.
+        x: Some inputs.
+        choose: Which layers to differentiate by; the graph of the others is not even built.
+
+    Attributes:
+        all: The names of all layers.
+        layers: Those to differentiate by.
+        head: The last layer's weight, where it is known.
+        last: Its place among these layers, where it is a linear layer of its own.
+    """
+
+    def __init__(self, model: Classifier, x: Float[Tensor, "n ..."], choose: Chooser) -> None:
+        self._of = _identity(model, x)
+        self.borrowed = Borrowed(model)
+        self.plan = make_plan(self.borrowed, x)
+        self.all = self.plan.layers
+        warn_unused(self.borrowed, self.plan)
+        chosen = set(choose(self.all))
+        if chosen != set(self.all):
+            self.borrowed = Borrowed(model, chosen)
+            self.plan = make_plan(self.borrowed, x)
+        self.layers = self.plan.layers
+        self.head = _head(model, x)
+        places = (
+            self.layers.index(layer_of(name))
+            for name, leaf in self.borrowed.leaves.items()
+            if layer_of(name) in self.layers and self._is_head(leaf)
+        )
+        self.last = next(places, None)
+        warn_slow(self.borrowed, self.plan)
+
+    def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:
+        """Whether it is about this model, with these parameters, and about inputs of this shape."""
+        return self._of == _identity(model, x)
+
+    def sweep(self, x: Float[Tensor, "rows ..."], images: int) -> "Sweep":
+        """A forward pass that gradients can be taken of."""
+        self.borrowed.refresh()
+        return Sweep(self.borrowed, self.plan, x, images)
+
+    def _is_head(self, leaf: Tensor) -> bool:
+        return self.head is not None and leaf.shape == self.head.shape and torch.equal(leaf, self.head.to(leaf))
+
+    def notes(self) -> Json:
+        """Names of layers, their places among all, and how many there are."""
+        depth = {name: place for place, name in enumerate(self.all)}
+        return {"layers": list(self.layers), "depth": [depth[name] for name in self.layers], "of": len(self.all)}
 
 
 @final
@@ -64,10 +121,14 @@ class Sweep:
             for use in uses:
                 self._uses[use.node].append((name, use))
         self._layer = {name: plan.layers.index(layer_of(name)) for name in (*plan.parameters, *plan.slow)}
-        self._run: _Run | None = None
+        self._norms: dict[Measure, Float64[Tensor, "n l"]] = {}
+        self._waiting: dict[str, list[tuple[Weight, Part]]] = defaultdict(list)
+        self._met: Counter[str] = Counter()
         last = set(plan.last)
         self._handles = [
-            self._graph.nodes[place].register_prehook(self._meeter(place)) for place in self._uses if place not in last
+            self._graph.nodes[place].register_prehook(lambda gradients, place=place: self._meet(place, gradients[0]))
+            for place in self._uses
+            if place not in last
         ]
 
     def __enter__(self) -> "Sweep":
@@ -82,91 +143,62 @@ class Sweep:
         self._graph = self._attached = None  # type: ignore[assignment]
 
     def norms(
-        self, cotangent: Float[Tensor, "rows c"], measures: Sequence[str] = ("squares",)
-    ) -> dict[str, Float64[Tensor, "n l"]]:
+        self, cotangent: Float[Tensor, "rows c"], measures: Sequence[Measure] = ("squares",)
+    ) -> dict[Measure, Float64[Tensor, "n l"]]:
         """Of J^T c for every image and layer, by one backward pass.
 
         Args:
             cotangent: One row per input.
-            measures: Of MEASURES.
+            measures: What to measure of gradients.
         """
         # Gradients grow with the cotangent: of length one, they neither underflow nor overflow.
         size = cotangent.abs().reshape(self._images, -1).amax(1)
         unit = torch.where(size > 0, size, 1.0).repeat_interleave(len(cotangent) // self._images)
         cotangent = (cotangent / unit[:, None]).to(self._attached)
-        run = self._run = _Run(measures, self._images, len(self._plan.layers))
+        shape = (self._images, len(self._plan.layers))
+        self._norms = {measure: torch.zeros(shape, dtype=torch.float64) for measure in measures}
+        self._waiting.clear()
+        self._met.clear()
         places = self._plan.last
         if places:
             edges = [GradientEdge(self._graph.nodes[place], 0) for place in places]
             with torch.inference_mode(False):
-                gradients = torch.autograd.grad(
-                    self._attached,
-                    edges,
-                    cotangent,
-                    retain_graph=True,
-                    allow_unused=True,
-                )
+                gradients = torch.autograd.grad(self._attached, edges, cotangent, retain_graph=True, allow_unused=True)
             for place, g in zip(places, gradients, strict=True):
                 self._meet(place, g)
-        for name, left in run.waiting.items():
-            self._measure(name, left)  # those of which some use had no gradient
-        run.waiting.clear()
-        self._fall_back(run, cotangent)
-        copies = len(cotangent) // self._images
-        power = {"squares": 2, "totals": 1}
-        return {m: run.norms[m] * (size.double().cpu()[:, None] / copies) ** power[m] for m in measures}
-
-    def _meeter(self, place: int) -> Callable[[Sequence[Tensor | None]], None]:
-        return lambda gradients: self._meet(place, gradients[0])
+        for name in list(self._waiting):
+            self._measure(name)  # those of which some use had no gradient
+        self._fall_back(cotangent)
+        scale = size.double().cpu()[:, None] / (len(cotangent) // self._images)
+        return {m: self._norms[m] * (scale**2 if m == "squares" else scale) for m in measures}
 
     def _meet(self, place: int, g: Tensor | None) -> None:
         """The gradient of an operation's result is there: add its part for each weight that the operation read."""
-        run = self._run
-        if run is None:
-            return
         with torch.no_grad():
             for name, use in self._uses[place]:
                 if g is not None:
-                    run.waiting[name].append((use.weight, self._part(use, g)))
-                run.met[name] += 1
-                if run.met[name] == len(self._plan.parameters[name]):
-                    self._measure(name, run.waiting.pop(name, []))
+                    part = use.part(self._graph, self._images, g)
+                    if part is None:
+                        raise AssertionError("a plan has no use without a rule")
+                    self._waiting[name].append((use.weight, part))
+                self._met[name] += 1
+                if self._met[name] == len(self._plan.parameters[name]):
+                    self._measure(name)
 
-    def _part(self, use: Use, g: Tensor) -> Part:
-        node = self._graph.nodes[use.node]
-        part = part_of(Meeting(node, use.slot, use.layout, use.weight.shape, self._images), g)
-        if part is None:
-            raise AssertionError("a plan has no use without a rule")
-        return part
-
-    def _measure(self, name: str, parts: Sequence[tuple[Weight, Part]]) -> None:
-        if not parts or self._run is None:
-            return
-        for measure, norms in self._run.norms.items():
-            norm = MEASURES[measure](parts, self._graph, self._borrowed.leaves[name])
+    def _measure(self, name: str) -> None:
+        """Add the norms of a parameter's gradient, of which all parts are there."""
+        parts = self._waiting.pop(name, [])
+        for measure, norms in self._norms.items() if parts else ():
+            norm = norms_of(parts, self._graph, self._borrowed.leaves[name], measure)
             norms[:, self._layer[name]] += norm.double().cpu()
 
-    def _fall_back(self, run: "_Run", cotangent: Tensor) -> None:
+    def _fall_back(self, cotangent: Tensor) -> None:
         if not self._plan.slow:
             return
         for some, gradients in one_by_one(self._borrowed, list(self._plan.slow), self._x, cotangent, self._images):
             for name, made in gradients.items():
-                flat = made.reshape(len(made), -1).double()
-                compute = {
-                    "squares": lambda flat=flat: flat.square().sum(1),
-                    "totals": lambda flat=flat: flat.abs().sum(1),
-                }
-                for measure, norms in run.norms.items():
-                    norms[some, self._layer[name]] += compute[measure]().cpu()
-
-
-class _Run:
-    """One backward pass: norms so far, and the parts of gradients whose other parts are still to come."""
-
-    def __init__(self, measures: Sequence[str], images: int, layers: int) -> None:
-        self.norms = {measure: torch.zeros(images, layers, dtype=torch.float64) for measure in measures}
-        self.waiting: dict[str, list[tuple[Weight, Part]]] = defaultdict(list)
-        self.met: dict[str, int] = defaultdict(int)
+                for measure, norms in self._norms.items():
+                    norms[some, self._layer[name]] += measured(made.double(), measure).cpu()
 
 
 def one_by_one(
@@ -208,3 +240,24 @@ def _alone(borrowed: Borrowed, leaves: dict[str, Tensor], one: Tensor, c: Tensor
     return {
         name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(own.items(), gradients, strict=True)
     }
+
+
+def _head(model: Classifier, x: Float[Tensor, "n ..."]) -> Float[Tensor, "c d"] | None:
+    try:
+        classes = model.logits(model.features(x[:1])).shape[1]
+        weight = model.head()[0]
+    except ModelError:
+        return None
+    return weight if len(weight) == classes else None
+
+
+def _identity(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[object, ...]:
+    """What must stay: the memory of parameters and buffers, in order, parameters as they are, and the look of inputs.
+
+    A plan is proved with the parameters of its time: where a gradient was zero then, there was nothing to prove.
+    """
+    module = eager(model.module)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    memory = tuple((name, tensor.data_ptr(), tensor.dtype, tensor.shape) for name, tensor in tensors)
+    written = tuple(0 if tensor.is_inference() else tensor._version for tensor in module.parameters())
+    return (id(model.module), memory, written, tuple(x.shape[1:]), x.dtype)

@@ -21,9 +21,8 @@ from torch import Tensor
 from dubito.errors import CheckpointError, DubitoWarning
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, make_card
 from dubito.heads.module import HeadModule, layer_shapes
-from dubito.models.checkpoint import read_weights
-from dubito.models.fingerprint import operations, tensors_digest
 from dubito.models.from_timm import transform_of
+from dubito.models.weights import operations, read_weights, tensors_digest
 from dubito.models.wrap import wrap
 from dubito.table import Provenance
 

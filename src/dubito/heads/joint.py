@@ -24,7 +24,7 @@ from dubito.heads.checkpoint import HeadConfig, PretrainedHead
 from dubito.heads.losses import DIRECT_LOSSES, ranking_loss
 from dubito.heads.module import HeadModule
 from dubito.models import wrap
-from dubito.models.frozen import frozen
+from dubito.models.wrap import frozen
 from dubito.types import Classifier
 from dubito.validate import check_choice, nearest
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dubito.cache.manifest import differing_parts
 from dubito.errors import ArtefactError
-from dubito.models.fingerprint import tensors_digest
+from dubito.models.weights import tensors_digest
 from dubito.storage import write_file
 from dubito.types import Json
 

@@ -4,14 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
 from dubito.errors import MissingPackageError, ModelError
-from dubito.models.checkpoint import put_weights, read_weights
-from dubito.models.load import Weights, building
-from dubito.models.wrap import WrappedClassifier, wrap
+from dubito.models.load import building
 
 try:
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
@@ -21,29 +18,21 @@ except ImportError as error:
     ) from error
 
 
-def load(
-    name: str, *, weights: Weights = "pretrained", device: str | torch.device | None = None, **options: Any
-) -> WrappedClassifier:
-    """AutoModelForImageClassification from a hub id or a folder that save_pretrained wrote."""
-    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:
+    """AutoModelForImageClassification from a hub id or a folder that save_pretrained wrote, as arguments of `wrap`."""
+    folder = Path(name).expanduser()
+    if name.startswith((".", "/", "~")) and not folder.is_dir():
         raise ModelError(
             f"load: no folder '{name}'. Give a folder with config.json and model.safetensors, or a hub id."
         )
-    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    place = str(folder) if folder.is_dir() else name
     repair = "Give a local folder that save_pretrained wrote, as 'hf:FOLDER'."
     with building(f"hf:{name}", options, fetches=True, repair=repair):
         processor = AutoImageProcessor.from_pretrained(place)
-        module = _module(place, weights, options)
-    if weights not in ("pretrained", None):
-        put_weights(module, read_weights(weights), str(weights))
+        module = _module(place, options, pretrained=pretrained)
     labels = module.config.id2label
-    return wrap(
-        module.eval(),
-        transform=ProcessorTransform(processor),
-        classes=[str(labels[index]) for index in sorted(labels)],
-        device=device,
-        name=f"hf:{name}",
-    )
+    names = [str(labels[index]) for index in sorted(labels)]
+    return {"module": module, "transform": ProcessorTransform(processor), "classes": names}
 
 
 @dataclass(frozen=True)
@@ -58,16 +47,15 @@ class ProcessorTransform:
         return pixels
 
 
-def _module(place: str, weights: Weights, options: dict[str, Any]) -> Any:
-    if weights == "pretrained":
-        module, loading = AutoModelForImageClassification.from_pretrained(
-            place, use_safetensors=True, output_loading_info=True, **options
+def _module(place: str, options: dict[str, Any], *, pretrained: bool) -> Any:
+    if not pretrained:
+        return AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(place, **options))
+    module, loading = AutoModelForImageClassification.from_pretrained(
+        place, use_safetensors=True, output_loading_info=True, **options
+    )
+    if loading["missing_keys"]:
+        raise ModelError(
+            f"load: 'hf:{place}' has no weights for {', '.join(sorted(loading['missing_keys'])[:3])}: it is not a "
+            f"trained classifier, so its predictions would be random. Choose a model that was trained to classify."
         )
-        if loading["missing_keys"]:
-            raise ModelError(
-                f"load: 'hf:{place}' has no weights for {', '.join(sorted(loading['missing_keys'])[:3])}: it is not a "
-                f"trained classifier, so its predictions would be random. Choose a model that was trained to classify."
-            )
-        return module
-    config = AutoConfig.from_pretrained(place, **options)
-    return AutoModelForImageClassification.from_config(config)
+    return module

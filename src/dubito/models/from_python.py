@@ -23,48 +23,33 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dubito.errors import ModelError
-from dubito.models.checkpoint import put_weights, read_weights
-from dubito.models.load import Weights, first_line
-from dubito.models.wrap import WrappedClassifier, eager, wrap
+from dubito.models.weights import first_line
+from dubito.models.wrap import WrappedClassifier, wrap
 from dubito.validate import nearest
 
 _MODELS = (nn.Module, WrappedClassifier)
 
 
-def load(
-    name: str, *, weights: Weights = "pretrained", device: str | torch.device | None = None, **options: Any
-) -> WrappedClassifier:
-    """The module that stands under a name of your code, or what the function there returns, wrapped.
+def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:  # noqa: ARG001 (as of any source)
+    """The module that stands under a name of your code, or what the function there returns, as arguments of `wrap`.
 
     Args:
         name: `FILE.py:NAME` or `PACKAGE.MODULE:NAME`. The code is executed: it must be your own, or trusted.
-        weights: "pretrained" or None: those that the module has. A path: the tensors of that file instead.
-        device: "cpu", "cuda", "mps"; by default where the module is.
         options: Arguments of the function, which is called without any otherwise.
+        pretrained: Plays no part: the module keeps the weights that it has.
     """
     place, entry = _split(name)
-    file = _file(place)
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
     with importable(Path.cwd() if file is None else file.parent):
         entry_point = _named(imported(place) if file is None else executed(file, place), entry, place)
         made = _made(entry_point, options, entry, place)
     model = made if isinstance(made, WrappedClassifier) else wrap(made)
     # What stands in an imported module belongs to everybody who imports it.
-    module = copy.deepcopy(model.module) if made is entry_point and file is None else model.module
-    if weights not in ("pretrained", None):
-        put_weights(eager(module), read_weights(weights), str(weights))
-    return wrap(
-        module.eval(),
-        transform=model.transform,
-        classes=model._count if model.classes is None else model.classes,
-        head=model._head,
-        output=model.output,
-        device=device,
-        name=f"python:{name}",
-    )
+    shared = made is entry_point and file is None
+    return {"module": copy.deepcopy(model.module) if shared else model.module, **model.settings()}
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -87,10 +72,6 @@ def _split(name: str) -> tuple[str, str]:
         f"load: a model of your own is named 'python:FILE.py:FUNCTION' or 'python:PACKAGE.MODULE:FUNCTION'; "
         f"got 'python:{name}'.{guess}"
     )
-
-
-def _file(place: str) -> Path | None:
-    return Path(place).expanduser().resolve() if place.endswith(".py") else None
 
 
 def _named(home: ModuleType, entry: str, place: str) -> Any:
@@ -148,22 +129,10 @@ def _check_arguments(function: Callable[..., Any], options: dict[str, Any], what
     try:
         signature.bind(**options)
     except TypeError as error:
-        one = inspect.Parameter
-        required = [
-            name
-            for name, parameter in signature.parameters.items()
-            if parameter.default is one.empty
-            and parameter.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            and (name not in options or parameter.kind is one.POSITIONAL_ONLY)
-        ]
-        if not required:
-            raise ModelError(
-                f"load: {what} cannot be called with {', '.join(options)} ({first_line(error)}). Give options that it "
-                f"takes: {', '.join(signature.parameters) or 'none'}."
-            ) from error
         raise ModelError(
-            f"load: {what} requires {', '.join(required)}; it is called with {', '.join(options) or 'no arguments'}. "
-            f"Give its arguments defaults, or call it in a function without any: `def make(): return ...`."
+            f"load: {what} cannot be called with {', '.join(options) or 'no arguments'} ({first_line(error)}). "
+            f"It takes {', '.join(signature.parameters) or 'none'}: give these as options, give them defaults, "
+            f"or call it in a function without any: `def make(): return ...`."
         ) from error
 
 
@@ -174,10 +143,7 @@ def _describe(made: object) -> str:
     if inspect.isclass(made):
         return f"the class {made.__name__}. Call it: `return {made.__name__}(...)`."
     if isinstance(made, dict) and made and all(isinstance(value, Tensor) for value in made.values()):
-        return (
-            f"a state dict of {len(made)} tensors. Return the module; tensors may be loaded from a file with "
-            f"weights=PATH."
-        )
+        return f"a state dict of {len(made)} tensors. Return the module; weights=PATH loads tensors from a file."
     if isinstance(made, tuple | list):
         return (
             f"a {type(made).__name__} ({', '.join(type(one).__name__ for one in made[:4])}). Return the module "

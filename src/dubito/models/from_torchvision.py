@@ -6,41 +6,33 @@ import torch
 from torchvision import models as zoo
 
 from dubito.errors import ModelError
-from dubito.models.checkpoint import put_weights, read_weights
-from dubito.models.load import LOCAL, Weights, building, unknown_model
+from dubito.models.load import building, unknown_model
 from dubito.models.transform import Preprocess
-from dubito.models.wrap import WrappedClassifier, wrap
 
 
-def load(
-    name: str, *, weights: Weights = "pretrained", device: str | torch.device | None = None, **options: Any
-) -> WrappedClassifier:
-    """torchvision.models.get_model(name, **options), wrapped; `resnet50.IMAGENET1K_V1` names one of its weights.
+def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:
+    """torchvision.models.get_model(name, **options), as arguments of `wrap`.
 
-    The weights decide the transform, also when a local file brings the numbers.
+    `resnet50.IMAGENET1K_V1` names one of its weights, which decide the transform even when a local file replaces them.
     """
     architecture, _, tag = name.partition(".")
     if architecture not in models():
         raise unknown_model("torchvision", architecture, models())
-    known = zoo.get_model_weights(architecture)
-    if tag and tag not in known.__members__:
-        raise unknown_model("torchvision", name, [f"{architecture}.{one}" for one in known.__members__])
-    best = known[tag] if tag else known.DEFAULT
+    tags = zoo.get_model_weights(architecture)
+    if tag and tag not in tags.__members__:
+        raise unknown_model("torchvision", name, [f"{architecture}.{one}" for one in tags.__members__])
+    weights = tags[tag] if tag else tags.DEFAULT
     if architecture in ("googlenet", "inception_v3"):
         options.setdefault("init_weights", False)
-    with building(f"torchvision:{name}", options, fetches=weights == "pretrained", repair=LOCAL):
-        module = zoo.get_model(architecture, weights=best if weights == "pretrained" else None, **options)
-    if weights not in ("pretrained", None):
-        put_weights(module, read_weights(weights), str(weights))
-    names: list[str] = best.meta["categories"]
+    with building(f"torchvision:{name}", options, fetches=pretrained):
+        module = zoo.get_model(architecture, weights=weights if pretrained else None, **options)
+    names: list[str] = weights.meta["categories"]
     count: int = options.get("num_classes", len(names))
-    return wrap(
-        module.eval().to(memory_format=torch.channels_last),
-        transform=_transform(best.transforms(), options.get("image_size")),
-        classes=names if count == len(names) else count,
-        device=device,
-        name=f"torchvision:{name}",
-    )
+    return {
+        "module": module.to(memory_format=torch.channels_last),
+        "transform": _transform(weights.transforms(), options.get("image_size")),
+        "classes": names if count == len(names) else count,
+    }
 
 
 def models() -> list[str]:

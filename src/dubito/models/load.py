@@ -5,9 +5,10 @@ hf:ID-or-FOLDER    image classifiers of transformers        pypi:NAME          w
 python:FILE.py:FUNCTION or python:PACKAGE.MODULE:FUNCTION   a module of your own; this code is executed
 """
 
+import copy
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any, Literal
 import torch
 
 from dubito.errors import CheckpointError, ModelError
-from dubito.models.wrap import WrappedClassifier
+from dubito.models.weights import first_line, put_weights, read_weights
+from dubito.models.wrap import WrappedClassifier, eager, wrap
 from dubito.validate import nearest
 
 Weights = Literal["pretrained"] | str | Path | None
-Loader = Callable[..., WrappedClassifier]
 
 SOURCES = {
     "timm": "dubito.models.from_timm",
@@ -29,7 +30,11 @@ SOURCES = {
     "pypi": "dubito.models.from_pypi",
     "python": "dubito.models.from_python",
 }
-"""Where each source is loaded: one adapter per file, imported on first use."""
+"""Where each source is built: one adapter per file, imported on first use. Its `build` returns arguments of `wrap`."""
+_SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""PyTorch's own switch, read at every torch.load."""
+_LOCAL = "Give weights=PATH to a local file, or weights=None for random weights."
+"""How to go on without the network, where the source itself is installed."""
 
 
 def load(
@@ -48,13 +53,34 @@ def load(
     >>> load("timm:test_resnet", weights=None, num_classes=7).name
     'timm:test_resnet'
     """
-    source, colon, inner = name.partition(":")
-    if not colon or source not in SOURCES or not inner:
+    source, _, inner = name.partition(":")
+    if source not in SOURCES or not inner:
         raise ModelError(
             f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; got '{name}'.{_guess(name)}"
         )
-    adapter: Loader = import_module(SOURCES[source]).load
-    return adapter(inner, weights=weights, device=device, **options)
+    settings = import_module(SOURCES[source]).build(inner, options, pretrained=weights == "pretrained")
+    module = settings.pop("module").eval()
+    if weights not in ("pretrained", None):
+        put_weights(eager(module), read_weights(weights), str(weights))
+    return wrap(module, device=device, name=name, **settings)
+
+
+def with_weights(model: WrappedClassifier, path: str | Path) -> WrappedClassifier:
+    """The same architecture, transform and classes with the weights of a file; the model itself is left alone.
+
+    Args:
+        model: From dubito.load or dubito.wrap.
+        path: A safetensors file, or a PyTorch file of tensors only, as `dubito.load(weights=...)` takes it.
+    """
+    if not isinstance(model, WrappedClassifier):
+        raise ModelError(
+            f"with_weights: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
+            f"Wrap it: dubito.wrap(module, transform=...)."
+        )
+    weights = read_weights(path)
+    module = copy.deepcopy(eager(model.module))
+    put_weights(module, weights, str(path))
+    return wrap(module, **model.settings(), name=f"{model.name} with {Path(path).name}")
 
 
 def _guess(name: str) -> str:
@@ -70,13 +96,6 @@ def _guess(name: str) -> str:
     return ""
 
 
-_SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""PyTorch's own switch, read at every torch.load."""
-
-LOCAL = "Give weights=PATH to a local file, or weights=None for random weights."
-"""How to go on without the network, where the source itself is installed."""
-
-
 def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
     """The error for a name that its source does not have, with the nearest ones that it has."""
     alike = [other for other in known if other.startswith(name[:4])]
@@ -86,11 +105,19 @@ def unknown_model(source: str, name: str, known: list[str]) -> ModelError:
 
 
 @contextmanager
-def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str) -> Iterator[None]:
-    """Around the source's own calls: what it raises comes out as a ModelError; it may fetch weights."""
+def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str = _LOCAL) -> Iterator[None]:
+    """Around the source's own calls: what it raises becomes a ModelError, and no pickle of a hub is executed.
+
+    Args:
+        name: Of the model, with its source.
+        options: What the source was called with.
+        fetches: Whether it may fetch weights.
+        repair: What to do where they cannot be fetched.
+    """
+    before = os.environ.get(_SAFE)
+    os.environ[_SAFE] = "1"  # torch.load takes tensors only, even where a package allows more
     try:
-        with no_pickle():
-            yield
+        yield
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"load: the pretrained weights of '{name}' hold Python objects besides tensors; nothing was executed. "
@@ -106,22 +133,8 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str) 
             f"load: '{name}' cannot be built with {arguments} ({first_line(error)}). "
             f"Give options that its source takes."
         ) from error
-
-
-@contextmanager
-def no_pickle() -> Iterator[None]:
-    """Inside, torch.load takes tensors only, also where a package allows more: hubs are outside too."""
-    before = os.environ.get(_SAFE)
-    os.environ[_SAFE] = "1"
-    try:
-        yield
     finally:
         if before is None:
             del os.environ[_SAFE]
         else:
             os.environ[_SAFE] = before
-
-
-def first_line(error: BaseException) -> str:
-    """An error's first line, shortened; its class if it has no message."""
-    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200]

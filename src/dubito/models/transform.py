@@ -23,6 +23,7 @@ from torchvision.transforms import functional as pixels
 
 from dubito.errors import ModelError, ValueRangeError
 from dubito.types import Json
+from dubito.validate import check_choice
 
 _REPEATS = 10
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -62,13 +63,15 @@ class Preprocess:
         sides = _pixels(size, "size must be (height, width), or one number for a square")
         if resize is not None:
             resize = _pixels(resize, "resize must be the short side, (height, width) or None")
+        check_choice(interpolation, [mode.value for mode in InterpolationMode], by="Preprocess", what="interpolation")
+        check_choice(channels, ["RGB", "BGR"], by="Preprocess", what="channels")
         settings = {
             "size": (sides, sides) if isinstance(sides, int) else sides,
             "resize": resize,
-            "interpolation": _one_of(interpolation, "interpolation", [mode.value for mode in InterpolationMode]),
-            "mean": _one_a_channel(mean, "mean"),
-            "std": _one_a_channel(std, "std"),
-            "channels": _one_of(channels, "channels", ["RGB", "BGR"]),
+            "interpolation": interpolation,
+            "mean": _per_channel(mean, "mean"),
+            "std": _per_channel(std, "std"),
+            "channels": channels,
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)  # frozen
@@ -127,7 +130,8 @@ class FunctionTransform:
 
     def describe(self) -> Json:
         """Its name and settings, as far as its repr shows them, and a hash of what it does to a fixed image."""
-        card = _test_card()
+        y, x = np.mgrid[0:301, 0:413]  # a fixed picture with all colours and fine texture, not square
+        card = Image.fromarray(np.stack([x % 256, y % 256, (x * y) % 251], axis=-1).astype(np.uint8))
         first = self.prepare(card.copy())
         # Many times, because a random flip does nothing half of the time.
         if not all(torch.equal(first, self.prepare(card.copy())) for _ in range(_REPEATS)):
@@ -171,7 +175,7 @@ def _pixels(value: object, expected: str) -> int | tuple[int, int]:
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
-def _one_a_channel(value: object, name: str) -> tuple[float, ...]:
+def _per_channel(value: object, name: str) -> tuple[float, ...]:
     """Three numbers; a std of zero would divide by it."""
     three = value if isinstance(value, tuple | list) and len(value) == 3 else [None]
     if not all(isinstance(one, Real) and math.isfinite(one) and (one != 0 or name == "mean") for one in three):
@@ -182,14 +186,6 @@ def _one_a_channel(value: object, name: str) -> tuple[float, ...]:
     return tuple(three)
 
 
-def _one_of(value: str, name: str, known: list[str]) -> str:
-    if value not in known:
-        raise ValueRangeError(
-            f"Preprocess: {name} must be one of {', '.join(known)}; got {value!r}. Choose one of them."
-        )
-    return value
-
-
 def _ready(batch: Tensor, transform: str) -> Float[Tensor, "n ..."]:
     if not batch.is_floating_point():
         raise ModelError(
@@ -197,10 +193,3 @@ def _ready(batch: Tensor, transform: str) -> Float[Tensor, "n ..."]:
             f"Only dubito.Preprocess knows how to scale and normalise pixels: use it, or give finished inputs."
         )
     return batch
-
-
-def _test_card() -> Image.Image:
-    """A fixed picture with all colours and fine texture, not square."""
-    y, x = np.mgrid[0:301, 0:413]
-    card = np.stack([x % 256, y % 256, (x * y) % 251], axis=-1)
-    return Image.fromarray(card.astype(np.uint8))

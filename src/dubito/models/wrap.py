@@ -9,7 +9,8 @@ tiled(x)                 features, and the logits of every tile, in one pass
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final, get_args
 
 import torch
@@ -19,22 +20,25 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError
-from dubito.models._plan import (
+from dubito.models.head import (
+    Call,
     ForwardPlan,
     Output,
+    Reached,
+    Spy,
     grid_of,
-    logit_map,
     make_plan,
     named_weight,
+    plain_layer,
+    read_input,
     tile_features,
     tiles_as_rows,
     with_own_rows,
 )
-from dubito.models._spy import Call, Reached, Spy, plain_layer, read_input
-from dubito.models.fingerprint import module_digests, operations
-from dubito.models.frozen import KeptBuffers, frozen
 from dubito.models.transform import FunctionTransform, NoTransform
+from dubito.models.weights import module_digests, operations
 from dubito.types import Json, Tiled, Transform
+from dubito.validate import check_choice
 
 _CHANNELS = (1, 3, 4)
 """Grey, colour, and colour with transparency."""
@@ -70,27 +74,23 @@ def wrap(
         raise ModelError(
             f"wrap: module must be a torch.nn.Module; got {type(module).__name__}. For a name, use dubito.load."
         )
-    if output not in get_args(Output):
-        raise ModelError(
-            f"output: one of {', '.join(get_args(Output))} is expected; got '{output}'. Choose one of them."
-        )
+    check_choice(output, get_args(Output), by="wrap", what="output")
     if transform is None:
         transform = NoTransform()
     elif not isinstance(transform, Transform):
         transform = FunctionTransform(transform)
-    return WrappedClassifier(
-        _on_device(module, device),
-        transform,
-        classes=classes,
-        head=head,
-        output=output,
-        name=name or type(module).__name__,
-    )
+    module, name = _on_device(module, device), name or type(module).__name__
+    return WrappedClassifier(module, transform, classes=classes, head=head, output=output, name=name)
 
 
 @final
 class WrappedClassifier:
-    """The one Classifier: every source (timm, torchvision, transformers, a plain module) ends here. Built by `wrap`."""
+    """The one Classifier: every source (timm, torchvision, transformers, a plain module) ends here. Built by `wrap`.
+
+    Attributes:
+        output: What the module returns.
+        layer: The classifying layer, where it is one plain nn.Linear of the module; known from the first batch on.
+    """
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class WrappedClassifier:
         self.name, self.module, self.transform = name, module, transform
         self.classes: Sequence[str] | None = None if isinstance(classes, int) or classes is None else list(classes)
         self._count = len(self.classes) if self.classes is not None else classes
-        self._output: Output = output
+        self.output: Output = output
         self._head = head
         if head is not None:
             named_weight(eager(module), head)
+        self.layer: nn.Linear | None = None
         self._plan: ForwardPlan | None = None
         self._heads: list[tuple[Tensor, Tensor | None]] = []
-        self._layer: nn.Linear | None = None
         self._owned = False
         self._writes = self._counts = True
 
@@ -123,20 +123,15 @@ class WrappedClassifier:
         """Where the module is."""
         return sample_of(self.module).device
 
-    @property
-    def output(self) -> Output:
-        """What the module returns."""
-        return self._output
-
-    @property
-    def layer(self) -> nn.Linear | None:
-        """The classifying layer, where it is one plain nn.Linear of the module; known from the first batch on."""
-        return self._layer
+    def settings(self) -> Json:
+        """What `wrap` was given besides the module and its name."""
+        classes = self._count if self.classes is None else self.classes
+        return {"transform": self.transform, "classes": classes, "head": self._head, "output": self.output}
 
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""
         plan = self._understand(x)
-        tapped = None if self._layer is None else read_input(self._layer, lambda: self._run(x))
+        tapped = None if self.layer is None else read_input(self.layer, lambda: self._run(x))
         return self._watched_features(x, plan) if tapped is None else tapped.clone()  # it may be the input's own memory
 
     def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
@@ -160,8 +155,7 @@ class WrappedClassifier:
         if not plan.convolutional:
             return self._rows_and_tiles(x, plan)[1]
         calls = self._watched(x, plan)
-        tiles = tile_features(calls, plan)
-        return tiles.reshape(len(tiles), *logit_map(calls, plan).shape[2:], tiles.shape[-1])
+        return tile_features(calls, plan).unflatten(1, calls[plan.stop_at].source.shape[2:])
 
     def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
         """Features and tiles in one pass: `features` has the bits of features(x), `logits` those of each tile."""
@@ -171,9 +165,9 @@ class WrappedClassifier:
             h, w = tiles.shape[1:3]
             return Tiled(rows.clone(), (h, w), lambda start, stop: self.logits(tiles[start:stop].flatten(1, 2)))
         calls = self._watched(x, plan)
-        logits = logit_map(calls, plan)  # a convolutional head gives every tile's logits before the pool
-        features = tile_features(calls, plan).mean(1)
+        logits = calls[plan.stop_at].source  # a convolutional head gives every tile's logits before the pool
         h, w = logits.shape[2:]
+        features = tile_features(calls, plan).mean(1)
         return Tiled(features, (h, w), lambda start, stop: logits[start:stop].flatten(2).transpose(1, 2))
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
@@ -185,7 +179,7 @@ class WrappedClassifier:
         """Hashes of the weights and the settings of the transform."""
         return {
             "model": self.name,
-            "head": {"layer": self._head, "output": self._output},
+            "head": {"layer": self._head, "output": self.output},
             **module_digests(eager(self.module)),
             "operations": operations(eager(self.module)),
             "transform": self.transform.describe(),
@@ -212,52 +206,43 @@ class WrappedClassifier:
         """The plan, made from the first batch: two rows, so that tiles cannot be mistaken for a broadcast."""
         if self._plan is not None and not self._replaced():
             return self._plan
-        self._plan = self._layer = None
+        self._plan = self.layer = None
         if len(x) == 0:
             raise ModelError(f"{self.name}: its first batch has no images. Give at least one, to find its head.")
         pair = x[:2] if len(x) > 1 else torch.cat([x, x])
         spy = Spy()
-        answer = self._run(pair, spy)
+        outputs = self._run(pair, spy)
         head = None if self._head is None else named_weight(eager(self.module), self._head)
-        plan = make_plan(spy, answer, head=head, output=self._output, name=self.name)
-        if self._count is not None and self._count != answer.shape[1]:
+        plan = make_plan(spy, outputs, head=head, output=self.output, name=self.name)
+        if self._count is not None and self._count != outputs.shape[1]:
             raise ModelError(
-                f"{self.name}: classes says {self._count}, the module gives {answer.shape[1]} outputs. "
+                f"{self.name}: classes says {self._count}, the module gives {outputs.shape[1]} outputs. "
                 f"Give one name per output, in order."
             )
-        self._heads = [(_weight(spy.calls[number]), spy.calls[number].bias) for number in plan.heads]
+        heads = [spy.calls[number] for number in plan.heads]
+        self._heads = [(call.weight, call.bias) for call in heads if call.weight is not None]
         self._owned = any(parameter is self._heads[0][0] for parameter in self.module.parameters())
-        self._plan = self._checked(pair, plan)
-        self._layer = self._tappable(pair, plan, spy)
-        return self._plan
+        if plan.pool is not None and not plan.convolutional:
+            try:
+                self._rows_and_tiles(pair, plan)
+            except Exception:  # whatever a module raises when it meets more rows than images: it has no feature map
+                plan = replace(plan, pool=None, pools=(), hidden=())
+        self._plan = plan
+        layer = plain_layer(eager(self.module), heads[0]) if len(heads) == 1 else None
+        tapped = None if layer is None else read_input(layer, lambda: self._run(pair))
+        if tapped is not None and torch.equal(tapped, self._watched_features(pair, plan)):
+            self.layer = layer  # a hook on it reads just what the spy saw
+        return plan
 
     def _replaced(self) -> bool:
         """Whether the user has put another head into the module since it was understood."""
         return self._owned and all(parameter is not self._heads[0][0] for parameter in self.module.parameters())
-
-    def _tappable(self, pair: Tensor, plan: ForwardPlan, spy: Spy) -> nn.Linear | None:
-        """The head's layer, if a hook on it reads just what the spy saw."""
-        layer = plain_layer(eager(self.module), spy.calls[plan.heads[0]]) if len(plan.heads) == 1 else None
-        if layer is None:
-            return None
-        tapped = read_input(layer, lambda: self._run(pair))
-        return layer if tapped is not None and torch.equal(tapped, self._watched_features(pair, plan)) else None
 
     def _watched_features(self, x: Tensor, plan: ForwardPlan) -> Float[Tensor, "n d"]:
         calls = self._watched(x, plan)
         if plan.convolutional:
             return tile_features(calls, plan).mean(1)
         return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
-
-    def _checked(self, pair: Tensor, plan: ForwardPlan) -> ForwardPlan:
-        """The plan without its pool, if tiles cannot be passed through what follows it."""
-        if plan.convolutional or plan.pool is None:
-            return plan
-        try:
-            self._rows_and_tiles(pair, plan)
-        except Exception:  # whatever a module raises when it meets more rows than images
-            return ForwardPlan(plan.heads, None, (), plan.convolutional, plan.lift)
-        return plan
 
     def _with_map(self, x: Tensor) -> ForwardPlan:
         plan = self._understand(x)
@@ -273,20 +258,18 @@ class WrappedClassifier:
         spy = Spy(keep={*plan.heads, *plan.pools}, stop_at=plan.stop_at)
         spy.replace(plan.pools, lambda call: torch.cat([call.output, tiles_as_rows(call, spy.patches)]))
         spy.replace(plan.hidden, lambda call: with_own_rows(call, len(x)))
-        calls = self._watch(x, spy).calls
+        calls = self._watched(x, plan, spy)
         h, w = grid_of(calls[plan.pools[-1]], spy.patches)
         parts = [calls[number].source.flatten(1) for number in plan.heads]
         rows = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return rows[: len(x)], rows[len(x) :].view(len(x), h, w, rows.shape[1])
 
-    def _watched(self, x: Tensor, plan: ForwardPlan) -> dict[int, Call]:
-        """What the head and, where it comes after it, the pool read."""
-        return self._watch(x, Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)).calls
-
-    def _watch(self, x: Tensor, spy: Spy) -> Spy:
+    def _watched(self, x: Tensor, plan: ForwardPlan, spy: Spy | None = None) -> Mapping[int, Call]:
+        """What the head and, where it comes after it, the pool read; or what a spy of one's own keeps."""
+        spy = spy or Spy(keep={*plan.heads, plan.stop_at}, stop_at=plan.stop_at)
         with contextlib.suppress(Reached):
             self._run(x, spy)
-        return spy
+        return spy.calls
 
     def _run(self, x: Tensor, spy: Spy | None = None) -> Float[Tensor, "n c"]:
         module, like = eager(self.module), sample_of(self.module)
@@ -306,7 +289,7 @@ class WrappedClassifier:
                     self._counts = buffers.restore() or self._plan is None
         if self._plan is None and self._writes:
             self._writes = x._version > 0
-        return answer_of(out, len(x), self.name)
+        return output_of(out, len(x), self.name)
 
 
 def sample_of(module: nn.Module) -> Tensor:
@@ -315,23 +298,17 @@ def sample_of(module: nn.Module) -> Tensor:
     return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
 
 
-def _weight(call: Call) -> Tensor:
-    if call.weight is None:
-        raise AssertionError("a head call always has a weight")
-    return call.weight
-
-
-def answer_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
+def output_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
     """The one tensor among what a module returns, checked: a row for each of n images."""
-    answer = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-    if not isinstance(answer, Tensor):
+    output = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    if not isinstance(output, Tensor):
         raise ModelError(
             f"{name} must return one tensor (or an output with .logits); got {type(out).__name__}. "
             f"Wrap a module that returns the logits alone."
         )
-    if answer.dim() != 2 or answer.shape[0] != n:
-        raise ModelError(f"{name} must return (n, classes); got {tuple(answer.shape)} for {n} images.")
-    return answer
+    if output.dim() != 2 or output.shape[0] != n:
+        raise ModelError(f"{name} must return (n, classes); got {tuple(output.shape)} for {n} images.")
+    return output
 
 
 def _refusal(name: str, x: Tensor, error: Exception) -> str:
@@ -375,3 +352,50 @@ def _on_device(module: nn.Module, device: str | torch.device | None) -> nn.Modul
         raise ModelError(
             f"device: '{device}' cannot be used here ({str(error).splitlines()[0]}). Try device='cpu'."
         ) from error
+
+
+@contextlib.contextmanager
+def frozen(module: nn.Module) -> Iterator[nn.Module]:
+    """The module in eval mode without gradients; every submodule's own mode and the random state come back afterwards.
+
+    Eval mode keeps BatchNorm statistics and dropout still; parameters, requires_grad and hooks are never touched.
+    """
+    training = [part for part in module.modules() if part.training]
+    random = torch.get_rng_state()
+    try:
+        for part in training:
+            part.training = False
+        with torch.inference_mode(False), torch.no_grad():
+            yield module
+    finally:
+        torch.set_rng_state(random)
+        for part in training:
+            part.training = True
+
+
+class KeptBuffers:
+    """A copy of all buffers, for a module whose forward changes them even in eval mode, such as a counter."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._kept: list[tuple[nn.Module, str, Tensor, int, Tensor]] = [
+            (part, name, buffer, _version(buffer), buffer.clone())
+            for part in module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None
+        ]
+
+    def restore(self) -> bool:
+        """Put back what has changed; says whether anything had."""
+        changed = False
+        for part, name, buffer, version, before in self._kept:
+            if part._buffers[name] is not buffer or _version(buffer) != version:
+                changed = True
+                part._buffers[name] = buffer
+                with torch.no_grad():
+                    buffer.copy_(before)
+        return changed
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; one made under inference_mode does not count, and cannot be written to."""
+    return 0 if tensor.is_inference() else tensor._version

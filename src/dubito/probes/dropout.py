@@ -15,7 +15,7 @@ before: an extraction that was interrupted gives the same bits.
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -24,9 +24,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dubito.errors import ModelError, ValueRangeError
-from dubito.models.fingerprint import tensors_digest
-from dubito.types import Classifier, Json
+from dubito.errors import ModelError
+from dubito.models.weights import tensors_digest
+from dubito.probes.members import EnsembleProbe
+from dubito.types import Classifier
+from dubito.validate import check_number
 
 _PLAIN = ("dropout", "alpha_dropout", "feature_alpha_dropout")
 _RATES: dict[Any, tuple[str, int]] = {
@@ -46,12 +48,12 @@ _SWITCHES: dict[Any, tuple[str, int]] = {
 
 @final
 @dataclass(frozen=True)
-class Dropout:
-    """Several passes with dropout.
+class Dropout(EnsembleProbe):
+    """Monte-Carlo dropout: the extracted model several times, dropping other units each time.
 
     Attributes:
         passes: Number of members.
-        rate: Rate of every dropout; None for the model's own.
+        rate: Rate of every dropout that the model calls; None for its own, which is zero in many pretrained models.
         seed: Seed of the dropped units.
     """
 
@@ -62,14 +64,12 @@ class Dropout:
     name = "dropout"
 
     def __post_init__(self) -> None:
-        if self.passes < 2:
-            raise ValueRangeError(
-                f"dropout: passes must be at least 2; got {self.passes}. One pass has none to differ from."
-            )
-        if self.rate is not None and not 0 < self.rate < 1:
-            raise ValueRangeError(
-                f"dropout: rate must be between 0 and 1; got {self.rate}. Leave it out to take the model's own."
-            )
+        alone = "One pass has none to differ from."
+        check_number(self.passes, "[2, inf)", by="dropout", what="passes", whole=True, hint=alone)
+        if self.rate is not None:
+            own = "Leave it out to take the model's own."
+            check_number(self.rate, "(0, 1)", by="dropout", what="rate", hint=own)
+        super().__post_init__()
 
     def __len__(self) -> int:
         return self.passes
@@ -77,33 +77,30 @@ class Dropout:
     def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
         """One pass must call dropout; the model analyses itself in a pass before, undisturbed."""
         model.features(x[:2])
-        drop = _Dropping(self.rate)
-        with _seeded(0, x.device), drop, _stochastic_depth(model.module, drop):
-            model.features(x[:2])
+        drop = self._features(model, x[:2], seed=0)[1]
         if drop.dropped:
             return
         if drop.met:
             raise ModelError(
                 f"dropout: all {drop.met} calls of dropout in {model.name} have rate 0, as pretrained models often do, "
-                f"so all passes would be equal. Give rate=..., such as Members.dropout(rate=0.1)."
+                f"so all passes would be equal. Give rate=..., such as Dropout(rate=0.1)."
             )
         raise ModelError(
             f"dropout: {model.name} calls no dropout, so all passes would be equal, whatever the rate. Load it with "
-            f"some (timm: dubito.load(..., drop_rate=0.2)), or use Members.views(), probes.Tiles(), or several models."
+            f"some (timm: dubito.load(..., drop_rate=0.2)), or use probes.Views(), probes.Tiles(), or several models."
         )
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
         """Of each pass."""
         batch = tensors_digest({"x": x})
         for member in range(self.passes):
-            drop = _Dropping(self.rate)
-            with _seeded(pass_seed(self.seed, member, batch), x.device), drop, _stochastic_depth(model.module, drop):
-                z = model.features(x)
+            z, _ = self._features(model, x, pass_seed(self.seed, member, batch))
             yield model.logits(z).to(x.device).float()
 
-    def settings(self) -> Json:
-        """The fields."""
-        return asdict(self)
+    def _features(self, model: Classifier, x: Float[Tensor, "n ..."], seed: int) -> "tuple[Tensor, _Dropping]":
+        drop = _Dropping(self.rate)
+        with _seeded(seed, x.device), drop, _stochastic_depth(model.module, drop):
+            return model.features(x), drop
 
 
 def pass_seed(seed: int, member: int, batch: str) -> int:
@@ -131,35 +128,27 @@ class _Dropping(TorchFunctionMode):
         """Run the function; dropout with its switch on, and never in place, because others read its input too."""
         if func not in _RATES:
             return func(*args, **(kwargs or {}))
-        call = _Call(args, kwargs or {})
+        positional, named = list(args), dict(kwargs or {})
+
+        def put(name: str, position: int, value: Any) -> None:
+            if len(positional) > position:
+                positional[position] = value
+            else:
+                named[name] = value
+
+        name, position = _RATES[func]
         if self._rate is not None:
-            call.put(*_RATES[func], self._rate)
+            put(name, position, self._rate)
         if func in _SWITCHES:
-            call.put(*_SWITCHES[func], True)
-            call.kwargs.pop("inplace", None)
-        self.count(call.get(*_RATES[func]))
-        return func(*call.args, **call.kwargs)
+            put(*_SWITCHES[func], True)
+            named.pop("inplace", None)
+        self.count(float(positional[position] if len(positional) > position else named.get(name, 0.0)))
+        return func(*positional, **named)
 
     def count(self, rate: float) -> None:
         """One more call of dropout."""
         self.met += 1
         self.dropped += rate > 0
-
-
-class _Call:
-    """Arguments of a call, by position or by name."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.args, self.kwargs = list(args), dict(kwargs)
-
-    def get(self, name: str, position: int) -> float:
-        return float(self.args[position] if len(self.args) > position else self.kwargs.get(name, 0.0))
-
-    def put(self, name: str, position: int, value: Any) -> None:
-        if len(self.args) > position:
-            self.args[position] = value
-        else:
-            self.kwargs[name] = value
 
 
 @contextmanager

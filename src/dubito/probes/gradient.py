@@ -15,7 +15,6 @@ Columns are float32: where a class leads by more than about 44 logits, the squar
 below its range and becomes 0.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -28,10 +27,10 @@ from torch import Tensor
 from dubito.choices import ClassWeighting, GradientMethod
 from dubito.errors import ValueRangeError
 from dubito.gradients.cotangents import Cotangents, bound_factor, check_logits, normals, signs
-from dubito.gradients.prepared import Prepared
-from dubito.gradients.sweep import Sweep
+from dubito.gradients.sweep import Prepared, Sweep
 from dubito.table.columns import families
 from dubito.types import Classifier, Json, depth_weight
+from dubito.validate import check_choice, check_number
 
 Columns = dict[str, Float64[Tensor, "n l"]]
 
@@ -72,15 +71,14 @@ class Gradient:
     sigma: float = 0.1
     seed: int = 0
     name: str = "gradient"
-    _known: dict[str, Prepared] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _models: dict[str, Prepared] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     price = "1 forward pass, and 4 backward passes by default"
 
     def __post_init__(self) -> None:
-        _check_classes(self.method, self.classes, self.draws, self.weightings)
-        _check_layers(self.last, self.beta, self.tolerance)
-        _check_copies(self.copies, self.sigma)
-        _check_name(self.name)
+        self._check_classes()
+        self._check_layers_and_copies()
+        self._check_name()
         chosen = tuple(one for one in get_args(ClassWeighting) if one in ("fisher", *self.weightings))
         object.__setattr__(self, "weightings", chosen)
         passes = (
@@ -89,6 +87,55 @@ class Gradient:
         also = " and one more" if self.uniform else ""
         copies = f", for the image and {self.copies} copies" if self.copies else ""
         object.__setattr__(self, "price", f"1 forward pass, {passes}{also}{copies}")
+
+    def _check_classes(self) -> None:
+        check_choice(self.method, get_args(GradientMethod), by="gradient", what="method")
+        least = "[1, inf)" if self.method in ("top", "combined") else "[0, inf)"
+        check_number(
+            self.classes, least, by="gradient", what="classes", whole=True, hint="For none, use method='signs'."
+        )
+        least = "[1, inf)" if self.method in ("signs", "combined") else "[0, inf)"
+        check_number(self.draws, least, by="gradient", what="draws", whole=True, hint="For none, use method='top'.")
+        if isinstance(self.weightings, str):
+            raise ValueRangeError(
+                f"gradient: weightings must be a list; got '{self.weightings}'. Write ['{self.weightings}']."
+            )
+        for weighting in self.weightings:
+            check_choice(weighting, get_args(ClassWeighting), by="gradient", what="weightings")
+            if weighting != "fisher" and self.method not in ("exact", "top"):
+                raise ValueRangeError(
+                    f"gradient: weighting '{weighting}' is a sum of norms, which random signs do not estimate. "
+                    f"Use method='exact', or 'top' for the most likely classes."
+                )
+
+    def _check_layers_and_copies(self) -> None:
+        if self.last is not None:
+            check_number(self.last, "[1, inf)", by="gradient", what="last", whole=True)
+        if self.beta is not None:
+            check_number(self.beta, "[0, inf)", by="gradient", what="beta")
+        if self.last is not None and self.beta is not None:
+            raise ValueRangeError(
+                f"gradient: give either last or beta; got last={self.last} and beta={self.beta}. Both choose layers."
+            )
+        check_number(self.copies, "[0, inf)", by="gradient", what="copies", whole=True)
+        check_number(self.tolerance, "(0, 1]", by="gradient", what="tolerance")
+        check_number(self.sigma, "(0, inf)", by="gradient", what="sigma")
+        for name, other, used in (("sigma", "copies", self.copies > 0), ("tolerance", "beta", self.beta is not None)):
+            if not used and (value := getattr(self, name)) != getattr(type(self), name):
+                raise ValueRangeError(
+                    f"gradient: {name} has no effect without {other}; got {name}={value:g}. "
+                    f"Give {other} as well, or leave {name} out."
+                )
+
+    def _check_name(self) -> None:
+        if not re.fullmatch("[a-z][a-z_]*", self.name):
+            raise ValueRangeError(f"gradient: a name has small letters and underscores; got '{self.name}'.")
+        others = {key: family for key, family in families().items() if key != "gradient"}
+        if self.name in others or any(family.match(self.name) is not None for family in others.values()):
+            raise ValueRangeError(
+                f"gradient: another probe or column is called '{self.name}'. Choose another name, such as "
+                f"gradient_late."
+            )
 
     def run(
         self,
@@ -107,7 +154,7 @@ class Gradient:
 
     def notes(self) -> Json:
         """Of the model that ran last: the names and depths of the columns' layers, and the number of all layers."""
-        prepared = self._known.get("last")
+        prepared = self._models.get("last")
         return {} if prepared is None else prepared.notes()
 
     def settings(self) -> Json:
@@ -131,12 +178,12 @@ class Gradient:
 
     def _prepared(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Prepared:
         """The model made ready, once."""
-        known = self._known.get("last")
-        if known is None or not known.fits(model, x):
-            known = self._known["last"] = Prepared(model, x, self._wanted)
-        return known
+        prepared = self._models.get("last")
+        if prepared is None or not prepared.fits(model, x):
+            prepared = self._models["last"] = Prepared(model, x, self._chosen_layers)
+        return prepared
 
-    def _wanted(self, layers: Sequence[str]) -> Sequence[str]:
+    def _chosen_layers(self, layers: Sequence[str]) -> Sequence[str]:
         """The names of the layers to differentiate by, out of all in order of depth."""
         if self.last is not None:
             return layers[-self.last :]
@@ -209,56 +256,3 @@ class Gradient:
             for end, more in added.items():
                 columns[self.name + end] = columns.get(self.name + end, torch.zeros(())) + more
         return columns
-
-
-def _check_classes(method: str, classes: int, draws: int, weightings: Sequence[str]) -> None:
-    """Raise ValueRangeError where there is nothing to differentiate, or no way to do so."""
-    if method not in get_args(GradientMethod):
-        raise ValueRangeError(f"gradient: method must be one of {', '.join(get_args(GradientMethod))}; got '{method}'.")
-    if method in ("top", "combined") and classes < 1:
-        raise ValueRangeError(f"gradient: classes must be at least 1; got {classes}. For none, use method='signs'.")
-    if draws < (1 if method in ("signs", "combined") else 0):
-        raise ValueRangeError(f"gradient: draws must be at least 1; got {draws}. For none, use method='top'.")
-    if isinstance(weightings, str):
-        raise ValueRangeError(f"gradient: weightings must be a list; got '{weightings}'. Write ['{weightings}'].")
-    for weighting in weightings:
-        if weighting not in get_args(ClassWeighting):
-            raise ValueRangeError(
-                f"gradient: weightings are {', '.join(get_args(ClassWeighting))}; got '{weighting}'. "
-                f"Choose among these."
-            )
-        if weighting != "fisher" and method not in ("exact", "top"):
-            raise ValueRangeError(
-                f"gradient: weighting '{weighting}' is a sum of norms, which random signs do not estimate. "
-                f"Use method='exact', or 'top' for the most likely classes."
-            )
-
-
-def _check_layers(last: int | None, beta: float | None, tolerance: float) -> None:
-    """Raise ValueRangeError where layers are chosen in two ways, or in none."""
-    if last is not None and (last < 1 or beta is not None):
-        raise ValueRangeError(f"gradient: give either last, at least 1, or beta; got last={last} and beta={beta}.")
-    if beta is not None and not (0 <= beta < math.inf and 0 < tolerance <= 1):
-        raise ValueRangeError(
-            f"gradient: beta must be finite and not negative, and tolerance above 0 and at most 1; got beta={beta} and "
-            f"tolerance={tolerance}."
-        )
-
-
-def _check_copies(copies: int, sigma: float) -> None:
-    """Raise ValueRangeError for a number of copies or a noise that cannot be."""
-    if copies < 0 or (copies and not 0 < sigma < math.inf):
-        raise ValueRangeError(
-            f"gradient: copies must be 0 or more, and sigma positive; got copies={copies} and sigma={sigma}."
-        )
-
-
-def _check_name(name: str) -> None:
-    """Raise ValueRangeError for a name that no probe can have, or that is taken."""
-    if not re.fullmatch("[a-z][a-z_]*", name):
-        raise ValueRangeError(f"gradient: a name has small letters and underscores; got '{name}'.")
-    others = {key: family for key, family in families().items() if key != "gradient"}
-    if name in others or any(family.match(name) is not None for family in others.values()):
-        raise ValueRangeError(
-            f"gradient: another probe or column is called '{name}'. Choose another name, such as gradient_late."
-        )

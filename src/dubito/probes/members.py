@@ -8,196 +8,89 @@
     NAME_variance  (n)        the variance of their probabilities, summed over classes, only with variance=True
 
 NAME is "members", "checkpoints", "dropout", "views" or "noise". Members run one after the other, and without
-keep="logits" none of their predictions is kept, so memory does not grow with their number.
+keep="logits" none of their predictions is kept, so memory does not grow with their number. `EnsembleProbe` is what all
+kinds share; `Members` are models of their own.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, final, get_args, runtime_checkable
+from typing import Any, final, get_args
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from dubito.choices import Keep
-from dubito.errors import ModelError, ValueRangeError
+from dubito.errors import ModelError
 from dubito.metrics.information import sub_ensembles
 from dubito.metrics.streaming import MemberStream, VarianceStream, check_temperature
-from dubito.models.checkpoint import with_weights
+from dubito.models.load import with_weights
 from dubito.models.wrap import WrappedClassifier
-from dubito.probes.dropout import Dropout
-from dubito.probes.noise import Noise
-from dubito.probes.task_loss import as_classes
-from dubito.probes.views import DEFAULT, Views
+from dubito.probes.forward import as_classes
 from dubito.table.views import MEMBERS
 from dubito.types import Classifier, Json
+from dubito.validate import check_choice
 
 
-@runtime_checkable
-class MemberSource(Protocol):
-    """Where members come from: a name, a number of members, and the logits of each, one after the other."""
+@dataclass(frozen=True, kw_only=True)
+class EnsembleProbe(ABC):
+    """What several members predict for each image. A kind of ensemble provides their number and their logits.
 
-    name: str
-
-    def __len__(self) -> int: ...
-
-    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
-        """Raise if these members do not suit the extracted model; called once, with the first batch."""
-        ...
-
-    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
-        """The logits of each member for a batch."""
-        ...
-
-    def settings(self) -> Json:
-        """Everything that changes their logits, as JSON."""
-        ...
-
-
-@final
-class Members:
-    """What several members predict for each image: models, checkpoints, dropout, views or noisy copies.
-
-    Args:
-        models: From dubito.load or dubito.wrap, with the transform and the classes of the extracted model, which is a
-            member only if it is listed. For models with transforms of their own, extract each and join the tables with
-            `dubito.ensemble`.
+    Attributes:
         keep: "summary" keeps a few numbers per image. "logits" also keeps the logits of each member, 4 m c bytes per
             image, which temperatures, pooled weights and other partitions need.
         temperature: Divides logits before they are summed up; kept logits are not divided.
         variance: Whether to write `NAME_variance` as well, which `PerturbationVariance` reads.
-
-    >>> import dubito
-    >>> models = [dubito.load("timm:test_resnet", weights=None, num_classes=3) for _ in range(4)]
-    >>> columns = Members(models).run(models[0], torch.rand(2, 3, 64, 64), None)
-    >>> {name: tuple(column.shape) for name, column in columns.items()}
-    {'members': (2, 9), 'members_between': (2, 1)}
     """
+
+    keep: Keep = "summary"
+    temperature: float = 1.0
+    variance: bool = False
+    _checked: list[Classifier] = field(default_factory=list, init=False, repr=False, compare=False)
 
     name = MEMBERS
     price = "1 forward pass per member"
 
-    def __init__(
-        self,
-        models: Sequence[Any] | MemberSource | Classifier,
-        *,
-        keep: Keep = "summary",
-        temperature: float = 1.0,
-        variance: bool = False,
-    ) -> None:
-        if keep not in get_args(Keep):
-            raise ValueRangeError(f"keep must be 'summary' or 'logits'; got '{keep}'. Choose one of the two.")
-        listed = [models] if isinstance(models, Classifier) else models  # refused as one member too few
-        self._source: MemberSource = listed if isinstance(listed, MemberSource) else Models(listed)
-        self._keep, self._temperature, self._variance = keep, check_temperature(temperature), variance
-        self._checked: Classifier | None = None
-        self.name, self.price = self._source.name, f"{len(self._source)} forward passes"
+    def __post_init__(self) -> None:
+        check_choice(self.keep, get_args(Keep), by=self.name, what="keep")
+        check_temperature(self.temperature)
+        object.__setattr__(self, "price", f"{len(self)} forward passes")
 
-    @classmethod
-    def checkpoints(
-        cls,
-        model: WrappedClassifier,
-        paths: Sequence[str | Path],
-        *,
-        keep: Keep = "summary",
-        temperature: float = 1.0,
-    ) -> "Members":
-        """One architecture with the weights of several files, such as several runs or epochs of a training.
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-        Args:
-            model: Its module is copied once per file; its own weights are not a member.
-            paths: Safetensors files, or PyTorch files of tensors only; no pickle is executed.
-            keep: See `Members`.
-            temperature: See `Members`.
-        """
-        if isinstance(paths, str | Path):
-            raise ModelError(f"checkpoints: paths must be a list of files; got '{paths}'. Give at least two.")
-        models = Models([with_weights(model, path) for path in paths], name="checkpoints")
-        return cls(models, keep=keep, temperature=temperature)
+    @abstractmethod
+    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+        """Raise if the members do not suit the extracted model; called once, with the first batch."""
 
-    @classmethod
-    def dropout(
-        cls,
-        passes: int = 10,
-        rate: float | None = None,
-        seed: int = 0,
-        *,
-        keep: Keep = "summary",
-        temperature: float = 1.0,
-    ) -> "Members":
-        """Monte-Carlo dropout: the extracted model several times, dropping other units each time.
+    @abstractmethod
+    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
+        """The logits of each member for a batch, one after the other."""
 
-        Args:
-            passes: Number of members.
-            rate: Rate of every dropout that the model calls; None for its own, which is zero in many pretrained models.
-            seed: Seed of the dropped units.
-            keep: See `Members`.
-            temperature: See `Members`.
-        """
-        return cls(Dropout(passes, rate, seed), keep=keep, temperature=temperature)
-
-    @classmethod
-    def views(
-        cls,
-        views: Sequence[str] = DEFAULT,
-        amount: float = 0.125,
-        *,
-        keep: Keep = "summary",
-        temperature: float = 1.0,
-    ) -> "Members":
-        """Test-time augmentation: the extracted model on several views of each image.
-
-        Args:
-            views: Names from `dubito.probes.views.VIEWS`; `+` joins views that are applied one after the other.
-            amount: Share of each side that a view cuts off or moves.
-            keep: See `Members`.
-            temperature: See `Members`.
-        """
-        return cls(Views(views, amount), keep=keep, temperature=temperature)
-
-    @classmethod
-    def noise(
-        cls,
-        copies: int = 8,
-        sigma: float = 0.05,
-        seed: int = 0,
-        *,
-        keep: Keep = "summary",
-        temperature: float = 1.0,
-    ) -> "Members":
-        """The extracted model on several copies of each image with Gaussian noise, the same for all images.
-
-        Args:
-            copies: Number of members; the image itself is not one of them.
-            sigma: Standard deviation of the noise, in the units of finished inputs.
-            seed: Seed of the noise.
-            keep: See `Members`.
-            temperature: See `Members`.
-        """
-        return cls(Noise(copies, sigma, seed), keep=keep, temperature=temperature, variance=True)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __repr__(self) -> str:
-        return f"Members({self.name}: {len(self)} members, keep={self._keep!r}, temperature={self._temperature:g})"
+    def member_settings(self) -> Json:
+        """Everything that changes the members' logits, as JSON: by default the fields of the kind itself."""
+        shared = {each.name for each in fields(EnsembleProbe)}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def run(
         self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
     ) -> Mapping[str, Tensor]:
         """The columns of the ensemble."""
-        if self._checked is not model:
-            self._source.check(model, x)
-            self._checked = model
-        stream = MemberStream(temperature=self._temperature, sizes=[size for _, size in sub_ensembles(len(self))][1:])
-        spread = VarianceStream(temperature=self._temperature) if self._variance else None
+        if not self._checked or self._checked[0] is not model:
+            self.check(model, x)
+            self._checked[:] = [model]
+        stream = MemberStream(temperature=self.temperature, sizes=[size for _, size in sub_ensembles(len(self))][1:])
+        spread = VarianceStream(temperature=self.temperature) if self.variance else None
         kept = []
-        for logits in self._source.logits(model, x):
+        for logits in self.logits(model, x):
             stream.add(logits[:, None])
             if spread is not None:
                 spread.add(logits[:, None])
-            if self._keep == "logits":
+            if self.keep == "logits":
                 kept.append(logits.cpu())
         columns = {self.name: stream.summary().float()}
         if len(sub_ensembles(len(self))) > 1:
@@ -212,43 +105,71 @@ class Members:
         return columns
 
     def settings(self) -> Json:
-        """Those of the members, with hashes of their weights; what is kept, and the temperature."""
-        variance = {"variance": True} if self._variance else {}
-        return {**self._source.settings(), "keep": self._keep, "temperature": self._temperature, **variance}
+        """Those of the members, what is kept, and the temperature."""
+        variance = {"variance": True} if self.variance else {}
+        return {**self.member_settings(), "keep": self.keep, "temperature": self.temperature, **variance}
 
 
 @final
-class Models:
-    """Members that are models of their own; the extracted one is among them only if it is listed.
+@dataclass(frozen=True, eq=False, repr=False)
+class Members(EnsembleProbe):
+    """Members that are models of their own.
 
-    Args:
-        models: At least two.
-        name: Of the ensemble.
+    Attributes:
+        models: From dubito.load or dubito.wrap, with the transform and the classes of the extracted model, which is a
+            member only if it is listed. For models with transforms of their own, extract each and join the tables with
+            `dubito.ensemble`.
+        name: Of the columns.
+
+    >>> import dubito
+    >>> models = [dubito.load("timm:test_resnet", weights=None, num_classes=3) for _ in range(4)]
+    >>> columns = Members(models).run(models[0], torch.rand(2, 3, 64, 64), None)
+    >>> {name: tuple(column.shape) for name, column in columns.items()}
+    {'members': (2, 9), 'members_between': (2, 1)}
     """
 
-    def __init__(self, models: Sequence[Any], *, name: str = MEMBERS) -> None:
-        self.name = name
-        self._models: list[Classifier] = []
+    models: Sequence[Any] | Any
+    name: str = field(default=MEMBERS, kw_only=True)
+
+    def __post_init__(self) -> None:
+        models = [self.models] if isinstance(self.models, Classifier) else list(self.models)
         for place, model in enumerate(models):
             if not isinstance(model, Classifier):
                 raise ModelError(
-                    f"{name}: models must come from dubito.load or dubito.wrap; got {type(model).__name__} at place "
-                    f"{place}. Wrap it: dubito.wrap(module, transform=...)."
+                    f"{self.name}: models must come from dubito.load or dubito.wrap; got {type(model).__name__} at "
+                    f"place {place}. Wrap it: dubito.wrap(module, transform=...)."
                 )
-            self._models.append(model)
-        if len(self._models) < 2:
+        if len(models) < 2:
             raise ModelError(
-                f"{name}: an ensemble has at least two members; got {len(self._models) or 'none'}. With one model, use "
-                f"its tiles (probes.Tiles()), dropout (Members.dropout()) or views of the image (Members.views())."
+                f"{self.name}: an ensemble has at least two members; got {len(models) or 'none'}. With one model, use "
+                f"its tiles (probes.Tiles()), dropout (probes.Dropout()) or views of the image (probes.Views())."
             )
+        object.__setattr__(self, "models", models)
+        super().__post_init__()
+
+    @classmethod
+    def checkpoints(cls, model: WrappedClassifier, paths: Sequence[str | Path], **settings: Any) -> "Members":
+        """One architecture with the weights of several files, such as several runs or epochs of a training.
+
+        Args:
+            model: Its module is copied once per file; its own weights are not a member.
+            paths: Safetensors files, or PyTorch files of tensors only; no pickle is executed.
+            settings: Those of any `EnsembleProbe`.
+        """
+        if isinstance(paths, str | Path):
+            raise ModelError(f"checkpoints: paths must be a list of files; got '{paths}'. Give at least two.")
+        return cls([with_weights(model, path) for path in paths], name="checkpoints", **settings)
 
     def __len__(self) -> int:
-        return len(self._models)
+        return len(self.models)
+
+    def __repr__(self) -> str:
+        return f"Members({self.name}: {len(self)} members, keep={self.keep!r}, temperature={self.temperature:g})"
 
     def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
         """All must share the transform and the classes of the extracted model."""
         expected, count = _plain(model.transform.describe()), _count(model, x)
-        for place, member in enumerate(self._models):
+        for place, member in enumerate(self.models):
             which = f"{self.name}: member {place} ({member.name})"
             if (transform := _plain(member.transform.describe())) != expected:
                 raise ModelError(
@@ -270,12 +191,12 @@ class Models:
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:  # noqa: ARG002
         """Of each model, in the order in which they were listed."""
-        for member in self._models:
+        for member in self.models:
             yield member.logits(member.features(x)).to(x.device).float()
 
-    def settings(self) -> Json:
+    def member_settings(self) -> Json:
         """A hash of every member's weights, with its classifying layer where that was named."""
-        return {"members": [_identity(_plain(member.fingerprint())) for member in self._models]}
+        return {"members": [_identity(_plain(member.fingerprint())) for member in self.models]}
 
 
 def _identity(fingerprint: Json) -> str:

@@ -9,9 +9,8 @@ nor on the order of images, and images are compared under equal conditions. The 
 and the number of copies are ours.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -20,7 +19,9 @@ from torch import Tensor
 
 from dubito.errors import ValueRangeError
 from dubito.probes.dropout import pass_seed
-from dubito.types import Classifier, Json
+from dubito.probes.members import EnsembleProbe
+from dubito.types import Classifier
+from dubito.validate import check_number
 
 
 def noise(shape: Sequence[int], seed: int, copy: int) -> Float32[Tensor, "..."]:
@@ -31,28 +32,27 @@ def noise(shape: Sequence[int], seed: int, copy: int) -> Float32[Tensor, "..."]:
 
 @final
 @dataclass(frozen=True)
-class Noise:
-    """Several noisy copies of every image.
+class Noise(EnsembleProbe):
+    """The extracted model on several copies of each image with Gaussian noise, the same for all images.
 
     Attributes:
-        copies: Number of members.
-        sigma: Standard deviation of the noise.
+        copies: Number of members; the image itself is not one of them.
+        sigma: Standard deviation of the noise, in the units of finished inputs.
         seed: Seed of the noise.
     """
 
     copies: int = 8
     sigma: float = 0.05
     seed: int = 0
+    variance: bool = field(default=True, kw_only=True)
 
     name = "noise"
 
     def __post_init__(self) -> None:
-        if self.copies < 2:
-            raise ValueRangeError(
-                f"noise: copies must be at least 2; got {self.copies}. One copy has none to differ from."
-            )
-        if not 0 < self.sigma < math.inf:
-            raise ValueRangeError(f"noise: sigma must be a positive number; got {self.sigma}. 0.05 is usual.")
+        alone = "One copy has none to differ from."
+        check_number(self.copies, "[2, inf)", by="noise", what="copies", whole=True, hint=alone)
+        check_number(self.sigma, "(0, inf)", by="noise", what="sigma", hint="0.05 is usual.")
+        super().__post_init__()
 
     def __len__(self) -> int:
         return self.copies
@@ -70,10 +70,6 @@ class Noise:
         """Of each copy."""
         for copy in range(self.copies):
             yield model.logits(model.features(self._copy(x, copy))).to(x.device).float()
-
-    def settings(self) -> Json:
-        """The fields."""
-        return asdict(self)
 
     def _copy(self, x: Float[Tensor, "n ..."], copy: int) -> Float[Tensor, "n ..."]:
         return x + (self.sigma * noise(x.shape[1:], self.seed, copy)).to(x)

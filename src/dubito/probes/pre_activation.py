@@ -10,7 +10,7 @@ a normalisation, has no pre-activation, which is an error.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final, get_args
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,8 +19,10 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dubito.errors import ModelError, ValueRangeError
+from dubito.errors import ModelError
+from dubito.probes.forward import Precision, stored
 from dubito.types import Classifier, Json
+from dubito.validate import check_choice
 
 Pool = Callable[[Tensor], Tensor]
 _ACTIVATIONS = frozenset(
@@ -39,7 +41,7 @@ _POOLS: dict[str, Pool] = {
 }
 _AXES = {"flatten": (2, 4), "mean of the tokens": (3,), "first token": (3,)}
 _LOOKED_AT = 2
-_FOUND: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()
+_PLACES: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()
 """By model: the number of the activation, and the pool. Not in the probe, which is pickled for other processes."""
 
 
@@ -52,14 +54,13 @@ class PreActivation:
         dtype: Precision on disk. float16 keeps three digits and values up to 65,504.
     """
 
-    dtype: Literal["float16", "float32"] = "float16"
+    dtype: Precision = "float16"
 
     name = "pre_activation"
     price = "1 forward pass"
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float16", "float32"):
-            raise ValueRangeError(f"dtype must be float16 or float32; got '{self.dtype}'.")
+        check_choice(self.dtype, get_args(Precision), by="pre_activation", what="dtype")
 
     def run(
         self,
@@ -68,9 +69,9 @@ class PreActivation:
         label: Shaped[Tensor, "n ..."] | None,  # noqa: ARG002 (of the protocol)
     ) -> Mapping[str, Tensor]:
         """The column `pre_activation` (n, d), as wide as the feature."""
-        if model not in _FOUND:
-            _FOUND[model] = _find(model, x[:_LOOKED_AT])
-        number, pool = _FOUND[model]
+        if model not in _PLACES:
+            _PLACES[model] = _find(model, x[:_LOOKED_AT])
+        number, pool = _PLACES[model]
         watch = _Watch(number, _POOLS[pool])
         with watch:
             z = model.features(x)
@@ -79,13 +80,8 @@ class PreActivation:
                 "pre_activation: the model does not call its activations in the same order for every batch, so the one "
                 "before its features cannot be followed. Extract without this probe."
             )
-        limit = torch.finfo(torch.float16).max
-        if self.dtype == "float16" and bool((watch.before.abs() > limit).any()):
-            raise ValueRangeError(
-                f"pre_activation: values reach {float(watch.before.abs().max()):.3g}, beyond float16's {limit:.0f}. "
-                f"Extract with probes=[PreActivation(dtype='float32')]."
-            )
-        return {"pre_activation": watch.before.to(getattr(torch, self.dtype))}
+        repair = "PreActivation(dtype='float32')"
+        return {"pre_activation": stored(watch.before, self.dtype, "pre_activation: values", repair)}
 
     def settings(self) -> Json:
         """The precision on disk."""
@@ -93,12 +89,16 @@ class PreActivation:
 
 
 class _Watch(TorchFunctionMode):
-    """Count activations; of one of them, pool what it reads and what it gives, before anything is overwritten."""
+    """Count activations; of one of them, pool what it reads and returns, before anything is overwritten.
 
-    def __init__(self, number: int, pool: Pool) -> None:
+    Without a number, keep the outputs of all.
+    """
+
+    def __init__(self, number: int | None = None, pool: Pool = Tensor.clone) -> None:
         super().__init__()
         self.before: Tensor | None = None
         self.after: Tensor | None = None
+        self.outputs: list[Tensor] = []
         self._number, self._pool = number, pool
         self._count = 0
 
@@ -110,25 +110,11 @@ class _Watch(TorchFunctionMode):
         mine = self._count == self._number
         self._count += 1
         if mine:
-            self.before = self._pool(_source(args, kwargs)).clone()
+            self.before = self._pool(args[0] if args else (kwargs or {})["input"]).clone()
         output = func(*args, **(kwargs or {}))
         if mine:
             self.after = self._pool(output).clone()
-        return output
-
-
-class _Look(TorchFunctionMode):
-    """Keep the output of every activation of one small pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outputs: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func in _ACTIVATIONS:
+        if self._number is None:
             self.outputs.append(output.clone())
         return output
 
@@ -136,7 +122,7 @@ class _Look(TorchFunctionMode):
 def _find(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[int, str]:
     """The number of the last activation whose pooled output is the feature, and the name of that pool."""
     model.features(x)  # a model that has not seen a batch yet analyses itself first, in more than one pass
-    look = _Look()
+    look = _Watch()
     with look:
         z = model.features(x)
     for number in reversed(range(len(look.outputs))):
@@ -148,11 +134,6 @@ def _find(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[int, str]:
         f"pre_activation: none of the {len(look.outputs)} activations that the model calls outputs its features, "
         f"pooled or as they are, so there is no last non-linearity. Use the features themselves."
     )
-
-
-def _source(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor:
-    source: Tensor = args[0] if args else (kwargs or {})["input"]
-    return source
 
 
 def _same(one: Tensor, z: Tensor) -> bool:

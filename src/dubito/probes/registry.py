@@ -12,26 +12,28 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_type_hints
 
-from dubito.errors import MissingColumnError, ValueRangeError
+from dubito.errors import MissingColumnError
+from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward
 from dubito.probes.gradient import Gradient
-from dubito.probes.members import Members
+from dubito.probes.noise import Noise
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.tiles import Tiles
+from dubito.probes.views import Views
 from dubito.table.columns import ColumnFamily, declare, writer_of
 from dubito.table.provenance import Provenance
 from dubito.table.views import MEMBERS
 from dubito.types import Probe
-from dubito.validate import check_choice, nearest
+from dubito.validate import check_choice
 
 PROBES: Mapping[str, Callable[..., Probe]] = MappingProxyType(
     {
         "forward": Forward,
         "pre_activation": PreActivation,
         "tiles": Tiles,
-        "dropout": Members.dropout,
-        "views": Members.views,
-        "noise": Members.noise,
+        "dropout": Dropout,
+        "views": Views,
+        "noise": Noise,
         "gradient": Gradient,
     }
 )
@@ -53,7 +55,7 @@ def probe_settings(name: str) -> dict[str, Setting]:
     """The settings of a probe by name.
 
     >>> {key: setting.default for key, setting in probe_settings("noise").items()}
-    {'copies': 8, 'sigma': 0.05, 'seed': 0, 'keep': 'summary', 'temperature': 1.0}
+    {'copies': 8, 'sigma': 0.05, 'seed': 0, 'keep': 'summary', 'temperature': 1.0, 'variance': True}
     """
     check_choice(name, PROBES, by="probe_settings", what="probe")
     hints = get_type_hints(PROBES[name])
@@ -67,10 +69,8 @@ def make_probe(name: str, /, **settings: Any) -> Probe:
     True
     """
     check_choice(name, PROBES, by="make_probe", what="probe")
-    known = probe_settings(name)
     for key in settings:
-        if key not in known:
-            raise ValueRangeError(f"probe '{name}' has no setting '{key}'. Nearest: {', '.join(nearest(key, known))}.")
+        check_choice(key, probe_settings(name), by=f"probe '{name}'", what="a setting")
     return PROBES[name](**settings)
 
 
@@ -127,71 +127,53 @@ def _rebuilt(column: str, columns: Sequence[str], provenance: Provenance | None)
     return make_probe(kind, **chosen)
 
 
-def _extract(probe: str) -> str:
-    return f"(dubito.extract(..., probes=[dubito.probes.{probe}]))"
+def _declare(name: str, pattern: str, writer: str, probe: str = "", **more: Any) -> None:
+    how = f" (dubito.extract(..., probes=[dubito.probes.{probe}]))" if probe else ""
+    declare(name, ColumnFamily(pattern, writer + how, **more))
 
 
-def _declare_ensemble(name: str, writer: str, *, pattern: str | None = None, **parts: str) -> None:
+def _declare_ensemble(name: str, writer: str, probe: str = "", *, pattern: str | None = None, **parts: str) -> None:
+    pattern = f"(?P<name>{pattern or name})(?P<part>_loss|_between|_logit|_variance)?"
     ends = {"_loss": ", where labels are the model's classes", "_logit": ', with keep="logits"'}
     ends |= {"_variance": ', with keep="logits", from which it is computed'}
-    declare(
-        name,
-        ColumnFamily(
-            pattern=f"(?P<name>{pattern or name})(?P<part>_loss|_between|_logit|_variance)?",
-            writer=writer,
-            parts=ends | {f"_{end}": text for end, text in parts.items()},
-            ensemble=True,
-            ignored=("keep", "dtype", "grids", "seed"),
-        ),
-    )
+    ends |= {f"_{end}": text for end, text in parts.items()}
+    _declare(name, pattern, writer, probe, parts=ends, ensemble=True, ignored=("keep", "dtype", "grids", "seed"))
 
 
-declare("forward", ColumnFamily("feature|logit", "the forward probe, which every extraction runs"))
-declare(
-    "loss",
-    ColumnFamily(
-        "loss", "the forward probe, if the images have labels of the model's own classes, or with targets=..."
-    ),
+_declare("forward", "feature|logit", "the forward probe, which every extraction runs")
+_declare("loss", "loss", "the forward probe, if the images have labels of the model's own classes, or with targets=...")
+_declare("label", "label", "an extraction of images with labels (class folders, a CSV file, labels=...)")
+_declare("id", "id", "every extraction")
+_declare("augmented", "epoch|image_index", "an extraction of augmented epochs (epochs=..., augment=...)")
+_declare(
+    "pre_activation", "(?P<name>pre_activation)", "the pre-activation probe", "PreActivation()", ignored=("dtype",)
 )
-declare("label", ColumnFamily("label", "an extraction of images with labels (class folders, a CSV file, labels=...)"))
-declare("id", ColumnFamily("id", "every extraction"))
-declare("augmented", ColumnFamily("epoch|image_index", "an extraction of augmented epochs (epochs=..., augment=...)"))
-declare(
-    "pre_activation",
-    ColumnFamily(
-        "(?P<name>pre_activation)", f"the pre-activation probe {_extract('PreActivation()')}", ignored=("dtype",)
-    ),
-)
-_declare_ensemble("tiles", f"the tiles probe {_extract('Tiles()')}", pattern=r"(?P<probe>tiles)_\d+")
-_declare_ensemble(
-    MEMBERS,
-    f"the probe of several models {_extract('Members(models)')}",
-    logit=', with keep="logits", or by dubito.ensemble(tables) of one table per model',
-)
-_declare_ensemble("checkpoints", f"the probe of checkpoints {_extract('Members.checkpoints(model, paths)')}")
-_declare_ensemble("dropout", f"the Monte-Carlo dropout probe {_extract('Members.dropout()')}")
-_declare_ensemble("views", f"the test-time augmentation probe {_extract('Members.views()')}")
-_declare_ensemble("noise", f"the probe of noisy copies {_extract('Members.noise()')}", variance="")
+_declare_ensemble("tiles", "the tiles probe", "Tiles()", pattern=r"(?P<probe>tiles)_\d+")
+_EITHER = ', with keep="logits", or by dubito.ensemble(tables) of one table per model'
+_declare_ensemble(MEMBERS, "the probe of several models", "Members(models)", logit=_EITHER)
+_declare_ensemble("checkpoints", "the probe of checkpoints", "Members.checkpoints(model, paths)")
+_declare_ensemble("dropout", "the Monte-Carlo dropout probe", "Dropout()")
+_declare_ensemble("views", "the test-time augmentation probe", "Views()")
+_declare_ensemble("noise", "the probe of noisy copies", "Noise()", variance="")
 _declare_ensemble(
     "masks",
     "masks of the last layer (dubito.ensembles.HeadMasks().fit(train).extend(table))",
     logit="",
     variance=", from whose logits it is computed",
 )
-declare(
+_declare(
     "gradient",
-    ColumnFamily(
-        # A gradient probe may have a name of its own; the ends of its columns identify it.
-        "gradient|(?P<name>[a-z][a-z_]*)(?P<part>_root|_l1|_predicted|_uniform|_bound)",
-        f"the gradient probe {_extract('Gradient()')}",
-        parts={
-            "_root": ', with method="exact" and weightings=["root"]',
-            "_l1": ', with method="exact" and weightings=["expected_l1"]',
-            "_predicted": ', with any method but "signs"',
-            "_uniform": ", with uniform=True",
-            "_bound": ', with method="top"',
-        },
-        # Not the seed: all images share its signs and noise, so another seed shifts a whole table.
-        ignored=("weightings", "uniform"),
-    ),
+    # A gradient probe may have a name of its own; the ends of its columns identify it.
+    "gradient|(?P<name>[a-z][a-z_]*)(?P<part>_root|_l1|_predicted|_uniform|_bound)",
+    "the gradient probe",
+    "Gradient()",
+    parts={
+        "_root": ', with method="exact" and weightings=["root"]',
+        "_l1": ', with method="exact" and weightings=["expected_l1"]',
+        "_predicted": ', with any method but "signs"',
+        "_uniform": ", with uniform=True",
+        "_bound": ', with method="top"',
+    },
+    # Not the seed: all images share its signs and noise, so another seed shifts a whole table.
+    ignored=("weightings", "uniform"),
 )

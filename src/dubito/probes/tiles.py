@@ -13,7 +13,7 @@ same; with norms or hidden layers behind the pool it does not, so everything beh
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import isqrt
-from typing import Literal, final, get_args
+from typing import final, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -23,8 +23,9 @@ from torch import Tensor
 from dubito.choices import Keep
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import Groups, check_temperature
-from dubito.probes.task_loss import as_classes
+from dubito.probes.forward import Precision, as_classes, stored
 from dubito.types import Classifier, Json, Tiled, Tiling
+from dubito.validate import check_choice
 
 _LARGEST = 7
 """The largest grid by default: the paper's, and the map of a ResNet at 224 pixels."""
@@ -51,17 +52,15 @@ class Tiles:
     _: KW_ONLY
     keep: Keep = "summary"
     temperature: float = 1.0
-    dtype: Literal["float16", "float32"] = "float16"
+    dtype: Precision = "float16"
 
     name = "tiles"
     price = "1 forward pass, the same as the forward probe's"
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
-        if self.keep not in get_args(Keep):
-            raise ValueRangeError(f"keep must be 'summary' or 'logits'; got '{self.keep}'. Choose one of the two.")
-        if self.dtype not in ("float16", "float32"):
-            raise ValueRangeError(f"dtype must be float16 or float32; got '{self.dtype}'.")
+        check_choice(self.keep, get_args(Keep), by="tiles", what="keep")
+        check_choice(self.dtype, get_args(Precision), by="tiles", what="dtype")
         if self.grids is None:
             return
         grids = tuple(sorted(self.grids))
@@ -87,16 +86,15 @@ class Tiles:
         pool = pooling(tiled.grid, grids).to(tiled.features.device)
         groups = Groups([k * k for k in grids], temperature=self.temperature)
         classes = tiled.logits(0, 0).shape[-1]
-        known = as_classes(label, classes)
+        targets = as_classes(label, classes)
         parts: list[dict[str, Tensor]] = []
         block = _at_once(len(x), 4 * sum(pool.shape) * classes, _WORKED)
         for start in range(0, max(1, len(x)), step := _at_once(len(x), 4 * pool.shape[1] * classes, _COMPUTED)):
             # Every tile is classified once: the predictions of each grid are means over tiles.
             tiles = tiled.logits(start, start + step)
             tiles = tiles.to(torch.promote_types(tiles.dtype, pool.dtype))
-            part = None if known is None else known[start : start + step]
             for first in range(0, max(1, len(tiles)), block):
-                own = None if part is None else part[first : first + block]
+                own = None if targets is None else targets[start : start + step][first : first + block]
                 parts.append(self._columns(groups, grids, pool.to(tiles) @ tiles[first : first + block], own))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, tiled.features
 
@@ -115,8 +113,9 @@ class Tiles:
         if result.loss is not None:
             columns |= {f"tiles_{k}_loss": one.float() for k, one in zip(grids, result.loss, strict=True)}
         if self.keep == "logits":
-            kept = torch.split(self._stored(members), list(groups.sizes), dim=1)
-            columns |= {f"tiles_{k}_logit": one for k, one in zip(grids, kept, strict=True)}
+            kept = stored(members, self.dtype, "tiles: logits", "Tiles(keep='logits', dtype='float32')")
+            split = torch.split(kept, list(groups.sizes), dim=1)
+            columns |= {f"tiles_{k}_logit": one for k, one in zip(grids, split, strict=True)}
         return columns
 
     def _fitting(self, grid: tuple[int, int], model: str) -> tuple[int, ...]:
@@ -135,16 +134,6 @@ class Tiles:
                 f"got {self.grids[-1]}. Give grids of 2 to {side}, or larger inputs."
             )
         return tuple(self.grids)
-
-    def _stored(self, logits: Float[Tensor, "n m c"]) -> Float[Tensor, "n m c"]:
-        dtype = torch.float16 if self.dtype == "float16" else torch.float32
-        limit = torch.finfo(dtype).max
-        if bool(logits.isfinite().all()) and bool((logits.abs() > limit).any()):
-            raise ValueRangeError(
-                f"tiles: logits reach {float(logits.abs().max()):.3g}, beyond {self.dtype}'s {limit:.3g}. "
-                f"Extract with probes=[Tiles(keep='logits', dtype='float32')]."
-            )
-        return logits.to(dtype)
 
 
 def pooling(grid: tuple[int, int], sides: Sequence[int]) -> Float[Tensor, "m t"]:

@@ -16,22 +16,14 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as pixels
 
 from dubito.errors import ModelError, ValueRangeError
-from dubito.types import Classifier, Json
-from dubito.validate import check_choice
+from dubito.probes.members import EnsembleProbe
+from dubito.types import Classifier
+from dubito.validate import check_choice, check_number
 
 View = Callable[[Tensor, float], Tensor]
 Batch = Float[Tensor, "n channels h w"]
 
-DEFAULT = (
-    "identity",
-    "flip",
-    "zoom_in",
-    "zoom_in+flip",
-    "top_left",
-    "top_right",
-    "bottom_left",
-    "bottom_right",
-)
+DEFAULT = ("identity", "flip", "zoom_in", "zoom_in+flip", "top_left", "top_right", "bottom_left", "bottom_right")
 """Eight views, so that they divide into sub-ensembles of two and of four."""
 
 
@@ -50,12 +42,12 @@ def view(x: Batch, name: str, amount: float = 0.125) -> Batch:
 
 @final
 @dataclass(frozen=True)
-class Views:
-    """Several views of every image.
+class Views(EnsembleProbe):
+    """Test-time augmentation: the extracted model on several views of each image.
 
     Attributes:
-        views: Names of views; see `view`.
-        amount: Share of each side; see `view`.
+        views: Names from `dubito.probes.views.VIEWS`; `+` joins views that are applied one after the other.
+        amount: Share of each side that a view cuts off or moves.
     """
 
     views: Sequence[str] = DEFAULT
@@ -68,17 +60,14 @@ class Views:
             raise ValueRangeError(
                 f"views must be a list of names; got '{self.views}'. Give at least two: ['identity', 'flip']."
             )
-        if len(self.views) < 2:
-            raise ValueRangeError(
-                f"views: an ensemble has at least two members; got {len(self.views) or 'none'}. "
-                f"Add some of {', '.join(VIEWS)}."
-            )
+        check_number(
+            len(self.views), "[2, inf)", by="views", what="their number", hint=f"Add some of {', '.join(VIEWS)}."
+        )
         for part in (part for name in self.views for part in name.split("+")):
             check_choice(part, VIEWS, by="views", what="a view")
-        if not 0 < self.amount < 0.5:
-            raise ValueRangeError(
-                f"views: amount must be above 0 and below 0.5; got {self.amount}. 0.125 is an eighth."
-            )
+        check_number(self.amount, "(0, 0.5)", by="views", what="amount", hint="0.125 is an eighth.")
+        object.__setattr__(self, "views", tuple(self.views))
+        super().__post_init__()
 
     def __len__(self) -> int:
         return len(self.views)
@@ -88,17 +77,13 @@ class Views:
         if x.dim() != 4:
             raise ModelError(
                 f"views: inputs of {model.name} must be images, (n, channels, height, width); got {tuple(x.shape)}. "
-                f"Use Members.dropout() or several models."
+                f"Use probes.Dropout() or several models."
             )
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
         """Of each view."""
         for name in self.views:
             yield model.logits(model.features(view(x, name, self.amount))).to(x.device).float()
-
-    def settings(self) -> Json:
-        """The views and their amount."""
-        return {"views": list(self.views), "amount": self.amount}
 
 
 def _crop(down: float, right: float) -> View:
@@ -119,8 +104,7 @@ def _shift(down: int, right: int) -> View:
 
     def shifted(x: Tensor, amount: float) -> Tensor:
         h, w = x.shape[-2:]
-        dy, dx = round(amount / 2 * h), round(amount / 2 * w)
-        wider = pixels.pad(x, [dx, dy, dx, dy], padding_mode="reflect")
+        wider, dy, dx = _mirrored_border(x, amount)
         moved: Tensor = pixels.crop(wider, dy * (1 - down), dx * (1 - right), h, w)
         return moved
 
@@ -129,11 +113,13 @@ def _shift(down: int, right: int) -> View:
 
 def _zoom_out(x: Tensor, amount: float) -> Tensor:
     """The whole image, smaller, in a border that mirrors it."""
-    h, w = x.shape[-2:]
-    dy, dx = round(amount / 2 * h), round(amount / 2 * w)
-    wider = pixels.pad(x, [dx, dy, dx, dy], padding_mode="reflect")
-    smaller: Tensor = pixels.resize(wider, [h, w], antialias=True)
+    smaller: Tensor = pixels.resize(_mirrored_border(x, amount)[0], list(x.shape[-2:]), antialias=True)
     return smaller
+
+
+def _mirrored_border(x: Tensor, amount: float) -> tuple[Tensor, int, int]:
+    dy, dx = (round(amount / 2 * side) for side in x.shape[-2:])
+    return pixels.pad(x, [dx, dy, dx, dy], padding_mode="reflect"), dy, dx
 
 
 VIEWS: dict[str, View] = {

@@ -4,7 +4,7 @@
 
 A baseline beside gradients with respect to weights, which needs forward passes only: to first order in the noise it
 expects sigma^2 sum_c ||grad_x p_c||_2^2, the gradients with respect to the image. Copies come from the probe
-`Members.noise`, which writes their variance as `NAME_variance`; any other ensemble will do whose members' logits are
+`Noise`, which writes their variance as `NAME_variance`; any other ensemble will do whose members' logits are
 kept.
 """
 

@@ -8,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dubito.errors import ModelError
 from dubito.models import wrap
-from dubito.models._plan import with_own_rows
-from dubito.models._spy import Call
+from dubito.models.head import Call, with_own_rows
 
 from .conftest import X
 

@@ -1,0 +1,153 @@
+"""Weights: read from a file without executing pickle, put into a module, and hashed.
+
+    tensors    = blake2b( (key, dtype, shape, blake2b(bytes)) of every parameter and buffer, by key )
+    weights    = blake2b( (name, class, settings) of every submodule, tensors )
+    operations = which activations and pools stand among the submodules
+
+Classes and settings are those of timm and torch, whose versions rename and extend them. So `weights` reveals any change
+of the submodules, and `tensors` alone stays the same on another machine with other versions. `operations` reveals the
+most likely change that leaves tensors as they are, another activation. What versions do change in it is left out: a
+prefix or suffix of a name (transformers had PytorchGELUTanh and SiLUActivation, which are GELUTanh and SiLU now), and
+how often an activation is there, as one module may be shared by several layers. So one of several equal activations
+that is replaced by another kind that is there as well goes unnoticed; and nothing here sees what a forward calls as a
+function.
+"""
+
+import hashlib
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dubito.errors import CheckpointError
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "net")
+_PREFIXES = ("module.", "_orig_mod.")
+_STARTS = (b"PK", b"\x80")
+"""How PyTorch files begin: a zip archive, or in the old format a pickle."""
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a PyTorch file of tensors only, by key; no pickle is executed.
+
+    The usual wrappings (state_dict, model, "module.") are removed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"weights: no file '{path}'. Give the path of a .safetensors or PyTorch weights file.")
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    for key in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+        keys = f"a dict of {', '.join(sorted(map(str, content))[:5]) or 'nothing'}" if isinstance(content, dict) else ""
+        raise CheckpointError(
+            f"weights: '{path}' must hold tensors by name; got {keys or type(content).__name__}. "
+            f"Save model.state_dict() and give that file."
+        )
+    weights = {str(key): value for key, value in content.items()}
+    for prefix in _PREFIXES:
+        if all(key.startswith(prefix) for key in weights):
+            weights = {key.removeprefix(prefix): value for key, value in weights.items()}
+    return weights
+
+
+def _read_safetensors(path: Path) -> Any:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"weights: '{path}' is not a whole safetensors file ({error}). Copy it again.") from error
+
+
+def _read_torch(path: Path) -> Any:
+    with path.open("rb") as file:
+        if not file.read(2).startswith(_STARTS):
+            raise CheckpointError(
+                f"weights: '{path}' is not a PyTorch file. Give a file of torch.save, or a safetensors file with the "
+                f"ending .safetensors."
+            )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about pickles; whether this one can be read is reported below
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing was executed. "
+            f"Save model.state_dict() alone, as safetensors or with torch.save, where you trust the file."
+        ) from error
+    except Exception as error:  # a damaged file can fail anywhere
+        raise CheckpointError(
+            f"weights: '{path}' is not a readable PyTorch file ({first_line(error)}). Copy it again."
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """An error's first line, shortened; its class if it has no message."""
+    return (next(iter(str(error).splitlines()), "") or type(error).__name__)[:200]
+
+
+def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Load weights into a module that we own; every key and shape must fit."""
+    own = module.state_dict()
+    shapes = {key: (tuple(weights[key].shape), tuple(own[key].shape)) for key in own if key in weights}
+    problems = {
+        "missing": sorted(key for key in own.keys() - weights.keys() if not key.endswith("num_batches_tracked")),
+        "unknown": sorted(weights.keys() - own.keys()),
+        "of another shape": [f"{key} ({a}, the model has {b})" for key, (a, b) in shapes.items() if a != b],
+    }
+    mismatch = "; ".join(
+        f"{len(keys)} {what}: {', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
+        for what, keys in problems.items()
+        if keys
+    )
+    if mismatch:
+        raise CheckpointError(
+            f"weights: '{source}' does not fit {type(module).__name__}: {mismatch}. "
+            f"Load the architecture that the file was saved from (and its number of classes)."
+        )
+    module.load_state_dict(weights, strict=False)
+
+
+def module_digests(module: nn.Module) -> dict[str, str]:
+    """`weights` and `tensors`, 32 hex digits each; every byte is read once."""
+    tensors = tensors_digest({**dict(module.named_parameters()), **dict(module.named_buffers())})
+    state = hashlib.blake2b(digest_size=16)
+    for name, part in module.named_modules():
+        settings = re.sub(r"0x[0-9a-f]+", "", part.extra_repr())
+        state.update(f"{name}|{type(part).__qualname__}|{settings}\n".encode())
+    state.update(tensors.encode())
+    return {"weights": state.hexdigest(), "tensors": tensors}
+
+
+def operations(module: nn.Module) -> list[str]:
+    """The activations and pools without weights, each kind once, by class and settings.
+
+    >>> operations(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), nn.ReLU(), nn.LeakyReLU(0.2)))
+    ['LeakyReLU(negative_slope=0.2)', 'ReLU']
+    """
+    kinds = set()
+    for part in module.modules():
+        if re.search(r"\b(activations?|pooling)\b", type(part).__module__) and not list(part.parameters()):
+            # Whether it writes into its input does not change its output.
+            settings = re.sub(r"(, )?inplace(=True)?", "", part.extra_repr())
+            name = re.sub(r"^Pytorch(?=.)|(?<=.)Activation$", "", type(part).__name__)
+            kinds.add(name + (f"({settings})" if settings else ""))
+    return sorted(kinds)
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """32 hex digits that change with any tensor's name, type, shape or value, and not with their order."""
+    state = hashlib.blake2b(digest_size=16)
+    for key, tensor in sorted(tensors.items()):
+        flat = tensor.detach().to("cpu").contiguous().flatten()
+        raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""  # hashed without a copy
+        content = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        state.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|{content}\n".encode())
+    return state.hexdigest()
