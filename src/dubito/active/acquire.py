@@ -22,23 +22,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from dubito.active import loop
 from dubito.active.batch_bald import batch_bald, member_probabilities
 from dubito.active.labels import UnlabelledError, require_labels
 from dubito.active.linear import LinearTrainer
-from dubito.active.loop import (
-    PICKS,
-    Acquisition,
-    Picks,
-    Round,
-    accuracy_of,
-    first_images,
-    identity_of,
-    read_rounds,
-    read_trained,
-    reusable,
-    with_labels,
-    write_loop,
-)
+from dubito.active.loop import Acquisition, Picks, Round
 from dubito.active.strategies import Distances, diverse, stochastic, top
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
@@ -174,20 +162,20 @@ class Acquire:
         folder = None if to is None else Path(to)
         with nullcontext() if folder is None else locked(folder):
             identity = self._identity(pool, begin, count, trainer, test)
-            done = [] if folder is None else read_rounds(folder, identity)
-            first = first_images(pool, begin, folder)
+            done = [] if folder is None else loop.read_rounds(folder, identity)
+            first = loop.first_images(pool, begin, folder)
             if folder is not None and (done or len(begin)):
-                write_loop(folder, identity, first, done)
-            pool = with_labels(pool, folder, classes)
-            result = Acquisition(pool.name, self.strategy, begin, reusable(done, rounds, len(pool)))
+                loop.write_loop(folder, identity, first, done)
+            pool = loop.with_labels(pool, folder, classes)
+            result = Acquisition(pool.name, self.strategy, begin, loop.reusable(done, rounds, len(pool)))
             try:
                 while len(result.rounds) <= rounds and (not result.rounds or result.rounds[-1].picks is not None):
                     last = len(result.rounds) == rounds or len(result.labelled) == len(pool)
                     result.rounds.append(self._round(pool, result, count, trainer, test, last=last))
                     if folder is not None:
-                        write_loop(folder, identity, first, result.rounds)
+                        loop.write_loop(folder, identity, first, result.rounds)
             except UnlabelledError as error:
-                where = "" if folder is None else f" They are in {folder / PICKS}: fill in its column label."
+                where = "" if folder is None else f" They are in {folder / loop.PICKS}: fill in its column label."
                 raise UnlabelledError(f"{error}{where}") from error
         return result
 
@@ -198,10 +186,10 @@ class Acquire:
         if "label" in pool:
             require_labels(pool, labelled, "acquire")
         trained = trainer(pool, torch.from_numpy(labelled.copy()))  # a trainer may shuffle its rows
-        accuracy = accuracy_of(trained, test)
+        accuracy = loop.accuracy_of(trained, test)
         if last:
             return Round(len(labelled), accuracy, None)
-        table, score, u = read_trained(trained, pool)
+        table, score, u = loop.read_trained(trained, pool)
         one = self if score is None else replace(self, score=score)
         size = min(count, len(pool) - len(labelled))
         return Round(len(labelled), accuracy, one.pick(table, size, labelled=labelled, u=u, round=len(result.rounds)))
@@ -264,11 +252,11 @@ class Acquire:
             "strategy": self.strategy,
             "settings": {"of": self.of, "beta": self.beta, "samples": self.samples, "seed": self.seed},
             "score": None if self.score is None else repr(self.score),
-            "pool": identity_of(pool),
+            "pool": loop.identity_of(pool),
             "count": count,
             "start": begin.tolist(),
             "trainer": asdict(trainer) if isinstance(trainer, LinearTrainer) else name,
-            "test": None if test is None else identity_of(test),
+            "test": None if test is None else loop.identity_of(test),
         }
 
 

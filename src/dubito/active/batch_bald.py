@@ -63,23 +63,23 @@ def batch_bald(
     alone, taken = information[order].astype(np.float64), np.zeros(len(order), dtype=bool)
     picks: list[int] = []
     gains: list[float] = []
-    known, bound = None, alone.copy()
+    joint, bound = None, alone.copy()
     while len(picks) < count:
-        known = known or JointLabels(probabilities(order[:1]).shape[1], samples, rng)
+        joint = joint or JointLabels(probabilities(order[:1]).shape[1], samples, rng)
         little = _EXHAUSTED * alone[~taken][0]
-        place = None if known.left() < little else _best(known, probabilities, order, bound, taken)
-        if place is None or (len(known.weight) > 1 and bound[place] < little):
-            known, bound = None, alone.copy()
+        place = None if joint.left() < little else _best(joint, probabilities, order, bound, taken)
+        if place is None or (len(joint.weight) > 1 and bound[place] < little):
+            joint, bound = None, alone.copy()
             continue
         taken[place] = True
         picks.append(int(order[place]))
         gains.append(float(bound[place]))
-        known.add(probabilities(order[place : place + 1])[0])
+        joint.add(probabilities(order[place : place + 1])[0])
     return np.array(picks, dtype=np.int64), np.array(gains, dtype=np.float64)
 
 
 def _best(
-    known: "JointLabels",
+    joint: "JointLabels",
     probabilities: Probabilities,
     order: Int64[np.ndarray, "n"],
     bound: Float64[np.ndarray, "n"],
@@ -90,7 +90,7 @@ def _best(
     size = max(1, min(_EVALUATED_AT_ONCE, _NUMBERS // probabilities(order[:1]).size))
     while len(stale := np.flatnonzero(~evaluated & ~taken & (bound > best))):
         block = stale[np.argsort(-bound[stale], kind="stable")[:size]]
-        bound[block], evaluated[block] = known.gains(probabilities(order[block])), True
+        bound[block], evaluated[block] = joint.gains(probabilities(order[block])), True
         best = float(max(best, bound[block].max()))
     # The first by its own information among those that are equal.
     return int(np.flatnonzero(evaluated & ~taken & (bound >= best - _NOTHING))[0])

@@ -1,6 +1,6 @@
 """Labels that people write into CSV files: read as spreadsheets save them, added to a table, and never overwritten.
 
-A file has a header with a column id, and a column label for the answers; further columns are people's own. Commas,
+A file has a header with a column id, and a column label; further columns are people's own. Commas,
 semicolons or tabs, any line ends, UTF-8 with or without a byte order mark. A label is the name of a class, whole or one
 of its synonyms (`tench, Tinca tinca` has two), or its number; empty or -1 where there is none yet.
 """
@@ -168,14 +168,14 @@ def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> Path:
 
 def _class_names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] | None) -> list[str] | None:
     """The names that labels may have."""
-    known = None if table.label_names is None else list(table.label_names)
+    names = None if table.label_names is None else list(table.label_names)
     if classes is None:
-        return known
-    other = table.label_space == "model" or (known is not None and known != list(classes))
+        return names
+    other = table.label_space == "model" or (names is not None and names != list(classes))
     if other and bool((label >= 0).any()):
         raise TableError(
             f"classes must be those of the labels that {table.name} has already, "
-            f"{some(known) if known else 'the classes of the model'}; got {some(list(classes))}. Leave out "
+            f"{some(names) if names else 'the classes of the model'}; got {some(list(classes))}. Leave out "
             f"classes, or the column label."
         )
     if len(set(map(_plain, classes))) < len(classes) or not classes:
@@ -186,13 +186,13 @@ def _class_names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] |
 def _numbers(paths: Sequence[str | Path], names: Sequence[str] | None) -> dict[str, int]:
     """By id, the class."""
     numbers: dict[str, int] = {}
-    known = _by_name(names or ())
+    by_name = _by_name(names or ())
     for path in paths:
         file = read_labels(path)
         if "label" not in file.header:
             raise TableError(f"'{path}' must have a column label; it has {', '.join(file.header)}. Add one.")
         for name, cell in file.labels.items():
-            number = _class(cell, names, known, f"'{path}': the label of '{name}'")
+            number = _class(cell, names, by_name, f"'{path}': the label of '{name}'")
             if numbers.setdefault(name, number) != number:
                 raise TableError(
                     f"every image must have one label; '{name}' has {numbers[name]} in an earlier file and {number} in "
@@ -201,8 +201,8 @@ def _numbers(paths: Sequence[str | Path], names: Sequence[str] | None) -> dict[s
     return numbers
 
 
-def _class(cell: str, names: Sequence[str] | None, known: Mapping[str, set[int]], what: str) -> int:
-    matches = known.get(_plain(cell), set())
+def _class(cell: str, names: Sequence[str] | None, by_name: Mapping[str, set[int]], what: str) -> int:
+    matches = by_name.get(_plain(cell), set())
     if len(matches) == 1:
         return next(iter(matches))
     whole = cell.removesuffix(".0")  # spreadsheets make floats of integers beside empty cells

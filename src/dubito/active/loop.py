@@ -168,7 +168,7 @@ class Acquisition(Result):
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the learning curve: accuracy against the number of labelled images."""
         picture = axes(ax)
-        measured = [point for point in self.curve if point[1] is not None]
+        measured = [(images, value) for images, value in self.curve if value is not None]
         picture.plot([images for images, _ in measured], [value for _, value in measured], "o-", label=self.strategy)
         picture.set_xlabel("labelled images")
         picture.set_ylabel("test accuracy")

@@ -79,7 +79,7 @@ def _log_weight(u: Float64[np.ndarray, "n"], kind: str) -> Float64[np.ndarray, "
             f"which uses the order alone, or a score that begins at 0 (entropy, mutual information)."
         )
     with np.errstate(divide="ignore"):
-        return np.log(u)  # -inf for u = 0: chosen only when nothing else is left
+        return np.asarray(np.log(u))  # -inf for u = 0: chosen only when nothing else is left
 
 
 @final

@@ -29,18 +29,7 @@ from dubito.data.tree import is_image
 from dubito.errors import GuardError, ImagesError, ModelError, TableError
 from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets
-from dubito.guard.selection import (
-    Scores,
-    ScoreSelection,
-    competing,
-    fitted_scores,
-    lacks_density,
-    must_learn,
-    named_scores,
-    split,
-    subsample,
-    with_density,
-)
+from dubito.guard.selection import Scores, ScoreSelection, select_scores
 from dubito.guard.thresholds import Guarantee, Threshold
 from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
@@ -50,23 +39,10 @@ from dubito.storage import SavedFolder
 from dubito.table import Table, check_table
 from dubito.table.provenance import Provenance
 from dubito.types import Classifier, Images, Json, Probe
-from dubito.validate import (
-    SHARED,
-    check_disjoint,
-    check_number,
-    check_rows,
-    check_same_model,
-    has_model_labels,
-    warn_shared,
-)
+from dubito.validate import check_number, check_rows, check_same_model, has_model_labels
 
 NOVEL = 0.005
 FOLDER = SavedFolder(kind="guard", description="guard.json", format=3, parts=("parts",), how="Guard.save")
-_KNOWN_BY_HEART = (
-    "Scores that have learned from them know them by heart, and the guarantee would not hold for other images. Give "
-    "other images as train, or leave it out: a part of the table is set aside for it."
-)
-_TWICE = "The guarantee counts them as independent, and may not hold. Leave duplicates out: dubito.audit finds them."
 
 
 @final
@@ -140,23 +116,10 @@ class Guard(Result):
         guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
         labelled = _checked(table, train, guarantee, novel, seed)
         provenance = _same_model(model, table)
-        chosen = None if scores is None else named_scores(scores)
-        needs_density = lacks_density(chosen, table, novel)
-        learn, select, calibrate = split(
-            table, learn=train is None and (needs_density or must_learn(chosen)), seed=seed
-        )
-        warn_shared(calibrate, select, by="guard.fit", what="the part to select on", harm=_TWICE, allowed=SHARED)
-        learn = subsample(learn if train is None else train)
-        if train is not None and learn is not None:
-            check_disjoint(table, learn, by="guard.fit", what="train", harm=_KNOWN_BY_HEART, error=GuardError)
-        fitted = fitted_scores(chosen, select, learn)
-        candidates = competing(fitted, chosen_by_user=chosen is not None)
-        fitted = with_density(fitted, learn) if needs_density else fitted
-        selection, selected_on = ScoreSelection.fit(
-            fitted, candidates, select, labelled=labelled, novel=novel, seed=seed
+        selection, selected_on, calibrate, rows = select_scores(
+            table, scores, train, labelled=labelled, novel=novel, seed=seed
         )
         threshold, refused = selection.threshold(guarantee, selected_on, calibrate, len(table))
-        learned = 0 if learn is None else len(learn)
         return cls(
             guarantee=guarantee,
             threshold=threshold,
@@ -164,7 +127,7 @@ class Guard(Result):
             sets=fitted_sets(sets, calibrate, labelled=labelled),
             classes=table.classes if model is None else model.classes or table.classes,
             provenance=provenance,
-            rows={"learn": learned, "select": len(select), "calibrate": len(calibrate), "novel": refused},
+            rows={**rows, "novel": refused},
             model=model,
             probes=probes,
         )

@@ -32,25 +32,10 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from PIL import Image
 from torch import Tensor, nn
 
+from dubito import scores
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
-from dubito.scores import (
-    Density,
-    Energy,
-    Entropy,
-    GradNorm,
-    LastLayerGradient,
-    Mahalanobis,
-    Margin,
-    MaxLogit,
-    MaxProbability,
-    MentalModel,
-    Neighbours,
-    ScaledEntropy,
-    Temperature,
-    UncertaintyHead,
-)
 from dubito.scores.gaussians import Mixture
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mahalanobis import mahalanobis
@@ -156,15 +141,15 @@ class GuardModule(nn.Module):
         self._selection, self._threshold = guard.selection, guard.threshold.value
         density = guard.selection.roles.density if guard.selection.gate is not None else None
         names = dict.fromkeys([*guard.selection.combination.weights, *filter(None, [density])])
-        scores = {name: guard.selection.scores[name] for name in names}
-        self._written = {name: as_graph(name, score, self) for name, score in scores.items()}
+        chosen = {name: guard.selection.scores[name] for name in names}
+        self._written = {name: as_graph(name, score, self) for name, score in chosen.items()}
         self._as_stored = base_probe(guard.provenance).as_stored
         self.backbone = copy.deepcopy(model.module).eval().requires_grad_(False)
         # The layer of the copy that stands where the last layer stands in the original.
         place = next((name for name, one in model.module.named_modules() if one is model.layer), None)
         layer = None if place is None else self.backbone.get_submodule(place)
         self._layer = layer if isinstance(layer, nn.Linear) else None
-        features = any("feature" in score.needs for score in scores.values())
+        features = any("feature" in score.needs for score in chosen.values())
         if self._layer is None and (features or model.output != "logits"):
             raise GuardError(
                 f"guard.export_onnx: the last layer of {model.name} is not one plain nn.Linear, so its features "
@@ -224,14 +209,14 @@ Written = Callable[[Tensor, Tensor], Tensor]
 
 def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
     """A score as tensor operations; its own networks become parts of the module that is exported."""
-    if isinstance(score, Temperature) and isinstance(score.score_of, tuple(_OF_LOGITS)):
+    if isinstance(score, scores.Temperature) and isinstance(score.score_of, tuple(_OF_LOGITS)):
         inner, scale = as_graph(name, score.score_of, owner), score.temperature_
         return lambda z, logits: inner(z, logits.double() / scale)
-    if isinstance(score, UncertaintyHead):
+    if isinstance(score, scores.UncertaintyHead):
         head = copy.deepcopy(score.module)
         owner.add_module("head", head)
         return lambda z, _: head(z.float()).double()
-    if isinstance(score, Density) and score.nonlinearity == "after":
+    if isinstance(score, scores.Density) and score.nonlinearity == "after":
         mixture, density = score.mixture, score
         # Features as the density sees them, without the checks that a graph cannot make.
         return lambda z, _: (
@@ -240,7 +225,7 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
                 (z.double() if density.space == "z" else (z.double() + density.offset).log())[:, density.neurons_],
             )
         )
-    if not isinstance(score, GradNorm) or score.of is None:
+    if not isinstance(score, scores.GradNorm) or score.of is None:
         for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
             if isinstance(score, kind):
                 return make(score)
@@ -251,25 +236,30 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
 
 
 _OF_LOGITS: dict[type[Score], Callable[[Any], Written]] = {
-    MaxProbability: lambda _: lambda _z, logits: max_probability(logits),
-    Entropy: lambda _: lambda _z, logits: entropy(logits),
-    Margin: lambda _: lambda _z, logits: margin(logits),
-    MaxLogit: lambda _: lambda _z, logits: max_logit(logits),
-    Energy: lambda score: lambda _z, logits: energy(logits, score.temperature),
-    ScaledEntropy: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
+    scores.MaxProbability: lambda _: lambda _z, logits: max_probability(logits),
+    scores.Entropy: lambda _: lambda _z, logits: entropy(logits),
+    scores.Margin: lambda _: lambda _z, logits: margin(logits),
+    scores.MaxLogit: lambda _: lambda _z, logits: max_logit(logits),
+    scores.Energy: lambda score: lambda _z, logits: energy(logits, score.temperature),
+    scores.ScaledEntropy: lambda score: lambda _z, logits: entropy(score.scale * logits.double()),
 }
 _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
-    GradNorm: lambda score: lambda z, logits: -grad_norm(z, logits, bias=score.bias),
-    LastLayerGradient: lambda score: lambda z, y: last_layer_gradient(z, y, score.weighting, bias=score.bias),
-    MentalModel: lambda score: lambda z, _: mental_log_odds(z, score.weights_),
-    Mahalanobis: lambda score: lambda z, _: _nearest_class(z.double(), score),
-    Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
+    scores.GradNorm: lambda score: lambda z, logits: -grad_norm(z, logits, bias=score.bias),
+    scores.LastLayerGradient: lambda score: lambda z, y: last_layer_gradient(z, y, score.weighting, bias=score.bias),
+    scores.MentalModel: lambda score: lambda z, _: mental_log_odds(z, score.weights_),
+    scores.Mahalanobis: lambda score: lambda z, _: _nearest_class(z.double(), score),
+    scores.Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
 }
-WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), Temperature.name, Density.name, UncertaintyHead.name)
+WRITABLE = (
+    *(kind.name for kind in _OF_LOGITS | _OF_FEATURES),
+    scores.Temperature.name,
+    scores.Density.name,
+    scores.UncertaintyHead.name,
+)
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
 
 
-def _nearest_class(z: Tensor, score: Mahalanobis) -> Tensor:
+def _nearest_class(z: Tensor, score: scores.Mahalanobis) -> Tensor:
     """As `Mahalanobis.score_batch`."""
     nearest: Tensor = mahalanobis(z, score.means_, score.factor_).amin(1)
     if score.relative:
@@ -277,7 +267,7 @@ def _nearest_class(z: Tensor, score: Mahalanobis) -> Tensor:
     return nearest
 
 
-def _kth_distance(z: Tensor, score: Neighbours) -> Tensor:
+def _kth_distance(z: Tensor, score: scores.Neighbours) -> Tensor:
     """As `neighbours.kth_distance`, by products with the whole bank in place of faiss."""
     z = (z / torch.linalg.vector_norm(z, dim=-1, keepdim=True)).float()
     places = (z @ score.bank_.T).topk(score.k, dim=-1).indices[:, -1]

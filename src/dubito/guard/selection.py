@@ -33,6 +33,7 @@ from dubito.storage import write_file
 from dubito.table import Table
 from dubito.table.views import chosen_rows
 from dubito.types import Score
+from dubito.validate import SHARED, check_disjoint, warn_shared
 
 MOST_LEARNED = 50_000
 """Rows that scores learn from: they are kept in part with the guard, and it should stay small."""
@@ -41,6 +42,11 @@ _EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
 _LEARN, _SELECT, _SELECT_ALONE = 0.15, 0.15, 0.2
 """Shares of a table: for scores to learn from, to select on; and to select on where nothing must be learned."""
 _STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
+_KNOWN_BY_HEART = (
+    "Scores that have learned from them know them by heart, and the guarantee would not hold for other images. Give "
+    "other images as train, or leave it out: a part of the table is set aside for it."
+)
+_TWICE = "The guarantee counts them as independent, and may not hold. Leave duplicates out: dubito.audit finds them."
 
 Scores = Mapping[str, Score | str] | Sequence[Score | str] | Score | str
 """By name; or scores, or names of registered ones."""
@@ -206,6 +212,34 @@ class ScoreSelection:
         return cls(combination, scores, reference, state[_UNCERTAINTY], roles, described["gate"])
 
 
+def select_scores(
+    table: Table, scores: Scores | None, train: Table | None, *, labelled: bool, novel: float, seed: int
+) -> tuple[ScoreSelection, Outcomes, Table, dict[str, int]]:
+    """The score selection and the outcomes of its images, the part to calibrate, and the size of each part.
+
+    Arguments are those of `Guard.fit`; `labelled` says whether labels show which predictions are wrong.
+    """
+    chosen = None if scores is None else named_scores(scores)
+    has_density = chosen is None or any(isinstance(score, Density) for score in chosen.values())
+    needs_density = novel > 0 and "feature" in table and not has_density
+    own, select, calibrate = split(table, learn=train is None and (needs_density or must_learn(chosen)), seed=seed)
+    what = "the part that scores are selected on"
+    warn_shared(calibrate, select, by="guard.fit", what=what, harm=_TWICE, allowed=SHARED)
+    learn = own if train is None else train
+    if learn is not None and len(learn) > MOST_LEARNED:
+        order = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))
+        learn = chosen_rows(learn, order[:MOST_LEARNED].sort().values)
+    if train is not None and learn is not None:
+        check_disjoint(table, learn, by="guard.fit", what="train", harm=_KNOWN_BY_HEART, error=GuardError)
+    fitted = fitted_scores(chosen, select, learn)
+    candidates = competing(fitted, chosen_by_user=chosen is not None)
+    if needs_density and learn is not None:
+        fitted = _with_density(fitted, learn)
+    selection, outcomes = ScoreSelection.fit(fitted, candidates, select, labelled=labelled, novel=novel, seed=seed)
+    rows = {"learn": 0 if learn is None else len(learn), "select": len(select), "calibrate": len(calibrate)}
+    return selection, outcomes, calibrate, rows
+
+
 def named_scores(scores: Scores) -> dict[str, Score]:
     """The user's scores by name, made where only a name is given; at least one."""
     named: dict[str, Score] = by_name(scores, by="guard.fit", arrays=False)
@@ -251,17 +285,8 @@ def competing(scores: Mapping[str, Score], *, chosen_by_user: bool) -> list[str]
     return [name for name, score in scores.items() if chosen_by_user or not isinstance(score, UncertaintyHead)]
 
 
-def lacks_density(scores: Mapping[str, Score] | None, table: Table, novel: float) -> bool:
-    """Whether novel images are to be refused, and could be, but none of the user's scores is a density."""
-    if novel <= 0 or scores is None or "feature" not in table:
-        return False
-    return not any(isinstance(score, Density) for score in scores.values())
-
-
-def with_density(scores: Mapping[str, Score], learn: Table | None) -> dict[str, Score]:
+def _with_density(scores: Mapping[str, Score], learn: Table) -> dict[str, Score]:
     """One more score, which measures novelty and does not compete; a warning where no density can be fitted."""
-    if learn is None:  # what learns has a part of the table, or a table of its own
-        return dict(scores)
     try:
         density = default_density(learn, by="guard.fit", most=QUICK).fit(learn)
     except DubitoError as error:
@@ -269,18 +294,10 @@ def with_density(scores: Mapping[str, Score], learn: Table | None) -> dict[str, 
             f"guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
             f"learned ({error}) Give more images, or use novel=0.",
             DubitoWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return dict(scores)
     return {**scores, Density.name if Density.name not in scores else "novelty": density}
-
-
-def subsample(learn: Table | None) -> Table | None:
-    """Not more rows to learn from than a guard keeps: `MOST_LEARNED` at random."""
-    if learn is None or len(learn) <= MOST_LEARNED:
-        return learn
-    rows = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))[:MOST_LEARNED].sort().values
-    return chosen_rows(learn, rows)
 
 
 def _fitted(name: str, score: Score, learn: Table | None) -> Score:

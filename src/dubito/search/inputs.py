@@ -1,7 +1,6 @@
 """Items and queries as `SafeIndex` accepts them: a table or arrays, checked, and read block by block."""
 
 import hashlib
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -50,19 +49,17 @@ class Embeddings:
     labels: Int64[np.ndarray, "n"] | None
     origin: Origin
 
-    def unit_vectors(self) -> Iterator[Float32[np.ndarray, "b d"]]:
-        """The features scaled to length one, block by block."""
+    def unit_vectors(self) -> Iterator[tuple[slice, Float32[np.ndarray, "b d"]]]:
+        """The features scaled to length one, block by block, with the rows of each; at least one block."""
         for start in range(0, max(1, self.rows), _ROWS_AT_ONCE):
-            yield self._unit(self.read(slice(start, min(start + _ROWS_AT_ONCE, self.rows))), start)
+            rows = slice(start, min(start + _ROWS_AT_ONCE, self.rows))
+            yield rows, self._unit(self.read(rows), start)
 
     def blocks(self, ids: list[str]) -> Iterator[Block]:
         """Items as a backend adds them."""
         assert self.u is not None, "items always have uncertainties"  # noqa: S101 (our own invariant)
-        start = 0
-        for unit in self.unit_vectors():
-            rows = slice(start, start + len(unit))
+        for rows, unit in self.unit_vectors():
             yield Block(ids[rows], unit, self.u[rows], None if self.labels is None else self.labels[rows])
-            start += len(unit)
 
     def require_uncertainties(self, score: Score | None, what: str) -> None:
         """Raise TableError for items or queries without uncertainties."""
@@ -239,8 +236,13 @@ def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"] | None:
 def _same_fit(one: Score, other: Score) -> bool:
     """Whether two scores of the same settings learned the same, including the scores that they are made of."""
     names = (*one.learned, *(setting.name for setting in fields(one)))  # type: ignore[arg-type]
-    for here, there in ((getattr(one, name, None), getattr(other, name, None)) for name in names):
-        same = torch.equal if isinstance(here, Tensor) and isinstance(there, Tensor) else operator.eq
-        if not (_same_fit if isinstance(here, Score) else same)(here, there):
+    for name in names:
+        here, there = getattr(one, name, None), getattr(other, name, None)
+        if isinstance(here, Score) and isinstance(there, Score):
+            same = _same_fit(here, there)
+        else:
+            tensors = isinstance(here, Tensor) and isinstance(there, Tensor)
+            same = torch.equal(here, there) if tensors else here == there
+        if not same:
             return False
     return True

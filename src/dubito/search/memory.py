@@ -61,18 +61,17 @@ class MemoryBackend:
         self.vectors: Float32[np.ndarray, "c d"] = np.empty((0, width), dtype=np.float32)
         self.u: Float64[np.ndarray, "n"] = np.empty(0, dtype=np.float64)
         self.labels: Int64[np.ndarray, "n"] | None = None
-        self.ids: list[str] = []
+        self.ids: Shaped[np.ndarray, "n"] = np.empty(0, dtype=object)
         self.origin = Origin()
         self.index: Any = None
         self.approximation: Approximation | None = None
         self._places: dict[str, int] | None = {}
-        self._ids_as_array: Shaped[np.ndarray, "n"] | None = None
         self._thresholds: Thresholds | None = None
         self._kept = self._revision = 0
 
     def state(self) -> State:
         """A summary of all items."""
-        labelled = None if not self.ids else self.labels is not None
+        labelled = self.labels is not None if len(self.ids) else None
         return State(len(self.ids), self._kept, self._thresholds, labelled, self._revision, self.origin)
 
     def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:
@@ -88,10 +87,10 @@ class MemoryBackend:
             u.append(block.u)
             labels += [] if block.labels is None else [block.labels]
         all_u, all_labels = np.concatenate(u), np.concatenate(labels) if labels else None
+        all_ids = np.concatenate([self.ids, np.array(ids, dtype=object)])
         # Nothing fails from here on.
         self.origin = self.origin if first else origin
-        self.u, self.labels = all_u, all_labels
-        self.ids += ids
+        self.u, self.labels, self.ids = all_u, all_labels, all_ids
         if self._places is not None:
             self._places.update(zip(ids, range(first, start), strict=True))
         self._changed()
@@ -105,15 +104,12 @@ class MemoryBackend:
         movers = np.setdiff1d(np.arange(left, len(self.ids)), gone)
         for start in range(0, len(gaps), _SWAP):
             self.vectors[gaps[start : start + _SWAP]] = self.vectors[movers[start : start + _SWAP]]
-        for gap, mover in zip(gaps.tolist(), movers.tolist(), strict=True):
-            self.ids[gap] = self.ids[mover]
-            places[self.ids[gap]] = gap
-        self.u[gaps] = self.u[movers]
-        self.u = self.u[:left].copy()
-        if self.labels is not None:
-            self.labels[gaps] = self.labels[movers]
-            self.labels = self.labels[:left].copy() if left else None
-        del self.ids[left:]
+        places.update(zip(self.ids[movers], gaps.tolist(), strict=True))
+        for column in (self.u, self.ids, self.labels):
+            if column is not None:
+                column[gaps] = column[movers]
+        self.u, self.ids = self.u[:left].copy(), self.ids[:left].copy()
+        self.labels = None if self.labels is None or not left else self.labels[:left].copy()
         self.origin = self.origin if left else Origin()
         self._changed()
 
@@ -130,17 +126,16 @@ class MemoryBackend:
         """The k most similar kept rows of each query."""
         exactly = exact or self.index is None
         similarities, rows = self._brute_force(queries, k) if exactly else self._candidates(queries, k)
-        return Hits(self._id_array()[rows], similarities, None if self.labels is None else self.labels[rows], exactly)
+        return Hits(self.ids[rows], similarities, None if self.labels is None else self.labels[rows], exactly)
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items with the lowest sampling keys."""
-        rows = heapq.nsmallest(count, range(self._kept), key=lambda row: sampling_key(self.ids[row]))
-        return [self.ids[row] for row in rows], self.vectors[rows]
+        rows = heapq.nsmallest(count, range(self._kept), key=lambda row: sampling_key(str(self.ids[row])))
+        return self.ids[rows].tolist(), self.vectors[rows]
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Quantiles of all uncertainties."""
-        quantiles: Float64[np.ndarray, "m"] = np.quantile(self.u, levels)
-        return quantiles
+        return np.asarray(np.quantile(self.u, levels))
 
     def build_approximation(self, kind: str | None, effort: int | None) -> str:
         """Codes of the kept rows; by default an IVF with eight bits per number."""
@@ -159,7 +154,11 @@ class MemoryBackend:
                 f"SafeIndex.approximate: faiss cannot build '{kind}' of {self._kept} vectors of {self.width} numbers "
                 f"({reason}). Use 'IVF{centres},SQ8', 'HNSW32' or another string that faiss.index_factory takes."
             ) from error
-        _set_effort(index, effort)
+        # How much of it is searched: lists of an IVF, candidates of an HNSW.
+        if (lists := faiss.try_extract_index_ivf(index)) is not None:
+            lists.nprobe = effort or max(8, lists.nlist // 16)
+        elif isinstance(graph := faiss.downcast_index(index), faiss.IndexHNSW):
+            graph.hnsw.efSearch = effort or 128
         self.index = index
         return kind
 
@@ -191,7 +190,7 @@ class MemoryBackend:
         n = int(saved["rows"])
         backend.vectors = _read_vectors(paths["vectors"], (n, backend.width), mapped)
         items = load_file(paths["items"])
-        backend.u, backend.ids = items["u"].numpy().copy(), unpack_strings(items)
+        backend.u, backend.ids = items["u"].numpy().copy(), np.array(unpack_strings(items), dtype=object)
         if backend.u.dtype != np.float64 or backend.u.shape != (n,) or not np.isfinite(backend.u).all():
             raise ValueError(f"there is not one finite uncertainty for each of {n} vectors")
         if len(backend.ids) != n or len({*backend.ids}) != n:
@@ -209,30 +208,27 @@ class MemoryBackend:
 
     def _changed(self) -> None:
         """Compute the thresholds and move the kept rows to the front."""
-        self.index = self.approximation = self._ids_as_array = None
-        self._revision += 1
-        self._thresholds, self._kept = None, 0
-        if not self.ids:
+        self.index = self.approximation = self._thresholds = None
+        self._revision, self._kept = self._revision + 1, 0
+        if not len(self.ids):
             return
         thresholds = self.rule.thresholds(self.u, self.labels)
         keep = self.rule.keeps(self.u, self.labels, thresholds)
         kept = int(keep.sum())
         front, back = np.flatnonzero(~keep[:kept]), kept + np.flatnonzero(keep[kept:])
         for start in range(0, len(front), _SWAP):
-            self._swap(front[start : start + _SWAP], back[start : start + _SWAP])
+            here, there = front[start : start + _SWAP], back[start : start + _SWAP]
+            for column in (self.vectors, self.u, self.ids, self.labels):
+                if column is not None:
+                    column[here], column[there] = column[there], column[here]
+            if self._places is not None:
+                moved = np.append(here, there)
+                self._places.update(zip(self.ids[moved], moved.tolist(), strict=True))
         self._thresholds, self._kept = thresholds, kept
-
-    def _id_array(self) -> Shaped[np.ndarray, "n"]:
-        """The ids as an array, for fancy indexing; made again after rows have moved."""
-        if self._ids_as_array is None:
-            named = np.empty(len(self.ids), dtype=object)
-            named[:] = self.ids
-            self._ids_as_array = named
-        return self._ids_as_array
 
     def _row_by_id(self) -> dict[str, int]:
         if self._places is None:
-            self._places = {name: row for row, name in enumerate(self.ids)}
+            self._places = dict(zip(self.ids, range(len(self.ids)), strict=True))
         return self._places
 
     def _reserve(self, rows: int) -> None:
@@ -240,22 +236,13 @@ class MemoryBackend:
         if rows <= have:
             return
         # The first addition takes what it needs; later ones leave room, so that adding item by item does not copy all.
-        size = rows if not self.ids else max(rows, have + have // 4 + 64)
+        size = rows if not len(self.ids) else max(rows, have + have // 4 + 64)
         try:
             self.vectors.resize((size, self.width))
         except ValueError:  # mapped from a file, or referenced elsewhere: it must not move
             grown = np.empty((size, self.width), dtype=np.float32)
             grown[: len(self.ids)] = self.vectors[: len(self.ids)]
             self.vectors = grown
-
-    def _swap(self, here: Int64[np.ndarray, "s"], there: Int64[np.ndarray, "s"]) -> None:
-        for column in (self.vectors, self.u, self.labels):
-            if column is not None:
-                column[here], column[there] = column[there], column[here]
-        for one, other in zip(here.tolist(), there.tolist(), strict=True):
-            self.ids[one], self.ids[other] = self.ids[other], self.ids[one]
-            if self._places is not None:
-                self._places[self.ids[one]], self._places[self.ids[other]] = one, other
 
     def _brute_force(
         self, queries: Float32[np.ndarray, "n d"], k: int
@@ -281,17 +268,8 @@ class MemoryBackend:
         return similarities, rows
 
 
-def _set_effort(index: Any, effort: int | None) -> None:
-    """Set how much of an approximation is searched: lists of an IVF, candidates of an HNSW."""
-    lists = faiss.try_extract_index_ivf(index)
-    if lists is not None:
-        lists.nprobe = effort or max(8, lists.nlist // 16)
-    elif isinstance(graph := faiss.downcast_index(index), faiss.IndexHNSW):
-        graph.hnsw.efSearch = effort or 128
-
-
 def _items(backend: MemoryBackend) -> dict[str, torch.Tensor]:
-    columns = {"u": torch.from_numpy(backend.u), **pack_strings(backend.ids)}
+    columns = {"u": torch.from_numpy(backend.u), **pack_strings(backend.ids.tolist())}
     return columns if backend.labels is None else columns | {"label": torch.from_numpy(backend.labels)}
 
 

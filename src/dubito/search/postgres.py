@@ -178,10 +178,10 @@ class PostgresBackend:
         return stored and Approximation(stored["kind"], float(stored["recall"]), stored["queries"])
 
     @approximation.setter
-    def approximation(self, measured: Approximation) -> None:
+    def approximation(self, measured: Approximation | None) -> None:
         def work(cursor: Any) -> None:
             about = self._table.about(cursor, lock=True)
-            about["approximation"] = {**(about["approximation"] or {}), **asdict(measured)}
+            about["approximation"] = {**(about["approximation"] or {}), **(asdict(measured) if measured else {})}
             self._table.write_about(cursor, about)
 
         self._connection.write("SafeIndex.approximate", work)

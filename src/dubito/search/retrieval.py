@@ -221,11 +221,10 @@ def nearest_items(
     backend: Backend, queries: Embeddings, refused: Bool[np.ndarray, "n"], k: int, exclude: Sequence[str] | None
 ) -> Hits:
     """The k nearest items of each query that is not refused."""
-    parts, start = [], 0
-    for block in queries.unit_vectors():  # the features of refused queries are checked, too
-        here = refused[start : start + len(block)]
-        start += len(block)
-        parts.append(backend.nearest(block[~here] if here.any() else block, k + (exclude is not None), exact=False))
+    parts = []
+    for rows, block in queries.unit_vectors():  # the features of refused queries are checked, too
+        answered = block[~refused[rows]] if refused[rows].any() else block
+        parts.append(backend.nearest(answered, k + (exclude is not None), exact=False))
     hits = parts[0] if len(parts) == 1 else Hits.concatenated(parts)
     np.clip(hits.similarities, -1.0, 1.0, out=hits.similarities)
     if exclude is None:

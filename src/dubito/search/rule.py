@@ -118,7 +118,7 @@ class Rule:
         """Which items are kept, and so searched."""
         if not self.cleans_items:
             return np.ones(len(u), dtype=bool)
-        return np.less_equal(u, thresholds.of(len(u), labels))
+        return np.asarray(u <= thresholds.of(len(u), labels))
 
     @property
     def share(self) -> float:

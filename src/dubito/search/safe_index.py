@@ -21,19 +21,11 @@ from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
 from dubito.scores.artefact import load_score, save_score
 from dubito.scores.registry import SCORES
+from dubito.search import retrieval
 from dubito.search.backend import Approximation, Backend, State
 from dubito.search.inputs import Embeddings, Names, as_list, duplicate, feature_width, read_embeddings
 from dubito.search.memory import FOLDER, MemoryBackend
-from dubito.search.retrieval import (
-    Radii,
-    SearchResult,
-    measure_radii,
-    nearest_items,
-    neighbour_count,
-    neighbour_sets,
-    per_query,
-    query_limits,
-)
+from dubito.search.retrieval import Radii, SearchResult
 from dubito.search.rule import Rule, Thresholds
 from dubito.table import Provenance, Table
 from dubito.types import Json, Score
@@ -175,8 +167,8 @@ class SafeIndex:
             described = backend.write(place)
             if score is not None:
                 described["files"]["score"] = FOLDER.put_folder(place, "score", lambda part: save_score(score, part))
-            current = radii is not None and revision == backend.state().revision
-            return {**described, "radii": radii.tolist() if current else None}
+            current = radii if revision == backend.state().revision else None
+            return {**described, "radii": None if current is None else current.tolist()}
 
         FOLDER.save(Path(folder), write)
         return Path(folder)
@@ -311,17 +303,17 @@ class SafeIndex:
         )
         if self.rule.refuses_queries or refuse_above is not None or sets:
             embedded.require_uncertainties(self.score, "query")
-        limits, against = query_limits(embedded, self.rule, state, refuse_above)
+        limits, against = retrieval.query_limits(embedded, self.rule, state, refuse_above)
         refused: Bool[np.ndarray, "n"] = np.zeros(embedded.rows, bool) if embedded.u is None else embedded.u > limits
-        count = neighbour_count(k, at_most if sets else None, state, own, embedded.rows)
-        hits = nearest_items(self.backend, embedded, refused, count, own)
+        count = retrieval.neighbour_count(k, at_most if sets else None, state, own, embedded.rows)
+        hits = retrieval.nearest_items(self.backend, embedded, refused, count, own)
         within = None
         if sets and embedded.u is not None:
             if self._radii is None or self._radii[0] != state.revision:
-                self._radii = state.revision, measure_radii(self.backend)
-            within = neighbour_sets(hits, self._radii[1], embedded.u, refused, at_most)
+                self._radii = state.revision, retrieval.measure_radii(self.backend)
+            within = retrieval.neighbour_sets(hits, self._radii[1], embedded.u, refused, at_most)
         return SearchResult(
-            **per_query(hits, refused, k),
+            **retrieval.per_query(hits, refused, k),
             refused=refused,
             uncertainty=embedded.u,
             thresholds=limits,
