@@ -157,8 +157,8 @@ def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> Path:
     if lost := [name for name in earlier.labels if name not in names]:
         raise ArtefactError(
             f"'{place}' has labels of {len(lost)} images that are not among these picks: {some(lost)}. It was "
-            f"not replaced, so that they are not lost. Choose another place, or move it away. If a spreadsheet has "
-            f"changed the names: Save it as 'CSV UTF-8'."
+            f"not replaced, so that they are not lost. Choose another place, or move it away. Save it as "
+            f"'CSV UTF-8' if a spreadsheet has changed the names."
         )
     own = ["label", *(key for key in earlier.header if key and key not in (*header, "label"))]
     kept = [[earlier.lines.get(pick["id"], {}).get(key, "") for key in own] for pick in picks]

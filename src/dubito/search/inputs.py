@@ -1,6 +1,7 @@
 """Items and queries as `SafeIndex` accepts them: a table or arrays, checked, and read block by block."""
 
 import hashlib
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -237,12 +238,13 @@ def _same_fit(one: Score, other: Score) -> bool:
     """Whether two scores of the same settings learned the same, including the scores that they are made of."""
     names = (*one.learned, *(setting.name for setting in fields(one)))  # type: ignore[arg-type]
     for name in names:
-        here, there = getattr(one, name, None), getattr(other, name, None)
-        if isinstance(here, Score) and isinstance(there, Score):
-            same = _same_fit(here, there)
-        else:
-            tensors = isinstance(here, Tensor) and isinstance(there, Tensor)
-            same = torch.equal(here, there) if tensors else here == there
-        if not same:
+        pair: list[Any] = [getattr(score, name, None) for score in (one, other)]
+        equal = next(
+            (same for kind, same in _SAME.items() if all(isinstance(part, kind) for part in pair)), operator.eq
+        )
+        if not equal(*pair):
             return False
     return True
+
+
+_SAME: dict[type, Callable[[Any, Any], bool]] = {Score: _same_fit, Tensor: torch.equal}

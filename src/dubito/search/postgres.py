@@ -343,7 +343,7 @@ class ItemsTable:
             grouped = "SELECT label, {quantile} FROM {items} GROUP BY label"
             cursor.execute(self.sql(grouped, quantile=quantile), (rule.share,))
             by_class = {int(label): u for label, u in cursor.fetchall()}
-        about["thresholds"] = None if overall is None else Thresholds(overall, by_class).to_json()
+        about["thresholds"] = None if overall is None else asdict(Thresholds(overall, by_class))
         about["revision"] += 1
         if overall is None:
             about |= {"labelled": None, "origin": Origin().to_json()}

@@ -51,14 +51,9 @@ class Thresholds:
             )
         return np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)[place]
 
-    def to_json(self) -> Json:
-        """Plain values; the keys of JSON are strings."""
-        by_class = None if self.by_class is None else {str(key): value for key, value in self.by_class.items()}
-        return {"overall": self.overall, "by_class": by_class}
-
     @classmethod
     def from_json(cls, values: Json) -> "Thresholds":
-        """The inverse of `to_json`."""
+        """From plain values; the keys of JSON are strings."""
         by_class = values["by_class"]
         return cls(float(values["overall"]), by_class and {int(key): float(value) for key, value in by_class.items()})
 
