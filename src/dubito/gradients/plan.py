@@ -186,12 +186,9 @@ def _check_model(borrowed: Borrowed, some: Float[Tensor, "n ..."]) -> None:
 
 def _in_depth(seen: Seen) -> tuple[str, ...]:
     """Layers in the order in which their parameters are first used."""
-    layers: dict[str, None] = {}
-    for node in seen.graph.nodes:
-        for source, _ in node.next_functions:
-            if source is not None and source in seen.graph.leaves:
-                layers[layer_of(seen.graph.leaves[source])] = None
-    return tuple(layers)
+    leaves = seen.graph.leaves
+    sources = [source for node in seen.graph.nodes for source, _ in node.next_functions if source in leaves]
+    return tuple(dict.fromkeys(layer_of(leaves[source]) for source in sources if source is not None))
 
 
 def _last(graph: Graph, places: Collection[int]) -> tuple[int, ...]:

@@ -35,9 +35,9 @@ def models() -> list[str]:
 
 def transform_of(module: nn.Module, options: dict[str, Any]) -> Transform | Any:
     """The evaluation transform of a timm model: short side to size / crop_pct, centre crop; an img_size is obeyed."""
-    size = options.get("img_size")
+    size: Any = options.get("img_size")
     sides = (size, size) if isinstance(size, int) else size
-    config = resolve_model_data_config(module, {} if size is None else {"input_size": (3, *sides)})
+    config = resolve_model_data_config(module, {"input_size": (3, *sides)} if sides else {})
     _, height, width = config["input_size"]
     plain = config["crop_mode"] == "center" and height == width and config["interpolation"] != "random"
     if not plain:

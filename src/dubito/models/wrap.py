@@ -155,7 +155,8 @@ class WrappedClassifier:
         if not plan.convolutional:
             return self._rows_and_tiles(x, plan)[1]
         calls = self._watched(x, plan)
-        return tile_features(calls, plan).unflatten(1, calls[plan.stop_at].source.shape[2:])
+        tiles = tile_features(calls, plan)
+        return tiles.reshape(len(tiles), *calls[plan.stop_at].source.shape[2:], tiles.shape[-1])
 
     def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
         """Features and tiles in one pass: `features` has the bits of features(x), `logits` those of each tile."""
@@ -325,11 +326,8 @@ def _refusal(name: str, x: Tensor, error: Exception) -> str:
             "Let transform=... make of an image what the model was built for, often (3, h, w): look at axes, channels "
             "and size. Floats are taken as they are; give pictures as files, or as uint8 (h, w, 3)."
         )
-    reason = (str(error).splitlines() or [""])[0]
-    return (
-        f"{name} cannot take inputs of shape ({', '.join(map(str, ('n', *shape)))}) "
-        f"({type(error).__name__}: {reason}). {repair}"
-    )
+    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return f"{name} cannot take inputs of shape ({', '.join(map(str, ('n', *shape)))}) ({reason}). {repair}"
 
 
 def eager(module: nn.Module) -> nn.Module:

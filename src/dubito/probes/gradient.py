@@ -27,6 +27,7 @@ from torch import Tensor
 from dubito.choices import ClassWeighting, GradientMethod
 from dubito.errors import ValueRangeError
 from dubito.gradients.cotangents import Cotangents, bound_factor, check_logits, normals, signs
+from dubito.gradients.parts import Measure
 from dubito.gradients.sweep import Prepared, Sweep
 from dubito.table.columns import families
 from dubito.types import Classifier, Json, depth_weight
@@ -241,7 +242,7 @@ class Gradient:
 
     def _by_class(self, sweep: Sweep, cotangents: Cotangents, exact: int) -> Columns:
         """What the most likely classes contribute, one backward pass each."""
-        measures = ("squares", "totals") if "expected_l1" in self.weightings else ("squares",)
+        measures: tuple[Measure, ...] = ("squares", "totals") if "expected_l1" in self.weightings else ("squares",)
         columns: Columns = {}
         for rank in range(exact):
             norms = sweep.norms(cotangents.towards(cotangents.order[:, rank]), measures)
