@@ -132,7 +132,7 @@ def test_lengths_and_angles_with_a_classifier():
 
 
 def test_a_classifier_of_another_width_is_an_error():
-    with pytest.raises(TableError, match=r"classifier must read features of 8 numbers, as in table; its weight has 5"):
+    with pytest.raises(TableError, match=r"has features of width 8; linear layer reads 5"):
         diagnose(blobs(12), blobs(12, seed=1), density=First(), classifier=torch.nn.Linear(5, 4), **QUICK)
 
 

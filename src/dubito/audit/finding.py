@@ -7,8 +7,7 @@ Neural Computation 10). Here the exact form is used, because such images may be 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -19,9 +18,7 @@ Severity = Literal["wrong", "suspicious", "note"]
 """wrong: scores cannot be trusted; suspicious: look at it; note: good to know."""
 
 
-@final
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One fault of a set-up.
 
     Attributes:

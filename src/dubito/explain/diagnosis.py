@@ -200,7 +200,11 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
         density = default_density(train, covariance, by=_BY) if density is None else copy.deepcopy(density)
     notes = _notes(table, scored, sets, train, density)
     fitted = density if train is None else density.fit(train)
-    weight = None if classifier is None else _weight(classifier, table)
+    weight = None
+    if classifier is not None:
+        name, layer = last_layer(classifier)
+        layer.check_table(table, by=_BY, name=name)
+        weight = layer.weight
     scores = _scored(scored, fitted, weight)
     ood_scores = {name: _scored(one, fitted, weight) for name, one in sets.items()}
     aurocs = {
@@ -290,16 +294,6 @@ def _scored(table: Table, density: Score, weight: Float[Tensor, "c d"] | None) -
         lengths.append(z.norm(dim=1))
         largest.append(cosines(z, unit).amax(1))
     return {**scores, "norm": torch.cat(lengths), "cosine": torch.cat(largest)}
-
-
-def _weight(classifier: Classifier | nn.Linear, table: Table) -> Float[Tensor, "c d"]:
-    weight: Tensor = last_layer(classifier)[1].weight
-    if weight.shape[1] != table.shape("feature")[1]:
-        raise TableError(
-            f"{_BY}: classifier must read features of {table.shape('feature')[1]} numbers, as in "
-            f"{short_name(table, 'table')}; its weight has {weight.shape[1]}. Give the model that made the tables."
-        )
-    return weight
 
 
 def _stacked(scores: Mapping[str, Tensor]) -> Float64[np.ndarray, "s n"]:

@@ -187,7 +187,10 @@ def filtering(
     unit = directions(layer.weight)
     if len(unit) < 2:
         raise TableError(f"filtering: {name} has one class, and so no other cosines. Give a layer of two or more.")
-    sides = [_read(unit, one, name) for one in (table, ood)]
+    for one in (table, ood):
+        check_rows(one, by="filtering")
+        layer.check_table(one, by="filtering", name=name)
+    sides = [_read(unit, one) for one in (table, ood)]
     positive = torch.arange(len(table) + len(ood)) >= len(table)
     keys = ("norm", "max_cosine")
     aurocs = [
@@ -204,16 +207,8 @@ def filtering(
     return Filtering(name, len(layer.weight), responses[0], responses[1], aurocs[0], aurocs[1])
 
 
-def _read(unit: Float[Tensor, "c d"], table: Table, name: str) -> dict[str, Tensor]:
+def _read(unit: Float[Tensor, "c d"], table: Table) -> dict[str, Tensor]:
     """One pass: lengths and largest cosines of every row; counts, sum, smallest and largest of all other cosines."""
-    check_rows(table, by="filtering")
-    table.require("feature", by="filtering")
-    width = table.shape("feature")[1]
-    if width != unit.shape[1]:
-        raise TableError(
-            f"filtering: {table.name} has features of width {width}; {name} reads {unit.shape[1]}. "
-            f"Give tables of the same model."
-        )
     norm, largest = [], []
     counts = torch.zeros(_COSINE_BINS, dtype=torch.float64)
     total, low, high = 0.0, 1.0, -1.0

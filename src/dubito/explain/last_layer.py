@@ -24,7 +24,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from dubito.errors import ModelError, ValueRangeError
+from dubito.errors import ModelError, TableError, ValueRangeError
+from dubito.table import Table
 from dubito.types import Classifier, finite
 from dubito.validate import check_choice, check_number
 
@@ -47,6 +48,16 @@ class Layer(NamedTuple):
                 f"Give features of the same model, one row each."
             )
         return z.double() @ self.weight.double().T + self.bias.double()
+
+    def check_table(self, table: Table, *, by: str, name: str) -> None:
+        """Raise TableError unless the layer reads features as wide as those of a table."""
+        table.require("feature", by=by)
+        width = table.shape("feature")[1]
+        if width != self.weight.shape[1]:
+            raise TableError(
+                f"{by}: {table.name} has features of width {width}; {name} reads {self.weight.shape[1]}. Give a table "
+                f"of the same model."
+            )
 
 
 def last_layer(of: Classifier | nn.Linear | Tensor | tuple[Tensor, Tensor | None]) -> tuple[str, Layer]:

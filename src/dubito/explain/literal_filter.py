@@ -194,7 +194,7 @@ def literal_filter(
             state.add(run(x), top)
             advance(len(x))
             if kept is not None and (state.done >= draws or time.monotonic() - saved >= _EVERY):
-                _write_state(kept, identity, state)
+                state.save(kept, identity)
                 saved = time.monotonic()
     patterns = _patterns(state.draw, shape, batch, seed)
     return LiteralFilter(name, draws, seed, state.histogram, state.log_odds, state.draw, patterns)
@@ -272,6 +272,12 @@ class FilterState:
         self.log_odds = torch.zeros(0, 0)
         self.draw = torch.zeros(0, 0, dtype=torch.int64)
 
+    def save(self, path: Path, identity: Json) -> None:
+        """Replace the checkpoint in one step."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"histogram": self.histogram, "log_odds": self.log_odds, "draw": self.draw}
+        write_tensors(path, tensors, {"identity": identity, "done": self.done})
+
     def add(self, logits: Float[Tensor, "n c"], top: int) -> None:
         """Count the next inputs."""
         classes = logits.shape[1]
@@ -290,13 +296,6 @@ class FilterState:
             best = merged.argsort(descending=True, stable=True)[:top]  # stable: earlier draws stand first
             self.log_odds[y], self.draw[y] = merged[best], numbers[best]
         self.done += len(logits)
-
-
-def _write_state(path: Path, identity: Json, state: FilterState) -> None:
-    """Replace the checkpoint in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {"histogram": state.histogram, "log_odds": state.log_odds, "draw": state.draw}
-    write_tensors(path, tensors, {"identity": identity, "done": state.done})
 
 
 def _read_state(path: Path, identity: Json, draws: int) -> FilterState:

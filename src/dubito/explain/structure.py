@@ -280,11 +280,11 @@ def _check_table(layer: Layer, table: Table, name: str) -> None:
     """Raise TableError unless the table can be of this layer."""
     check_rows(table, by="structure", least=2)
     table.require("feature", "label", by="structure")
-    width = table.shape("feature")[1]
-    if width != layer.weight.shape[1] or table.label_space != "model":
+    layer.check_table(table, by="structure", name=name)
+    if table.label_space != "model":
         raise TableError(
-            f"structure: {table.name} has features of width {width} and labels of {table.label_space} classes; {name} "
-            f"reads {layer.weight.shape[1]} and needs labels of the model's classes. Give a table of the same model."
+            f"structure needs labels of the model's own classes; those of {table.name} are another set's. Give images "
+            f"of the classes that the model was trained for."
         )
     check_classes(table.label, len(layer.bias), by="structure", of=f"the labels of {table.name}")
     if "logit" not in table:

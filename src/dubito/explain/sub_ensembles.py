@@ -136,20 +136,16 @@ def _from_logits(table: Table, of: str, name: str, partitions: int, seed: int) -
     parts = []
     for batch in table.batches(column, size=max(1, _NUMBERS_AT_ONCE // (members * classes))):
         logits = finite(batch.whole(column).double(), f"column '{column}' of {name}")
-        parts.append(_decomposed(logits.movedim(1, 0).softmax(-1), sizes, orders))
-    total, aleatoric, *between = (torch.cat(values) for values in zip(*parts, strict=True))
+        p = logits.movedim(1, 0).softmax(-1)
+        whole = decompose(p)
+        between = [
+            torch.stack([decompose(partitioned(p[order], size).mean(1)).epistemic for order in orders], 1)
+            for _, size in sizes[1:]
+        ]
+        parts.append([whole.total, whole.aleatoric, whole.epistemic[:, None], *between])
+    total, aleatoric, *all_between = (torch.cat(values) for values in zip(*parts, strict=True))
     order = f"{partitions} random partitions of each size, averaged" if partitions else _NEIGHBOURS
-    return Partitioned(name, members, sizes, order, total, aleatoric, tuple(between), table.model_id, classes)
-
-
-def _decomposed(p: Float64[Tensor, "m n c"], sizes: tuple[tuple[int, int], ...], orders: list[Tensor]) -> list[Tensor]:
-    """Total, aleatoric, and I[Y; K] of every size, with one column for each order of the members."""
-    whole = decompose(p)
-    between = [
-        torch.stack([decompose(partitioned(p[order], size).mean(1)).epistemic for order in orders], 1)
-        for _, size in sizes[1:]
-    ]
-    return [whole.total, whole.aleatoric, whole.epistemic[:, None], *between]
+    return Partitioned(name, members, sizes, order, total, aleatoric, tuple(all_between), table.model_id, classes)
 
 
 def _from_summary(table: Table, of: str, name: str) -> Partitioned:

@@ -49,9 +49,7 @@ class CorruptionLevel(NamedTuple):
     high: float
 
 
-@final
-@dataclass(frozen=True)
-class CorruptionCurve:
+class CorruptionCurve(NamedTuple):
     """One score as one corruption grows.
 
     Attributes:
