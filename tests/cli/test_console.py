@@ -2,7 +2,7 @@
 
 import pytest
 
-from dubito.cli._app import app
+from dubito.cli import app
 from dubito.cli._console import _option_names, translate
 from dubito.cli.evaluate import compare
 from dubito.cli.explain import diagnose

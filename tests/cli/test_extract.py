@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import dubito
-from dubito.cli._results import _by_order
+from dubito.cli.extract import named_by_order
 from dubito.probes import Gradient
 from dubito.table import Table
 
@@ -82,10 +82,10 @@ def test_accuracy_of_the_models_own_labels(run: Run, images: Path, weights: Path
 
 def test_class_names_by_order_are_shown_beside_the_accuracy() -> None:
     columns = {"logit": [[1.0, 0.0], [1.0, 0.0]], "label": [0, 1]}
-    assert _by_order(Table(**columns, label_names=["cat", "dog"]))
-    assert not _by_order(Table(**columns))  # integers: the user counted
-    assert not _by_order(Table(**columns, label_names=["cat", "dog"], classes=["cat", "dog"]))
-    assert not _by_order(Table(**columns, label_names=["cat", "dog"], label_space="own"))
+    assert named_by_order(Table(**columns, label_names=["cat", "dog"]))
+    assert not named_by_order(Table(**columns))  # integers: the user counted
+    assert not named_by_order(Table(**columns, label_names=["cat", "dog"], classes=["cat", "dog"]))
+    assert not named_by_order(Table(**columns, label_names=["cat", "dog"], label_space="own"))
 
 
 def test_labels_of_another_set(run: Run, weights: Path, tmp_path: Path) -> None:

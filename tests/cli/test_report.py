@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import dubito
+from dubito import report
 from dubito.data.photos import photos
-from dubito.report import demo
 
 from .conftest import Run
 
@@ -15,7 +15,7 @@ from .conftest import Run
 def test_a_page_with_thumbnails_and_a_figure(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
     places = ("--to", tmp_path / "map.html", "--png", tmp_path / "map.png")
     found = run("map", cache, "--images", images, *places, "--score", "energy", "--json").json
-    assert len(found["points"]) == 12
+    assert (found["images"], found["shown"], "points" in found) == (12, 12, False)
     assert found["score"] == "energy"
     assert (found["page"], found["figure"]) == (str(tmp_path / "map.html"), str(tmp_path / "map.png"))
     assert "every image has a thumbnail" in (tmp_path / "map.html").read_text()
@@ -46,7 +46,7 @@ def test_somewhere_to_write_is_needed(run: Run, cache: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
     model = dubito.load("timm:test_resnet", weights=weights)
-    monkeypatch.setattr(demo, "run_demo", partial(demo.run_demo, model=model, photographs=photos()[:2]))
+    monkeypatch.setattr(report, "run_demo", partial(report.run_demo, model=model, photographs=photos()[:2]))
 
 
 @pytest.mark.usefixtures("small")

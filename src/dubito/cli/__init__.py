@@ -7,13 +7,16 @@ fault; 130 stopped by Ctrl-C.
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from dubito.cli._app import app
-from dubito.cli._console import Screen
+from dubito import __version__
+from dubito.cli import active, audit, evaluate, explain, extract, guard, listing, report, score, search, train
+from dubito.cli._console import Debug, Screen
 from dubito.errors import DubitoError
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 _ClickError = typer.BadParameter.__mro__[2]
 """The root of what parsing raises; taken from typer, because newer ones carry their own copy of click."""
 
@@ -23,54 +26,92 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     # JSON is known before parsing, so that a call that cannot be parsed is answered in JSON too.
     screen = Screen(json="--json" in texts, debug=os.environ.get("DUBITO_DEBUG", "") not in ("", "0"))
-    with screen.watching():
-        return _run(texts, screen)
-
-
-def _run(arguments: list[str], screen: Screen) -> int:
     command = typer.main.get_command(app)
-    try:
-        with command.make_context("dubito", arguments) as context:
-            command.invoke(context)
-    except typer.Exit as stop:
-        return stop.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        screen.fail(f"stopped. {screen.when_stopped}".strip(), "KeyboardInterrupt")
-        return 130
-    except BrokenPipeError:
-        _close_stdout()
-        return 1
-    except DubitoError as error:
-        screen.fail(str(error), type(error).__name__)
-        if screen.debug:
-            raise
-        return 1
-    except Exception as error:
-        return _report(error, screen)
+    with screen.watching():
+        try:
+            with command.make_context("dubito", texts) as context:
+                command.invoke(context)
+        except typer.Exit as stop:
+            return stop.exit_code
+        except BrokenPipeError:
+            # The reader has gone (`dubito list models | head`): nothing more can be written, not even at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except (Exception, KeyboardInterrupt) as error:
+            code, kind, text = _explain(error, screen)
+            screen.fail(text, kind)
+            if screen.debug and code == 1:
+                raise
+            return code
     return 0
 
 
-def _report(error: Exception, screen: Screen) -> int:
-    """Report a call that cannot be parsed, a place that cannot be used, or a bug, and return the exit code."""
+def _explain(error: BaseException, screen: Screen) -> tuple[int, str, str]:
+    """The exit code of an error, its kind in the JSON, and its message."""
+    kind = type(error).__name__
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return 130, "KeyboardInterrupt", f"stopped. {screen.when_stopped}".strip()
     if isinstance(error, _ClickError):
         text: str = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         path = getattr(getattr(error, "ctx", None), "command_path", "dubito")
-        screen.fail(f"{text}{'' if text.endswith('?') else '.'} See `{path} --help`.", "UsageError")
-        return 2
+        return 2, "UsageError", f"{text}{'' if text.endswith('?') else '.'} See `{path} --help`."
+    if isinstance(error, DubitoError):
+        return 1, kind, str(error)
     if isinstance(error, OSError):
         where = f" '{error.filename}'" if error.filename else ""
-        text = f"{error.strerror or error}{where}. Give a place that can be read and written."
-    else:
-        text = (
-            f"{type(error).__name__}: {error or 'no message'}. This is a bug in dubito or in a package that it uses: "
-            f"run again with --debug to see where, and report it."
-        )
-    screen.fail(text, type(error).__name__)
-    if screen.debug:
-        raise error
-    return 1
+        return 1, kind, f"{error.strerror or error}{where}. Give a place that can be read and written."
+    bug = "This is a bug in dubito or in a package that it uses: run again with --debug to see where, and report it."
+    return 1, kind, f"{kind}: {error or 'no message'}. {bug}"
 
 
-def _close_stdout() -> None:
-    """The reader has gone (`dubito list models | head`): nothing more can be written, not even at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"dubito {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback(
+    epilog="Example: [bold]dubito extract timm:resnet50.a1_in1k photos --to cache/photos[/bold], "
+    "then [bold]dubito score cache/photos[/bold]. To see it work: [bold]dubito demo[/bold].",
+)
+def start(
+    version: Annotated[  # noqa: ARG001 (its callback answers)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """How far can a pretrained vision model be trusted on each image, and why not?"""
+    Screen.current(debug=debug)
+
+
+_groups = {
+    "": app,
+    "search": typer.Typer(help="Similar images, where uncertain queries are refused: `build`, `query`."),
+    "guard": typer.Typer(help="Accept or abstain, with a guarantee: `fit`, `run`, `export`."),
+}
+for _name, _command, _example in (
+    ("extract", extract.extract, "pypi:efficientnet_lite0 photos --to cache/photos --probe tiles:grids=2,7"),
+    ("train", train.train, "cache/photos --held-out 0.1 --set target=expected --to mine"),
+    ("score", score.score, "cache/photos --score entropy --top 20 --to scores.csv"),
+    ("evaluate", evaluate.evaluate, "cache/test --train cache/train --ood cache/other"),
+    ("compare", evaluate.compare, "cache/test --train cache/train --ood cache/other"),
+    ("diagnose", explain.diagnose, "cache/test cache/other --train cache/train --html why.html"),
+    ("ensemble", explain.ensemble, "cache/lite0 cache/lite1 cache/lite2 --html members.html"),
+    ("reject", evaluate.reject, "cache/test --of tiles_7 --calibration cache/val --html rejection.html"),
+    ("map", report.map_, "cache/photos --images photos --to map.html --png map.png"),
+    ("acquire", active.acquire, "cache/pool --strategy weighted --count 100 --to picks.csv"),
+    ("label-issues", active.label_issues, "cache/train --to issues.csv"),
+    ("audit", audit.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
+    ("list", listing.list_, "models 'resnet50*'"),
+    ("demo", report.demo, "--to demo"),
+    ("search build", search.build, "cache/photos --to index --head auto --quantile 0.9"),
+    ("search query", search.query, "index photos/new --k 5 --json"),
+    ("guard fit", guard.fit, "cache/val --train cache/train --risk 0.05 --to guard"),
+    ("guard run", guard.run, "guard photos --csv verdicts.csv"),
+    ("guard export", guard.export, "guard --to guard.onnx"),
+):
+    _group, _, _verb = _name.rpartition(" ")
+    _groups[_group].command(_verb, epilog=f"Example: [bold]dubito {_name} {_example}[/bold]")(_command)
+for _name in ("search", "guard"):
+    app.add_typer(_groups[_name], name=_name, no_args_is_help=True)

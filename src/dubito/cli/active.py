@@ -9,8 +9,9 @@ import typer
 
 import dubito
 from dubito import choices
-from dubito.cli import _options as options
+from dubito.cli import _console as options
 from dubito.cli._console import Screen, command
+from dubito.cli.score import one_score
 
 if TYPE_CHECKING:
     from dubito.table import Table
@@ -22,24 +23,19 @@ def acquire(  # noqa: PLR0913 (a command's options)
     cache: options.Cache,
     *,
     strategy: Annotated[
-        choices.Strategy,
-        typer.Option("--strategy", help="How images are chosen; see the guide. power needs scores of 0 and above."),
+        choices.Strategy, typer.Option(help="How images are chosen; see the guide. power needs scores of 0 and above.")
     ] = "power",
     count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="How many images.")] = 100,
     to: options.Csv = None,
     labelled: Annotated[
         list[Path],
-        typer.Option(
-            "--labelled", metavar="FILE", help="A CSV with a column id, such as earlier picks: not chosen again."
-        ),
+        typer.Option(metavar="FILE", help="A CSV with a column id, such as earlier picks: not chosen again."),
     ] = [],  # noqa: B006 (typer copies it)
     linear: Annotated[
-        bool,
-        typer.Option("--linear", help="Choose by a linear classifier, trained on labels in the --labelled files."),
+        bool, typer.Option("--linear", help="Choose by a linear classifier, trained on labels in the --labelled files.")
     ] = False,
     classes: Annotated[
-        str | None,
-        typer.Option("--classes", metavar="A,B,...", help="With --linear: names of labels, if not the model's."),
+        str | None, typer.Option(metavar="A,B,...", help="With --linear: names of labels, if not the model's.")
     ] = None,
     score: options.OneScore = None,
     settings: options.Settings = [],  # noqa: B006
@@ -47,15 +43,13 @@ def acquire(  # noqa: PLR0913 (a command's options)
     head: options.OneHead = None,
     of: options.Ensemble = "members",
     beta: Annotated[
-        float, typer.Option("--beta", metavar="B", help="Of softmax, power and softrank: larger is closer to top.")
+        float, typer.Option(metavar="B", help="Of softmax, power and softrank: larger is closer to top.")
     ] = 1.0,
     number: Annotated[int, typer.Option("--round", min=0, metavar="N", help="The round; each draws anew.")] = 0,
     seed: options.Seed = 0,
 ) -> None:
     """Choose images of a CACHE to label next."""
     with screen.waiting("opening the cache"):
-        from dubito.cli._scores import one_score
-
         table = dubito.open(cache)
         rows = _labelled_rows(screen, table, labelled)
     if linear or classes:
@@ -78,9 +72,9 @@ def label_issues(  # noqa: PLR0913 (a command's options)
     to: options.Csv = None,
     k: Annotated[int, typer.Option("-k", "--neighbours", min=1, metavar="K", help="How many neighbours vote.")] = 10,
     share: Annotated[
-        float, typer.Option("--share", metavar="P", help="The share of images that is examined: the most certain ones.")
+        float, typer.Option(metavar="P", help="The share of images that is examined: the most certain ones.")
     ] = 0.5,
-    least: Annotated[float, typer.Option("--least", metavar="P", help="The smallest vote margin to report.")] = 0.5,
+    least: Annotated[float, typer.Option(metavar="P", help="The smallest vote margin to report.")] = 0.5,
     score: options.OneScore = None,
     settings: options.Settings = [],  # noqa: B006 (typer copies it)
     train: options.Train = None,
@@ -88,8 +82,6 @@ def label_issues(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Find labels of a CACHE that are likely wrong: certain images whose neighbours agree on another class."""
     with screen.waiting("opening the cache"):
-        from dubito.cli._scores import one_score
-
         table = dubito.open(cache)
     with screen.waiting("looking for neighbours"):
         chosen = one_score(screen, table, score=score, settings=settings, train=train, head=head)

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 import dubito
-from dubito.cli import _options as options
+from dubito.cli import _console as options
 from dubito.cli._console import Screen, command
+from dubito.cli.score import ready_scores
 
 
 @command
@@ -19,15 +20,13 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     *,
     train: options.Train = None,
     ood: Annotated[
-        Path | None, typer.Option("--ood", metavar="CACHE", help="Out-of-distribution images, by the same model.")
+        Path | None, typer.Option(metavar="CACHE", help="Out-of-distribution images, by the same model.")
     ] = None,
     score: options.Scores = [],  # noqa: B006 (typer copies it)
     settings: options.Settings = [],  # noqa: B006
     head: options.Heads = [],  # noqa: B006
     load: options.Load = None,
-    metric: Annotated[
-        list[str], typer.Option("--metric", metavar="NAME", help="Only these, such as error_auroc or r_auroc.")
-    ] = [],  # noqa: B006
+    metric: Annotated[list[str], typer.Option(metavar="NAME", help="Only these, such as error_auroc or r_auroc.")] = [],  # noqa: B006
     confidence: options.Confidence = 0.95,
     resamples: options.Resamples = 1000,
     seed: options.Seed = 0,
@@ -37,8 +36,6 @@ def evaluate(  # noqa: PLR0913 (a command's options)
     Are wrong predictions, bad neighbours and out-of-distribution images the uncertain ones? Values come with intervals.
     """
     with screen.waiting("opening the cache"):
-        from dubito.cli._scores import ready_scores
-
         table = dubito.open(cache)
         other = None if ood is None else dubito.open(ood)
         if other is None and "label" not in table:
@@ -72,10 +69,7 @@ def compare(  # noqa: PLR0913 (a command's options)
     Ranked with paired intervals and cost. Scores whose gap to the best may be noise are marked "=".
     """
     with screen.waiting("opening the caches"):
-        from dubito.cli._scores import ready_scores
-
-        table = dubito.open(cache)
-        others = {name: dubito.open(path) for name, path in options.set_names(ood).items()}
+        table, others = dubito.open(cache), options.open_sets(ood)
         learned = None if train is None else dubito.open(train)
     with screen.waiting("scoring, with a paired bootstrap"):
         chosen = None
@@ -91,12 +85,10 @@ def reject(  # noqa: PLR0913 (a command's options)
     cache: options.Cache,
     *,
     of: Annotated[
-        list[str],
-        typer.Option("--of", metavar="NAME", help="An ensemble, such as tiles_2 or members; by default all."),
+        list[str], typer.Option(metavar="NAME", help="An ensemble, such as tiles_2 or members; by default all.")
     ] = [],  # noqa: B006 (typer copies it)
     calibration: Annotated[
-        Path | None,
-        typer.Option("--calibration", metavar="CACHE", help="Other labelled images: adds the optimal temperature."),
+        Path | None, typer.Option(metavar="CACHE", help="Other labelled images: adds the optimal temperature.")
     ] = None,
     uncertainty: Annotated[
         list[str],
@@ -105,13 +97,11 @@ def reject(  # noqa: PLR0913 (a command's options)
     original: Annotated[
         bool, typer.Option("--original", help="Evaluate the model's own predictions: only the order differs.")
     ] = False,
-    buckets: Annotated[int, typer.Option("--buckets", min=2, metavar="N", help="Levels of the curves.")] = 10,
+    buckets: Annotated[int, typer.Option(min=2, metavar="N", help="Levels of the curves.")] = 10,
     confidence: options.Confidence = 0.95,
     resamples: options.Resamples = 1000,
     seed: options.Seed = 0,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="DIR", help="Write table.csv and curves.csv there.")
-    ] = None,
+    csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Write table.csv and curves.csv there.")] = None,
     html: options.Html = None,
 ) -> None:
     """Study what happens when the most uncertain images of a CACHE are refused.
@@ -139,7 +129,5 @@ def reject(  # noqa: PLR0913 (a command's options)
     if csv is not None:
         written |= {"table": study.to_csv(csv / "table.csv"), "curves": study.curves_to_csv(csv / "curves.csv")}
     if html is not None:
-        from dubito.report.rejection import write_rejection_page
-
-        written["page"] = write_rejection_page(study, html)
+        written["page"] = dubito.report.write_rejection_page(study, html)
     screen.show(study, written=written)

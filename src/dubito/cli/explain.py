@@ -9,7 +9,7 @@ import typer
 
 import dubito
 from dubito.choices import Covariance
-from dubito.cli import _options as options
+from dubito.cli import _console as options
 from dubito.cli._console import Screen, command
 
 if TYPE_CHECKING:
@@ -20,29 +20,20 @@ if TYPE_CHECKING:
 @command
 def diagnose(  # noqa: PLR0913 (a command's options)
     screen: Screen,
-    cache: Annotated[
-        Path,
-        typer.Argument(metavar="CACHE", help="A cache of in-distribution test images.", show_default=False),
-    ],
-    ood: Annotated[
-        list[Path],
-        typer.Argument(metavar="OOD...", help="Caches of out-of-distribution images.", show_default=False),
-    ],
+    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache of in-distribution test images.")],
+    ood: Annotated[list[Path], typer.Argument(metavar="OOD...", help="Caches of out-of-distribution images.")],
     *,
     train: Annotated[
-        Path | None,
-        typer.Option("--train", metavar="CACHE", help="Fit the density on this; by default on half of CACHE."),
+        Path | None, typer.Option(metavar="CACHE", help="Fit the density on this; by default on half of CACHE.")
     ] = None,
     covariance: Annotated[
-        Covariance | None,
-        typer.Option("--covariance", help="Of the density; by default what the number of images allows."),
+        Covariance | None, typer.Option(help="Of the density; by default what the number of images allows.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="source:name of the model: adds lengths and angles of features."),
+        str | None, typer.Option(metavar="MODEL", help="source:name of the model: adds lengths and angles of features.")
     ] = None,
     weights: options.Weights = "pretrained",
-    draws: Annotated[int, typer.Option("--draws", min=1, metavar="N", help="Balanced sets that are drawn.")] = 5,
+    draws: Annotated[int, typer.Option(min=1, metavar="N", help="Balanced sets that are drawn.")] = 5,
     confidence: options.Confidence = 0.95,
     resamples: options.Resamples = 1000,
     seed: options.Seed = 0,
@@ -53,8 +44,7 @@ def diagnose(  # noqa: PLR0913 (a command's options)
     What saturation, extrapolation and feature overlap cost in points of AUROC, and what to do about each.
     """
     with screen.waiting("opening the caches"):
-        table = dubito.open(cache)
-        others = {name: dubito.open(path) for name, path in options.set_names(ood).items()}
+        table, others = dubito.open(cache), options.open_sets(ood)
         learned = None if train is None else dubito.open(train)
     classifier = None
     if model is not None:
@@ -73,9 +63,7 @@ def diagnose(  # noqa: PLR0913 (a command's options)
             seed=seed,
         )
     if html is not None:
-        from dubito.report.diagnosis import write_diagnosis_page
-
-        write_diagnosis_page(diagnosis, html)
+        dubito.report.write_diagnosis_page(diagnosis, html)
     screen.show(diagnosis, written={"page": html})
 
 
@@ -87,22 +75,16 @@ def ensemble(  # noqa: PLR0913 (a command's options)
         typer.Argument(
             metavar="CACHE...",
             help="A cache with an ensemble's columns, or caches of the same images by several models: its members.",
-            show_default=False,
         ),
     ],
     *,
     of: options.Ensemble = "members",
     ood: Annotated[
         list[Path],
-        typer.Option(
-            "--ood", metavar="CACHE", help="Out-of-distribution images; once for each CACHE, in the same order."
-        ),
+        typer.Option(metavar="CACHE", help="Out-of-distribution images; once for each CACHE, in the same order."),
     ] = [],  # noqa: B006 (typer copies it)
     partitions: Annotated[
-        int,
-        typer.Option(
-            "--partitions", min=0, metavar="N", help="Random partitions of each size; 0: members in their order."
-        ),
+        int, typer.Option(min=0, metavar="N", help="Random partitions of each size; 0: members in their order.")
     ] = 5,
     confidence: options.Confidence = 0.95,
     resamples: options.Resamples = 1000,
@@ -124,19 +106,17 @@ def ensemble(  # noqa: PLR0913 (a command's options)
         bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
         diagnosis = dubito.explain.diagnose_ensemble(table, of=of, ood=other, partitions=partitions, **bootstrap)
     if html is not None:
-        from dubito.report.ensemble import write_ensemble_page
-
-        write_ensemble_page(diagnosis, html)
+        dubito.report.write_ensemble_page(diagnosis, html)
     screen.show(diagnosis, written={"page": html})
 
 
-def _model_of(table: "Table", name: str, weights: str) -> "Classifier":
+def _model_of(table: "Table", name: str, weights: str | None) -> "Classifier":
     """The model that made the table: the weights of another would give angles without a meaning."""
     from dubito.cache.manifest import model_identity
     from dubito.errors import ModelError
     from dubito.explain.last_layer import last_layer
 
-    classifier = dubito.load(name, weights=options.parse_weights(weights))
+    classifier = dubito.load(name, weights=weights)
     last_layer(classifier)  # a model that has not seen a picture does not know its own head
     reason = None if table.provenance is None else table.provenance.difference(model_identity(classifier))
     if reason:

@@ -4,17 +4,38 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 import dubito
-from dubito.cli import _options as options
-from dubito.cli._console import Screen, command
+from dubito.cli import _console as options
+from dubito.cli._console import Assignments, CommandResult, Screen, command, read_settings
+from dubito.errors import ValueRangeError
 
 if TYPE_CHECKING:
     from dubito.data import Augment
+    from dubito.table import Table
     from dubito.types import Probe
+
+_SKIPPED_SHOWN = 10
+
+
+class ProbeSettings(NamedTuple):
+    """NAME[:KEY=VALUE,...]: a probe and its settings."""
+
+    name: str
+    settings: Assignments
+
+    @classmethod
+    def parse(cls, text: str) -> "ProbeSettings":
+        """Read the text of an option.
+
+        >>> ProbeSettings.parse("tiles:grids=2,7")
+        ProbeSettings(name='tiles', settings={'grids': '2,7'})
+        """
+        name, colon, settings = text.partition(":")
+        return cls(name, Assignments.parse(settings) if colon else Assignments())
 
 
 @command
@@ -23,17 +44,14 @@ def extract(  # noqa: PLR0913 (a command's options)
     model: options.Model,
     images: options.Images,
     *,
-    to: Annotated[
-        Path,
-        typer.Option("--to", metavar="DIR", help="The cache: a new folder, or the same as before.", show_default=False),
-    ],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="The cache: a new folder, or the same as before.")],
     probe: Annotated[
-        list[options.ProbeSettings],
+        list[ProbeSettings],
         typer.Option(
             "--probe",
             "-p",
             metavar="NAME[:KEY=VALUE,...]",
-            parser=options.ProbeSettings.parse,
+            parser=ProbeSettings.parse,
             help="Also run a probe, such as tiles:grids=2,7 or dropout:passes=10,rate=0.1; repeat it for several. "
             "forward:... sets features, logits and the task loss. Names and keys: `dubito list probes`.",
         ),
@@ -41,18 +59,14 @@ def extract(  # noqa: PLR0913 (a command's options)
     labels: options.Labels = None,
     label_space: options.LabelSpace = None,
     targets: Annotated[
-        Path | None,
-        typer.Option("--targets", metavar="FILE", help="What the task loss compares with, if not labels: .npy, .npz."),
+        Path | None, typer.Option(metavar="FILE", help="What the task loss compares with, if not labels: .npy, .npz.")
     ] = None,
-    epochs: Annotated[
-        int, typer.Option("--epochs", min=1, metavar="N", help="Every image N times, each time augmented anew.")
-    ] = 1,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Every image N times, each time augmented anew.")] = 1,
     augment: Annotated[
-        options.Assignments | None,
+        Assignments | None,
         typer.Option(
-            "--augment",
             metavar="KEY=VALUE,...",
-            parser=options.Assignments.parse,
+            parser=Assignments.parse,
             help="How images are augmented, such as strong=mixup,seed=1; see `dubito list augment`.",
         ),
     ] = None,
@@ -67,11 +81,9 @@ def extract(  # noqa: PLR0913 (a command's options)
     """
     screen.when_stopped = "Finished shards are safe: the same command continues from there."
     with screen.waiting(f"loading {model}"):
-        from dubito.cli._results import Extraction, files_in
-
         probes, augmentation = _probes(probe), _augmentation(augment, epochs)
-        classifier = dubito.load(model, weights=options.parse_weights(weights), device=device)
-    before, start = files_in(to), time.perf_counter()
+        classifier = dubito.load(model, weights=weights, device=device)
+    before, start = _files(to), time.perf_counter()
     table = dubito.extract(
         classifier,
         images,
@@ -86,45 +98,89 @@ def extract(  # noqa: PLR0913 (a command's options)
         workers=workers,
         progress=not screen.quiet,
     )
-    screen.show(Extraction(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))
+    screen.show(_summary(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))
 
 
-def _probes(chosen: list[options.ProbeSettings]) -> list["Probe"]:
+def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:
     """The probes of `--probe`, made from the registry."""
-    from dubito.probes import PROBES, make_probe, probe_settings
-    from dubito.validate import check_choice, settings_from_text
+    from dubito.validate import check_choice
 
     probes = []
     for name, texts in chosen:
-        with options.reading():
-            check_choice(name, PROBES, by="--probe", what="the name")
-            types = {key: setting.type for key, setting in probe_settings(name).items()}
-            settings = settings_from_text(types, texts, by=f"--probe {name}")
-        probes.append(make_probe(name, **settings))
+        try:
+            check_choice(name, dubito.probes.PROBES, by="--probe", what="the name")
+        except ValueRangeError as error:
+            raise typer.BadParameter(str(error)) from error
+        types = {key: setting.type for key, setting in dubito.probes.probe_settings(name).items()}
+        probes.append(dubito.probes.make_probe(name, **read_settings(types, texts, f"--probe {name}")))
     return probes
 
 
-def _augmentation(texts: options.Assignments | None, epochs: int) -> "Augment | None":
+def _augmentation(texts: Assignments | None, epochs: int) -> "Augment | None":
     """None for one epoch of plain images: when no option asks for augmentation."""
-    from dubito.data import Augment
-    from dubito.validate import settings_from_text
-
     if epochs == 1 and texts is None:
         return None
-    with options.reading():
-        settings = settings_from_text(Augment, texts or {}, by="--augment")
-    return Augment(**settings)
+    return dubito.Augment(**read_settings(dubito.Augment, texts or {}, "--augment"))
+
+
+def _summary(model: str, epochs: int, table: "Table", cache: Path, new_rows: int, seconds: float) -> CommandResult:
+    """What is in the cache, and how fast it went."""
+    images, skipped = len(table) + len(table.skipped), table.skipped
+    accuracy, by_order = dubito.metrics.table_accuracy(table), named_by_order(table)
+    size = sum((cache / name).stat().st_size for name in _files(cache))
+    often = f" ({images // epochs} in {epochs} augmented epochs)" if epochs > 1 else ""
+    facts = {
+        "model": model,
+        "images": f"{images}{often}" + (f", {len(skipped)} skipped" if skipped else ""),
+        "columns": ", ".join(f"{one} ({' x '.join(map(str, table.shape(one)))})" for one in table.columns),
+    }
+    if accuracy is not None:
+        order = ", class names taken in sorted order: the model does not name its own" if by_order else ""
+        facts["accuracy"] = f"{accuracy:.4f}{order}"
+    elif "label" in table and table.label_space == "own":
+        facts["labels"] = "classes of another set, not the model's: no accuracy"
+    speed = f"{new_rows} images at {new_rows / seconds:.1f} per second"
+    facts["time"] = f"{seconds:.1f} s, {speed if new_rows else 'everything was there already'}"
+    facts["size"] = f"{size / 1e6:.1f} MB"
+    values = {
+        "model": model,
+        "epochs": epochs,
+        "cache": str(cache),
+        "images": images,
+        "rows": len(table),
+        "skipped": [{"id": name, "reason": reason} for name, reason in skipped],
+        "columns": {column: list(table.shape(column)) for column in table.columns},
+        "label_space": table.label_space if "label" in table else None,
+        "labels_by_order": by_order,
+        "accuracy": accuracy,
+        "new_rows": new_rows,
+        "seconds": round(seconds, 3),
+        "images_per_second": round(new_rows / seconds, 2) if new_rows else None,
+        "bytes": size,
+    }
+    shown = {f"skipped {name}": reason for name, reason in skipped[:_SKIPPED_SHOWN]}
+    return CommandResult(str(cache), values, facts | shown)
+
+
+def _files(cache: Path) -> dict[str, int]:
+    """The files of a cache and when they were written."""
+    return {path.name: path.stat().st_mtime_ns for path in cache.glob("*") if path.is_file()}
 
 
 def _new_rows(cache: Path, before: dict[str, int]) -> int:
     """How many rows are in shards that were not there before, or were written again."""
     from dubito.cache.manifest import read_manifest
-    from dubito.cli._results import files_in
 
-    manifest, files = read_manifest(cache), files_in(cache)
+    manifest, files = read_manifest(cache), _files(cache)
     kinds: list[Any] = [manifest.rows, *manifest.probes.values()] if manifest else []
     counts: list[int] = [
         sum(shard["rows"] for shard in kind["shards"] if files.get(shard["name"]) != before.get(shard["name"]))
         for kind in kinds
     ]
     return max(counts)
+
+
+def named_by_order(table: "Table") -> bool:
+    """Whether class names were taken for the model's classes in sorted order, since it does not name them."""
+    named = table.classes is None and table.label_names is not None
+    return named and "label" in table and table.label_space == "model"

@@ -9,59 +9,43 @@ import typer
 
 import dubito
 from dubito import choices
-from dubito.cli import _options as options
+from dubito.cli import _console as options
 from dubito.cli._console import Screen, command
 
 if TYPE_CHECKING:
     from dubito.guard import Guard, PredictionSets
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
-
-_Folder = Annotated[
-    Path, typer.Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.", show_default=False)
-]
+_Folder = Annotated[Path, typer.Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
 
 
-@app.command(
-    "fit", epilog="Example: [bold]dubito guard fit cache/val --train cache/train --risk 0.05 --to guard[/bold]"
-)
 @command
 def fit(  # noqa: PLR0913 (a command's options)
     screen: Screen,
     cache: options.Cache,
     *,
-    to: Annotated[
-        Path,
-        typer.Option("--to", metavar="DIR", help="A new folder, or that of a guard to replace.", show_default=False),
-    ],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="A new folder, or that of a guard to replace.")],
     risk: Annotated[
-        float | None,
-        typer.Option("--risk", help="At most this share of accepted images is wrong.", show_default="0.05"),
+        float | None, typer.Option(help="At most this share of accepted images is wrong.", show_default="0.05")
     ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="Confidence of the guarantee.")] = 0.95,
-    coverage: Annotated[
-        float | None, typer.Option("--coverage", help="Instead: at least this share of images is accepted.")
-    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
+    coverage: Annotated[float | None, typer.Option(help="Instead: at least this share of images is accepted.")] = None,
     false_alarms: Annotated[
-        float | None,
-        typer.Option("--false-alarms", help="Instead: at most this share of correct predictions is refused."),
+        float | None, typer.Option(help="Instead: at most this share of correct predictions is refused.")
     ] = None,
     score: options.Scores = [],  # noqa: B006 (typer copies it)
     train: Annotated[
-        Path | None,
-        typer.Option("--train", metavar="CACHE", help="What scores learn from; by default a part of CACHE."),
+        Path | None, typer.Option(metavar="CACHE", help="What scores learn from; by default a part of CACHE.")
     ] = None,
     sets: Annotated[
         float | None,
-        typer.Option("--sets", help="Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow"),
+        typer.Option(help="Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow"),
     ] = None,
     class_wise: Annotated[bool, typer.Option("--class-wise", help="Prediction sets that cover every class.")] = False,
     set_method: Annotated[
-        choices.SetMethod, typer.Option("--set-method", help="Of prediction sets: small ones, or never empty ones.")
+        choices.SetMethod, typer.Option(help="Of prediction sets: small ones, or never empty ones.")
     ] = "lac",
     novel: Annotated[
-        float,
-        typer.Option("--novel", help="Refuse images rarer than all but this share of those that scores are chosen on."),
+        float, typer.Option(help="Refuse images rarer than all but this share of those that scores are chosen on.")
     ] = 0.005,
     seed: options.Seed = 0,
 ) -> None:
@@ -93,7 +77,6 @@ def fit(  # noqa: PLR0913 (a command's options)
     screen.show(guard, written={"guard": to})
 
 
-@app.command("run", epilog="Example: [bold]dubito guard run guard photos --csv verdicts.csv[/bold]")
 @command
 def run(
     screen: Screen,
@@ -103,17 +86,14 @@ def run(
         typer.Argument(
             metavar="IMAGES",
             help="A folder, an image, a .csv, .zip or .npz file; or a cache, for which no model is loaded.",
-            show_default=False,
         ),
     ],
     *,
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
     device: options.Device = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="All verdicts, one line per image.")] = None,
-    top: Annotated[
-        int, typer.Option("--top", min=0, metavar="N", help="Show the first N images; CSV and JSON have all.")
-    ] = 20,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="All verdicts, one line per image.")] = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N images; CSV and JSON have all.")] = 20,
 ) -> None:
     """Accept or refuse the model's predictions for IMAGES, each with the reason."""
     cached = options.is_cache(images)
@@ -129,13 +109,12 @@ def run(
     )
 
 
-@app.command("export", epilog="Example: [bold]dubito guard export guard --to guard.onnx[/bold]")
 @command
 def export(
     screen: Screen,
     guard: _Folder,
     *,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The ONNX file.", show_default=False)],
+    to: Annotated[Path, typer.Option(metavar="FILE", help="The ONNX file.")],
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
 ) -> None:
@@ -157,15 +136,7 @@ def _sets(coverage: float | None, method: choices.SetMethod, class_wise: bool) -
     return PredictionSets(0.9 if coverage is None else coverage, method, class_wise)
 
 
-def _with_model(folder: Path, name: str | None, weights: str, device: str | None) -> "Guard":
+def _with_model(folder: Path, name: str | None, weights: str | None, device: str | None) -> "Guard":
     """The guard with its model, which it names unless another one is given."""
-    guard = dubito.Guard.load(folder)
-    own = (guard.provenance.model if guard.provenance else None) or ""
-    if name is None and ":" not in own:
-        reason = f"belongs to {own}, which was wrapped in Python" if own else "does not name its model"
-        raise typer.BadParameter(
-            f"the guard in '{folder}' {reason}. Give --model source:name, or --model python:FILE.py:FUNCTION for a "
-            f"module of your own; run also takes a cache in place of images."
-        )
-    model = name or options.stored_model(own, f"the guard in '{folder}'")
-    return dubito.Guard.load(folder, dubito.load(model, weights=options.parse_weights(weights), device=device))
+    model = options.stored_model(name, dubito.Guard.load(folder).provenance, f"the guard in '{folder}'")
+    return dubito.Guard.load(folder, dubito.load(model, weights=weights, device=device))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import dubito
-from dubito.cli._console import Screen, command
+from dubito.cli._console import CommandResult, Screen, command
 
 Entries = list[dict[str, Any]]
 Kind = Literal["scores", "heads", "probes", "models", "metrics", "recipe", "augment"]
@@ -31,11 +31,12 @@ def list_(
 ) -> None:
     """List what there is: scores, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
     with screen.waiting("looking around"):
-        from dubito.cli._results import Listing
-
-        entries = {one: [e for e in _LISTS[one]() if _fits(e["name"], filter_)] for one in ([kind] if kind else _LISTS)}
-        title, rows, remarks = _overview(entries) if kind is None else _rendered(kind, entries[kind], filter_)
-    screen.show(Listing(title, entries, rows, remarks), filter=filter_ or None)
+        entries = {
+            one: [entry for entry in _LISTS[one]() if fnmatch(entry["name"], f"*{filter_}*")]
+            for one in ([kind] if kind else _LISTS)
+        }
+        title, rows, remarks = _overview(entries) if kind is None else _table(kind, entries[kind], filter_)
+    screen.show(CommandResult(title, entries, rows=rows, remarks=remarks), filter=filter_ or None)
 
 
 def _scores() -> Entries:
@@ -71,18 +72,15 @@ def _heads() -> Entries:
 
 
 def _probes() -> Entries:
-    from dubito.probes import PROBES, make_probe, probe_settings
-
+    probes = dubito.probes
     return [
         {
             "name": name,
-            "price": make_probe(name).price,
+            "price": probes.make_probe(name).price,
             "about": _first_line(factory),
-            "settings": [
-                _setting(key, one.type, one.default, _meanings(factory)) for key, one in probe_settings(name).items()
-            ],
+            "settings": _settings(factory, {k: (s.type, s.default) for k, s in probes.probe_settings(name).items()}),
         }
-        for name, factory in PROBES.items()
+        for name, factory in probes.PROBES.items()
     ]
 
 
@@ -102,26 +100,14 @@ def _models() -> Entries:
     ]
 
 
-def _recipe() -> Entries:
-    from dubito.heads import Recipe
-
-    return _fields(Recipe)
-
-
-def _augment() -> Entries:
-    from dubito.data import Augment
-
-    return _fields(Augment)
-
-
 _LISTS: Mapping[str, Callable[[], Entries]] = {
     "scores": _scores,
     "heads": _heads,
     "probes": _probes,
     "models": _models,
     "metrics": _metrics,
-    "recipe": _recipe,
-    "augment": _augment,
+    "recipe": lambda: _fields(dubito.heads.Recipe),
+    "augment": lambda: _fields(dubito.Augment),
 }
 
 
@@ -129,15 +115,19 @@ def _fields(cls: type) -> Entries:
     """The settings of a dataclass."""
     from dubito.validate import setting_types
 
-    types, meanings = setting_types(cls), _meanings(cls)
-    return [_setting(one.name, types[one.name], one.default, meanings) for one in fields(cls) if one.init]
+    types = setting_types(cls)
+    return _settings(cls, {one.name: (types[one.name], one.default) for one in fields(cls) if one.init})
 
 
-def _setting(name: str, kind: Any, default: Any, meanings: Mapping[str, str]) -> dict[str, Any]:
-    """A setting with its values and its default, as they are typed on the command line."""
+def _settings(owner: Any, settings: Mapping[str, tuple[Any, Any]]) -> Entries:
+    """Settings with their values and defaults, as they are typed on the command line; given as type and default."""
     from dubito.validate import describe_type
 
-    return {"name": name, "value": describe_type(kind), "default": _typed(default), "about": meanings.get(name, "")}
+    meanings = _meanings(owner)
+    return [
+        {"name": name, "value": describe_type(kind), "default": _typed(default), "about": meanings.get(name, "")}
+        for name, (kind, default) in settings.items()
+    ]
 
 
 def _meanings(thing: Any) -> dict[str, str]:
@@ -158,10 +148,6 @@ def _typed(value: Any) -> str:
         return ",".join(map(_typed, value))
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return {"None": "none", "True": "yes", "False": "no"}.get(text, text)
-
-
-def _fits(name: str, filter_: str) -> bool:
-    return fnmatch(name, f"*{filter_}*")
 
 
 def _first_line(thing: Any) -> str:
@@ -186,7 +172,7 @@ def _counts(entries: Entries) -> str:
     return f"{numbers}, all image classifiers of hf:, and python:FILE.py:FUNCTION"
 
 
-def _rendered(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, list[str]]:
+def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, list[str]]:
     """A title, a table and remarks for one kind of entries."""
     title = f"{len(entries)} {kind}"
     if kind == "models" and not filter_:
@@ -196,18 +182,18 @@ def _rendered(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, 
     if kind == "heads":
         from dubito.heads.shelf import local_folder
 
-        return title, [_head_row(entry) for entry in entries], [f"Your own are looked for in {local_folder()}"]
+        rows = [{**entry, "kB": f"{entry['bytes'] / 1e3:.0f}"} for entry in entries]
+        return title, _without(rows, "bytes", "path"), [f"Your own are looked for in {local_folder()}"]
     if kind == "probes":
         rows = [{"probe": one["name"], "setting": each["name"], **each} for one in entries for each in one["settings"]]
-        rows = [{key: value for key, value in row.items() if key != "name"} for row in rows]
         remarks = [f"{one['name']}: {one['about']} {one['price']}." for one in entries]
-        return title, rows, [*remarks, "dubito extract MODEL IMAGES --to DIR --probe NAME:KEY=VALUE,KEY=VALUE"]
+        example = "dubito extract MODEL IMAGES --to DIR --probe NAME:KEY=VALUE,KEY=VALUE"
+        return title, _without(rows, "name"), [*remarks, example]
     if kind in ("recipe", "augment"):
         how = {"recipe": "dubito train CACHE --to NAME --set KEY=VALUE", "augment": "--augment KEY=VALUE,KEY=VALUE"}
         return f"{len(entries)} settings of {kind}", entries, [how[kind]]
     return title, entries, []
 
 
-def _head_row(entry: dict[str, Any]) -> dict[str, Any]:
-    shown = {key: value for key, value in entry.items() if key not in ("bytes", "path")}
-    return {**shown, "kB": f"{entry['bytes'] / 1e3:.0f}"}
+def _without(rows: Entries, *hidden: str) -> Entries:
+    return [{key: value for key, value in row.items() if key not in hidden} for row in rows]

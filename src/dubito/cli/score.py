@@ -1,17 +1,31 @@
-"""`dubito score`: the uncertainty of every image of a cache, and the most uncertain ones."""
+"""`dubito score`, and the scores that --score, --set, --train, --head and --load name, for every command."""
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
+import io
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import dubito
-from dubito.cli import _options as options
-from dubito.cli._console import Screen, command
+from dubito.cli import _console as options
+from dubito.cli._console import CommandResult, ScoreSetting, Screen, command, read_settings
+from dubito.errors import ArtefactError, DubitoError, MissingColumnError, NotFittedError
+from dubito.storage import export, write_csv
+
+if TYPE_CHECKING:
+    from dubito.scores.available import AvailableScores
+    from dubito.table import Table
+    from dubito.types import Score
 
 _ENDINGS = (".csv", ".npz")
+_HEAD, _AUTO = "head", "auto"
+_SELF = "Each of them is compared with itself, and its nearest neighbour is itself. Give other images of the same kind."
 
 
 @command
@@ -24,10 +38,10 @@ def score(  # noqa: PLR0913 (a command's options)
     settings: options.Settings = [],  # noqa: B006
     head: options.Heads = [],  # noqa: B006
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="Write the scores of all images as .csv or .npz.")
+        Path | None, typer.Option(metavar="FILE", help="Write the scores of all images as .csv or .npz.")
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Show the N most uncertain images.")] = 10,
-    save: Annotated[Path | None, typer.Option("--save", metavar="DIR", help="Keep the fitted scores there.")] = None,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Show the N most uncertain images.")] = 10,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the fitted scores there.")] = None,
     load: options.Load = None,
 ) -> None:
     """Score every image of a CACHE: higher = more uncertain, always.
@@ -37,16 +51,244 @@ def score(  # noqa: PLR0913 (a command's options)
     if to is not None and to.suffix.lower() not in _ENDINGS:
         raise typer.BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; got '{to}'.")
     with screen.waiting("opening the cache"):
-        from dubito.cli._results import ScoredImages, folder_name
-        from dubito.cli._scores import ready_scores
-
         table = dubito.open(cache)
     with screen.waiting("scoring"):
         chosen = ready_scores(screen, table, names=score, settings=settings, train=train, heads=head, load=load)
-        scored = ScoredImages(cache, table, chosen, top)
+        columns = _columns(table, chosen)
     if save is not None:
         for name, one in chosen.items():
             dubito.save_score(one, save / folder_name(name))
     if to is not None:
-        scored.write(to)
-    screen.show(scored, written={"to": to, "saved": save})
+        _write(to, columns)
+    screen.show(_summary(cache, columns, chosen, top), written={"to": to, "saved": save})
+
+
+def _columns(table: "Table", scores: Mapping[str, "Score"]) -> dict[str, Any]:
+    """Every image: its name, prediction, probability and label, and its uncertainty by every score."""
+    import torch
+
+    best = [batch.logit.double().softmax(-1).max(-1) for batch in table.batches("logit")]
+    prediction = torch.cat([one.indices for one in best])
+    columns: dict[str, Any] = {"id": table.id, "prediction": prediction.numpy()}
+    if table.classes:
+        columns["class"] = [table.classes[index] for index in prediction.tolist()]
+    columns["probability"] = torch.cat([one.values for one in best]).numpy()
+    if "label" in table:
+        columns["label"] = table.label.numpy()
+    return columns | {name: score.score(table).numpy() for name, score in scores.items()}
+
+
+def _write(path: Path, columns: Mapping[str, Any]) -> None:
+    """Write every row as .csv, or as the arrays of an .npz file, which has no class names."""
+    import numpy as np
+
+    if path.suffix.lower() == ".csv":
+        write_csv(path, [list(columns), *zip(*columns.values(), strict=True)])
+        return
+    data = io.BytesIO()
+    np.savez_compressed(data, **{name: values for name, values in columns.items() if name != "class"})
+    export(path, data.getvalue())
+
+
+def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Score"], top: int) -> CommandResult:
+    """The most uncertain images by the first score; equal ones in the table's order."""
+    first, count = next(iter(scores)), len(columns["id"])
+    order = (-columns[first]).argsort(kind="stable")[:top].tolist()
+    images = [
+        {
+            "id": str(columns["id"][row]),
+            "prediction": int(columns["prediction"][row]),
+            "class": columns["class"][row] if "class" in columns else None,
+            "probability": float(columns["probability"][row]),
+            "scores": {name: float(columns[name][row]) for name in scores},
+        }
+        for row in order
+    ]
+    # Names of scores on several lines, since there are many. Minus the probability is not shown beside the probability.
+    shown = {name: name.replace("_", "\n") for name in scores if name != "max_probability"}
+    return CommandResult(
+        f"{cache}: the {len(order)} most uncertain of {count} images, by {first}",
+        {
+            "cache": str(cache),
+            "rows": count,
+            "scores": {name: {"kind": one.kind, "needs": list(one.needs)} for name, one in scores.items()},
+            "order_by": first,
+            "top": images,
+        },
+        rows=[
+            {
+                "image": one["id"],
+                "prediction": (one["class"] or str(one["prediction"])).partition(",")[0],
+                "probability": one["probability"],
+                **{text: one["scores"][name] for name, text in shown.items()},
+            }
+            for one in images
+        ],
+    )
+
+
+def folder_name(name: str) -> str:
+    """Where `--save` keeps a score: its name, without what file systems do not take.
+
+    >>> folder_name("head:org/mine")
+    'head_org_mine'
+    """
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def one_score(
+    screen: Screen,
+    table: "Table",
+    *,
+    score: str | None,
+    settings: Sequence[ScoreSetting],
+    train: Path | None,
+    head: str | None,
+) -> "Score | None":
+    """The one score that `--score` or `--head` names, ready; None for neither."""
+    if score and head and score != _HEAD:
+        raise typer.BadParameter(f"--score and --head both name the score. Give --score {score} or --head {head}.")
+    if not score and not head:
+        if settings or train:
+            raise typer.BadParameter("--set and --train belong to a score, and none is named. Give --score NAME, too.")
+        return None
+    names, heads = [score or _HEAD], ([head] if head else [])
+    scores = ready_scores(screen, table, names=names, settings=settings, train=train, heads=heads)
+    if len(scores) > 1:
+        raise typer.BadParameter(f"--score must name one score; got {', '.join(scores)}. Set {score}.of with --set.")
+    return next(iter(scores.values()))
+
+
+def ready_scores(
+    screen: Screen,
+    table: "Table",
+    *,
+    names: Sequence[str] = (),
+    settings: Sequence[ScoreSetting] = (),
+    train: "Path | Table | None" = None,
+    heads: Sequence[str] = (),
+    load: Path | None = None,
+) -> dict[str, "Score"]:
+    """The scores that `--score`, `--set`, `--train`, `--head` and `--load` name, ready for a table.
+
+    Without names all that can be made; a note says what is left out.
+    """
+    from dubito.scores.available import AvailableScores, available_scores
+    from dubito.scores.registry import SCORES
+
+    learned = _open_train(train, table) if isinstance(train, Path) else train
+    loaded = _load_scores(load) if load else {}
+    # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
+    chosen = AvailableScores(_open_heads(heads, table))
+    wanted = [name for name in dict.fromkeys(names or loaded) if not (heads and name == _HEAD)]
+    values = _values(settings, [name for name in wanted or SCORES if name not in loaded])
+    for name in wanted:
+        if name in loaded:
+            _add_loaded(chosen, name, loaded[name], table, strict=bool(names))
+            continue
+        try:
+            chosen.scores |= available_scores(table, learned, names=[name], settings=values).scores
+        except NotFittedError as error:
+            raise NotFittedError(f"{error} Use --train CACHE.") from error
+    if not names and not loaded:
+        every = available_scores(table, learned, settings=values, head=False)
+        chosen = replace(every, scores=chosen.scores | every.scores)
+    _note(screen, chosen)
+    if not chosen.scores:
+        raise MissingColumnError(f"scores: nothing can be computed from {table.name}; see the notes above.")
+    return chosen.scores
+
+
+def _open_train(path: Path, table: "Table") -> "Table":
+    """The cache to learn from, which must be the same model's; a warning if it holds images of the table."""
+    from dubito.validate import check_same_model, warn_shared
+
+    train = dubito.open(path)
+    check_same_model(table, {"train": train}, by="scores")
+    warn_shared(table, train, by="scores", what="train", harm=_SELF)
+    return train
+
+
+def _values(settings: Sequence[ScoreSetting], made: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By score, the settings as values of its own types."""
+    from dubito.scores.registry import SCORES, make_score
+    from dubito.types import Score
+
+    def inner(text: str) -> Score:
+        """A score within a score: NAME, or NAME:ENSEMBLE."""
+        name, _, of = text.partition(":")
+        return make_score(name, **({"of": of} if of else {}))
+
+    texts: dict[str, dict[str, str]] = {}
+    for name, key, text in settings:
+        if name not in made:
+            raise typer.BadParameter(f"--set names '{name}', which is not made here, only {', '.join(made) or 'none'}.")
+        texts.setdefault(name, {})[key] = text
+    return {
+        name: read_settings(SCORES[name], texts[name], f"--set: {name}", parsers={Score: inner})
+        for name in texts
+        if name in SCORES
+    }
+
+
+def _add_loaded(chosen: "AvailableScores", name: str, score: "Score", table: "Table", *, strict: bool) -> None:
+    try:
+        score.check_columns(table)
+    except DubitoError as error:
+        if strict:
+            raise
+        chosen.left_out[name] = str(error)
+    else:
+        chosen.scores[name] = score
+
+
+def _note(screen: Screen, chosen: "AvailableScores") -> None:
+    """What was left out, except for scores of probes that have not run, which nobody expects."""
+    if chosen.unfitted:
+        screen.note(
+            f"left out: {', '.join(chosen.unfitted)}, which learn first. Give in-distribution images: --train CACHE."
+        )
+    for name, reason in chosen.left_out.items():
+        if name not in chosen.unfitted and name not in chosen.not_extracted:
+            screen.note(f"left out: {reason if reason.startswith(name.partition(':')[0]) else f'{name}: {reason}'}")
+    for remark in chosen.remarks:
+        screen.note(f"{remark} For another one: --score density, with --set density.covariance=full or the like.")
+
+
+def _load_scores(folder: Path) -> dict[str, "Score"]:
+    folders = sorted(path.parent for path in folder.glob("*/score.json"))
+    if not folders:
+        raise ArtefactError(f"--load: no saved scores in '{folder}'. Save some: dubito score CACHE --save {folder}.")
+    scores = {path.name: dubito.load_score(path) for path in folders}
+    times = Counter(score.name for score in scores.values())
+    # Several heads have one name: their folders distinguish them.
+    return {score.name if times[score.name] == 1 else name: score for name, score in scores.items()}
+
+
+def _open_heads(values: Sequence[str], table: "Table") -> dict[str, "Score"]:
+    """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
+    places = list(dict.fromkeys(values))
+    heads = [dubito.UncertaintyHead.from_pretrained(_place(value, table)) for value in places]
+    for head in heads:
+        head.check_columns(table)
+    if len(places) < 2:
+        return dict(zip([_HEAD], heads, strict=False))
+    short = [value.rstrip("/").rpartition("/")[2] for value in places]
+    names = [name if short.count(name) == 1 else value for name, value in zip(short, places, strict=True)]
+    return {f"{_HEAD}:{name}": head for name, head in zip(names, heads, strict=True)}
+
+
+def _place(value: str, table: "Table") -> str:
+    """What from_pretrained takes: the value itself, or for auto the folder of the head that fits the model."""
+    from dubito.heads.shelf import entry_for
+
+    if value != _AUTO:
+        return value
+    entry = entry_for(table.provenance)
+    if entry is None:
+        model = (table.provenance.model if table.provenance else None) or "its model"
+        raise ArtefactError(
+            f"--head auto: no head here was trained for {model} with these weights and this transform, which made "
+            f"{table.name}. See `dubito list heads`, or train one with `dubito train`."
+        )
+    return str(entry.path)

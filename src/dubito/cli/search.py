@@ -10,27 +10,24 @@ import typer
 
 import dubito
 from dubito.choices import Clean
-from dubito.cli import _options as options
-from dubito.cli._console import Screen, command
+from dubito.cli import _console as options
+from dubito.cli._console import CommandResult, Screen, command
+from dubito.cli.score import one_score
 from dubito.errors import SkippedImagesWarning, TableError
+from dubito.result import plain
 
 if TYPE_CHECKING:
     from dubito.search import SafeIndex
     from dubito.table import Table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
 
-
-@app.command(
-    "build", epilog="Example: [bold]dubito search build cache/photos --to index --head auto --quantile 0.9[/bold]"
-)
 @command
 def build(  # noqa: PLR0913 (a command's options)
     screen: Screen,
     cache: options.Cache,
     *,
     to: Annotated[
-        Path, typer.Option("--to", metavar="DIR", help="The folder of the index: new, empty, or an index to replace.")
+        Path, typer.Option(metavar="DIR", help="The folder of the index: new, empty, or an index to replace.")
     ],
     score: Annotated[
         str | None,
@@ -44,22 +41,19 @@ def build(  # noqa: PLR0913 (a command's options)
     train: options.Train = None,
     settings: options.Settings = [],  # noqa: B006 (typer copies it)
     head: options.OneHead = None,
-    quantile: Annotated[float, typer.Option("--quantile", metavar="Q", help="The share of items that is kept.")] = 0.9,
+    quantile: Annotated[float, typer.Option(metavar="Q", help="The share of items that is kept.")] = 0.9,
     clean: Annotated[
-        Clean, typer.Option("--clean", help="Refuse uncertain queries, leave uncertain items out, both or none.")
+        Clean, typer.Option(help="Refuse uncertain queries, leave uncertain items out, both or none.")
     ] = "both",
     per_class: Annotated[
         bool, typer.Option("--per-class", help="The quantile in each class; then queries need labels, too.")
     ] = False,
     approximate: Annotated[
-        str | None,
-        typer.Option("--approximate", metavar="KIND", help="Faster, not exact: auto, HNSW32, IVF1024,SQ8 ..."),
+        str | None, typer.Option(metavar="KIND", help="Faster, not exact: auto, HNSW32, IVF1024,SQ8 ...")
     ] = None,
 ) -> None:
     """Build an index of the images of a CACHE, searched by the cosine of their features."""
     with screen.waiting("opening the cache"):
-        from dubito.cli._results import BuiltIndex
-        from dubito.cli._scores import one_score
         from dubito.heads.shelf import entry_for
         from dubito.search import SafeIndex
         from dubito.search.memory import FOLDER
@@ -86,33 +80,26 @@ def build(  # noqa: PLR0913 (a command's options)
         if per_class:
             reason = "a quantile of a class needs more images of it. Lower --quantile, or leave --per-class out."
         screen.note(f"no image is left out: {reason}")
-    screen.show(BuiltIndex(index, cache, to))
+    screen.show(_summary(index, cache, to))
 
 
-@app.command("query", epilog="Example: [bold]dubito search query index photos/new --k 5 --json[/bold]")
 @command
 def query(  # noqa: PLR0913 (a command's options)
     screen: Screen,
-    index: Annotated[
-        Path, typer.Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.", show_default=False)
-    ],
-    queries: Annotated[
-        str, typer.Argument(metavar="CACHE|IMAGES", help="What to look for: a cache, or images.", show_default=False)
-    ],
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.")],
+    queries: Annotated[str, typer.Argument(metavar="CACHE|IMAGES", help="What to look for: a cache, or images.")],
     *,
     k: Annotated[int, typer.Option("--k", "-k", min=1, metavar="K", help="Neighbours of each query.")] = 5,
     sets: Annotated[
         bool, typer.Option("--sets", help="Also all items that lie within each query's uncertainty.")
     ] = False,
-    at_most: Annotated[int, typer.Option("--at-most", min=1, metavar="N", help="Largest size of a set.")] = 100,
+    at_most: Annotated[int, typer.Option(min=1, metavar="N", help="Largest size of a set.")] = 100,
     others: Annotated[
         bool, typer.Option("--others", help="Never an item of the query's own id: for queries that are items.")
     ] = False,
     refuse_above: Annotated[
         float | None,
-        typer.Option(
-            "--refuse-above", metavar="U", help="Refuse queries above this uncertainty; by default as the index does."
-        ),
+        typer.Option(metavar="U", help="Refuse queries above this uncertainty; by default as the index does."),
     ] = None,
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
@@ -131,16 +118,39 @@ def query(  # noqa: PLR0913 (a command's options)
     screen.show(result, index=str(index), queries_from=queries, **counts)
 
 
-def _query_table(screen: Screen, index: "SafeIndex", queries: str, model: str | None, weights: str) -> "Table":
+def _summary(index: "SafeIndex", cache: Path, to: Path) -> CommandResult:
+    """How many items are searched, and by which uncertainty."""
+    rule, approximation = index.rule, index.backend.approximation
+    score, threshold = index.score.name if index.score else None, index.thresholds.overall
+    by_class = "; another one for each class" if rule.per_class else ""
+    facts = {
+        "folder": str(to),
+        "items": f"{len(index):,}, of which {index.kept:,} are searched",
+        "uncertainty": f"{score}, at most {threshold:.4g} (quantile {rule.quantile:g}{by_class}; clean: {rule.clean})",
+    }
+    if approximation:
+        facts["approximation"] = f"{approximation.kind}, recall {approximation.recall:.3f} of ten neighbours"
+    values = {
+        "cache": str(cache),
+        "to": str(to),
+        "items": len(index),
+        "searched": index.kept,
+        "width": index.width,
+        "score": score,
+        **plain(rule),
+        "threshold": threshold,
+        "approximation": plain(approximation),
+    }
+    return CommandResult(f"index of {cache}", values, facts)
+
+
+def _query_table(screen: Screen, index: "SafeIndex", queries: str, model: str | None, weights: str | None) -> "Table":
     """A cache as it is; images through the model of the index."""
     if options.is_cache(queries):
         return dubito.open(Path(queries))
-    name = model or (index.provenance.model if index.provenance else None)
-    if name is None:
-        raise typer.BadParameter("the index does not name its model; give --model, or a cache instead of images.")
-    name = name if model else options.stored_model(name, "the index")
+    name = options.stored_model(model, index.provenance, "the index")
     with screen.waiting(f"loading {name}"):
-        classifier = dubito.load(name, weights=options.parse_weights(weights))
+        classifier = dubito.load(name, weights=weights)
     from dubito.cache.manifest import model_identity
     from dubito.cache.runner import default_workers, describe_skipped, predict_table
     from dubito.probes import base_probe

@@ -2,19 +2,20 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import dubito
-from dubito.cli import _options as options
-from dubito.cli._console import Screen, command
+from dubito.cli._console import Assignments, CommandResult, Screen, command, read_settings
 
 if TYPE_CHECKING:
     from dubito.heads import Recipe
+    from dubito.heads.training import Training
     from dubito.table import Table
 
 _FIT = "fit"
@@ -24,40 +25,31 @@ _FIT = "fit"
 def train(  # noqa: PLR0913 (a command's options)
     screen: Screen,
     caches: Annotated[
-        list[Path],
-        typer.Argument(metavar="CACHE...", help="Folders that `dubito extract` filled, joined.", show_default=False),
+        list[Path], typer.Argument(metavar="CACHE...", help="Folders that `dubito extract` filled, joined.")
     ],
     *,
     to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="NAME|DIR",
-            help="A name, which `dubito list heads` will show, or a path.",
-            show_default=False,
-        ),
+        str, typer.Option(metavar="NAME|DIR", help="A name, which `dubito list heads` will show, or a path.")
     ],
-    seeds: Annotated[str, typer.Option("--seeds", metavar="N,N,...", help="One head for each seed.")] = "1",
+    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="One head for each seed.")] = "1",
     held_out: Annotated[
         str | None,
-        typer.Option(
-            "--held-out", metavar="CACHE|SHARE", help="Measure R-AUROC on this cache, or on a share of the images."
-        ),
+        typer.Option(metavar="CACHE|SHARE", help="Measure R-AUROC on this cache, or on a share of the images."),
     ] = None,
     settings: Annotated[
-        list[options.Assignments],
+        list[Assignments],
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            parser=options.Assignments.parse,
+            parser=Assignments.parse,
             help="A setting of the recipe, such as target=expected or lr=0.001; repeat it for several. temperature=fit "
             "estimates the temperature from labels. Keys and defaults: `dubito list recipe`.",
         ),
     ] = [],  # noqa: B006 (typer copies it)
-    width: Annotated[int, typer.Option("--width", min=1, help="Width of the hidden layers.")] = 512,
-    depth: Annotated[int, typer.Option("--depth", min=0, help="Number of hidden layers.")] = 2,
+    width: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 512,
+    depth: Annotated[int, typer.Option(min=0, help="Number of hidden layers.")] = 2,
     corpus: Annotated[
-        str | None, typer.Option("--corpus", metavar="TEXT", help="Which images these are, for the model card.")
+        str | None, typer.Option(metavar="TEXT", help="Which images these are, for the model card.")
     ] = None,
     float16: Annotated[bool, typer.Option("--float16", help="Save the weights in half the space.")] = False,
 ) -> None:
@@ -65,10 +57,11 @@ def train(  # noqa: PLR0913 (a command's options)
 
     Neither images nor the model are needed any more. Stopped at any instant, the same command continues where it was.
     """
-    chosen = _seeds(seeds)
+    try:
+        chosen = [int(part) for part in seeds.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; got '{seeds}'.") from error
     with screen.waiting("opening the caches"):
-        from dubito.cli._results import TrainingRun
-
         texts = {key: text for one in settings for key, text in one.items()}
         recipe = _recipe(texts)
         table = dubito.concat(*(dubito.open(cache) for cache in caches))
@@ -90,25 +83,46 @@ def train(  # noqa: PLR0913 (a command's options)
         dtype="float16" if float16 else "float32",
         trained={"corpus": corpus} if corpus else None,
     )
-    screen.show(TrainingRun(training, caches, len(table), recipe, place, name, time.perf_counter() - start))
+    seconds, head = time.perf_counter() - start, f"{name}/seed-{training.head.seed}"
+    called = {"caches": list(map(str, caches)), "to": str(place), "recipe": recipe.to_json(), "head": head}
+    screen.show(_summary(training, len(table), seconds, called))
 
 
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; got '{text}'.") from error
+def _summary(training: "Training", rows: int, seconds: float, called: dict[str, Any]) -> CommandResult:
+    """What was learned from, how well, and how to use it; the histories are in the folder."""
+    trained, count, provenance = training.head.trained_, len(training.heads), training.head.provenance_
+    model = provenance.model if provenance else None
+    held_out = rows - trained["table_rows"]
+    facts = {
+        "rows": f"{trained['table_rows']:,}"
+        + (f", and {held_out:,} held out" if held_out else "")
+        + f"; {trained['rows_seen']:,} seen in {trained['steps']:,} steps",
+        "seeds": ", ".join(str(head.seed) for head in training.heads),
+        **training.facts(),
+        "time": f"{seconds:.1f} s",
+        "saved in": called["to"],
+        "use it": f"dubito score CACHE --head {shlex.quote(called['head'])}",
+    }
+    ends = zip(training.heads, training.folders, training.histories, strict=True)
+    values = called | {
+        "table_rows": rows,
+        "model": model,
+        "seeds": [{"seed": head.seed, "folder": str(folder), **history[-1]} for head, folder, history in ends],
+        "summary": training.to_dict()["summary"],
+        "rows": trained["table_rows"],
+        "rows_seen": trained["rows_seen"],
+        "steps": trained["steps"],
+        "median_seed": training.head.seed,
+        "seconds": round(seconds, 3),
+    }
+    title = f"{'a head' if count == 1 else f'{count} heads'} for {model or 'a model without a name'}"
+    return CommandResult(title, values, facts)
 
 
 def _recipe(texts: dict[str, str]) -> "Recipe":
     """The recipe of `--set`; a temperature that is to be fitted is set later."""
-    from dubito.heads import Recipe
-    from dubito.validate import settings_from_text
-
     fixed = {key: text for key, text in texts.items() if (key, text) != ("temperature", _FIT)}
-    with options.reading():
-        settings = settings_from_text(Recipe, fixed, by="--set")
-    recipe = Recipe(**settings)
+    recipe = dubito.heads.Recipe(**read_settings(dubito.heads.Recipe, fixed, "--set"))
     if "temperature" in texts and recipe.target == "observed":
         raise typer.BadParameter("--set temperature is for expected losses: --set target=expected, or mixed.")
     return recipe
