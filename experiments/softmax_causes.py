@@ -41,7 +41,7 @@ from dubito.data import Subset
 from dubito.explain.diagnosis import diagnose
 from dubito.metrics import accuracy
 from dubito.models import WrappedClassifier
-from dubito.report.diagnosis import write_diagnosis_page
+from dubito.report import write_diagnosis_page
 from dubito.scores.density import Density
 from dubito.types import Images
 

@@ -37,7 +37,7 @@ from dubito.data import Subset
 from dubito.explain.collapse import EnsembleDiagnosis, diagnose_ensemble
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import MemberStream
-from dubito.report.ensemble import write_ensemble_page
+from dubito.report import write_ensemble_page
 
 # One folder up, where other experiments use it, too.
 sys.path.append(str(Path(__file__).parents[1]))

@@ -104,8 +104,10 @@ def test_errors(tmp_path: Path):
         write_gallery(photos(3), [1.0, 2.0], page)
     with pytest.raises(TableError, match="ids must be images of images in memory; 'x' is not"):
         write_gallery(photos(3), [1.0], page, ids=["x"])
-    with pytest.raises(ValueRangeError, match=r"got count=0, tail=0.0"):
+    with pytest.raises(ValueRangeError, match=r"write_gallery: count must be a whole number, at least 1; got 0"):
         write_gallery(photos(3), [1.0, 2.0, 3.0], page, count=0)
+    with pytest.raises(ValueRangeError, match=r"write_gallery: tail must be a number in \[0, 0.5\]; got 0.6"):
+        write_gallery(photos(3), [1.0, 2.0, 3.0], page, tail=0.6)
     with pytest.raises(ValueRangeError, match="write_gallery: u: 1 of 3 values are NaN"):
         write_gallery(photos(3), [1.0, float("nan"), 3.0], page)
     with pytest.raises(

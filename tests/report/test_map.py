@@ -44,7 +44,17 @@ def test_uncertain_images_are_larger_and_more_transparent():
 
 
 def test_a_map_is_shown_in_one_line():
-    assert repr(Map.of(images(), Entropy())) == "Map('table in memory': 60 of 60 images by tsne, sized by entropy)"
+    assert repr(Map.of(images(), Entropy())) == "Map(name='table in memory', images=60, method='tsne', score='entropy')"
+
+
+def test_a_map_sums_itself_up_and_hands_out_every_point():
+    found = Map.of(images(), Entropy(), most=30)
+    low, high = np.quantile(found.u, (0.02, 0.98))
+    summary = {"name": "table in memory", "images": 60, "method": "tsne", "score": "entropy", "shown": 30}
+    assert found.to_dict() == {**summary, "u": {"low": pytest.approx(low), "high": pytest.approx(high)}}
+    assert len(found.to_pandas()) == 30
+    assert len(found.lines()) == 1 + 10
+    assert "and 20 more" in str(found)
 
 
 def test_equal_uncertainties_are_all_small_and_a_single_high_one_stands_out():
@@ -191,11 +201,13 @@ def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueRangeError, match="map: score 'u': 1 of 12 values are NaN"):
         Map.of(table, [float("nan")] + [0.0] * 11)
     for wrong in (-1.0, 0.001, float("nan")):
-        with pytest.raises(ValueRangeError, match=rf"map: perplexity must be at least 1, .* perplexity={wrong}"):
+        with pytest.raises(
+            ValueRangeError, match=rf"map: perplexity must be a number, at least 1; got {wrong}. 30 is usual."
+        ):
             Map.of(table, Entropy(), perplexity=wrong)
-    with pytest.raises(ValueRangeError, match=r"seed not negative; got .* seed=-1"):
+    with pytest.raises(ValueRangeError, match=r"map: seed must be a whole number, at least 0; got -1"):
         Map.of(table, Entropy(), seed=-1)
-    with pytest.raises(ValueRangeError, match=r"map: most must be at least 1; got 0"):
+    with pytest.raises(ValueRangeError, match=r"map: most must be a whole number, at least 1; got 0"):
         Map.of(table, Entropy(), most=0)
     with pytest.raises(ValueRangeError, match="map: features of table in memory: 1 of 6 values are NaN"):
         Map.of(Table(feature=[[0.0, 1.0], [float("nan"), 1.0], [1.0, 1.0]]), [0.0] * 3)

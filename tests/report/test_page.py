@@ -41,7 +41,7 @@ class Reader(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-RESULTS = {"header": [], "rows": [], "sections": [], "about": {}}
+RESULTS = {"header": [], "rows": [], "sections": []}
 
 
 def written(path: Path, template: str = "rejection.html.j2", **values) -> str:
@@ -49,12 +49,12 @@ def written(path: Path, template: str = "rejection.html.j2", **values) -> str:
 
 
 def test_styles_are_in_the_head_and_the_folder_is_made(tmp_path):
-    text = written(tmp_path / "new" / "a.html", lead="one & two", facts=["n = 3"])
+    text = written(tmp_path / "new" / "a.html", findings=["one & two"], facts=["n = 3"])
     head, body = text.split("</head>")
     assert "<title>a &lt; b</title>" in head
     for name in ("page.css", "figures.css"):
         assert (TEMPLATES / name).read_text(encoding="utf-8").strip() in head
-    assert '<p class="lead">one &amp; two</p>' in body
+    assert "<li>one &amp; two</li>" in body
     assert "<li>n = 3</li>" in body
     assert Reader(text).open == []
 
@@ -66,7 +66,7 @@ def test_a_page_without_a_script_allows_none(tmp_path):
 
 
 def test_a_script_is_at_the_end_and_may_run(tmp_path):
-    values = {"scores": [], "orders": [], "groups": [], "cards": [], "summary": None}
+    values = {"scores": [], "orders": [], "groups": [], "cards": [], "summary": None, "about": {}}
     text = written(tmp_path / "a.html", "cards.html.j2", **values)
     assert "img-src data:; script-src 'unsafe-inline'\"" in text
     script = (TEMPLATES / "cards.js").read_text(encoding="utf-8")
@@ -74,8 +74,8 @@ def test_a_script_is_at_the_end_and_may_run(tmp_path):
 
 
 def test_a_missing_value_is_an_error_and_nothing_is_written(tmp_path):
-    with pytest.raises(UndefinedError, match="'lead' is undefined"):
-        render("rejection.html.j2", tmp_path / "a.html", title="a", **RESULTS)
+    with pytest.raises(UndefinedError, match="'title' is undefined"):
+        render("rejection.html.j2", tmp_path / "a.html", **RESULTS)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,8 +1,7 @@
 """Figures and self-contained HTML pages."""
 
 from dubito.report.demo import run_demo, write_demo_page
-from dubito.report.diagnosis import write_diagnosis_page
-from dubito.report.ensemble import write_ensemble_page
+from dubito.report.explain import write_diagnosis_page, write_ensemble_page
 from dubito.report.gallery import Card, write_cards, write_gallery
 from dubito.report.map import Map, map_figure
 from dubito.report.map_page import draw_map, write_map_page

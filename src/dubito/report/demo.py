@@ -8,10 +8,11 @@ own original. There are no true labels; what is counted is whether a prediction 
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 from PIL import Image
@@ -23,7 +24,7 @@ from dubito.data.photos import photos
 from dubito.errors import ModelError
 from dubito.heads.score import UncertaintyHead
 from dubito.models import load
-from dubito.report.gallery import Card, Cell, Summary, write_cards
+from dubito.report.gallery import Card, Cell, Summary, share_of, write_cards
 from dubito.result import Result
 from dubito.scores.registry import make_score
 from dubito.storage import write_file
@@ -45,6 +46,7 @@ _ABOUT = {
     "energy": "Minus the log-sum-exp of the logits: high when no class gets a large logit.",
     HEAD: "A small network on the model's features that has learned which photographs are hard, without classes.",
 }
+_STEPS = ((CLEAN, 0), *((kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES))
 _SHORT_SIDE = 320
 _QUALITY = 92
 
@@ -82,7 +84,7 @@ class DemoImage:
     @property
     def corruption(self) -> str:
         """Kind and severity in one, such as "blur 4"; or "clean"."""
-        return f"{self.kind} {self.severity}" if self.severity else self.kind
+        return corruption_name(self.kind, self.severity)
 
 
 @final
@@ -129,7 +131,7 @@ class Demo(Result):
     def facts(self) -> dict[str, str]:
         """By kind and severity of corruption, the mean uncertainty and how many predictions stay as they were."""
         return {
-            f"{group.kind} {group.severity}".removesuffix(" 0"): f"mean {SCORES[0]} {group.uncertainty:.2f}, "
+            corruption_name(group.kind, group.severity): f"mean {SCORES[0]} {group.uncertainty:.2f}, "
             f"{group.unchanged} of {group.images} predictions as on the clean photographs"
             for group in self.groups
         }
@@ -151,37 +153,24 @@ class Demo(Result):
         """Whether uncertainty rises with severity, and where it fails to."""
         clean = self.groups[0]
         steps = [
-            f"{_mean(g.uncertainty for g in self.groups if g.severity == s):.2f} at severity {s}" for s in SEVERITIES
+            f"{fmean(g.uncertainty for g in self.groups if g.severity == s):.2f} at severity {s}" for s in SEVERITIES
         ]
-        blind = [g for g in self.groups if 2 * g.unchanged < g.images and g.uncertainty <= clean.uncertainty]
-        return [
-            f"Mean {SCORES[0]}: {clean.uncertainty:.2f} on the clean photographs, {', '.join(steps)}.",
-            *self._head_findings(),
-            *(
-                f"Watch out for {g.kind} {g.severity}: {g.images - g.unchanged} of {g.images} predictions changed, yet "
-                f"the mean {SCORES[0]} is {g.uncertainty:.2f}, no higher than on the clean photographs. "
-                f"Here it gives no warning."
-                for g in blind
-            ),
+        sentences = [f"Mean {SCORES[0]}: {clean.uncertainty:.2f} on the clean photographs, {', '.join(steps)}."]
+        if self.images and HEAD in self.images[0].scores:
+            means = [fmean(i.scores[HEAD] for i in self.images if i.severity == s) for s in (0, *SEVERITIES)]
+            steps = [f"{mean:.3f} at severity {s}" for mean, s in zip(means[1:], SEVERITIES, strict=True)]
+            sentences.append(f"Mean u of the pretrained head, zero-shot: {means[0]:.3f} clean, {', '.join(steps)}.")
+        return sentences + [
+            f"Watch out for {g.kind} {g.severity}: {g.images - g.unchanged} of {g.images} predictions changed, yet the "
+            f"mean {SCORES[0]} is {g.uncertainty:.2f}, no higher than on the clean photographs. "
+            f"Here it gives no warning."
+            for g in self.groups
+            if 2 * g.unchanged < g.images and g.uncertainty <= clean.uncertainty
         ]
-
-    def _head_findings(self) -> list[str]:
-        if not self.images or HEAD not in self.images[0].scores:
-            return []
-        means = {s: _mean(one.scores[HEAD] for one in self.images if one.severity == s) for s in (0, *SEVERITIES)}
-        steps = [f"{means[severity]:.3f} at severity {severity}" for severity in SEVERITIES]
-        return [f"Mean u of the pretrained head, zero-shot: {means[0]:.3f} clean, {', '.join(steps)}."]
 
     def to_dict(self) -> Json:
         """Everything as plain values, with the score that orders the images."""
-        return {
-            "model": self.model,
-            "folder": str(self.folder),
-            "order_by": SCORES[0],
-            "images": [asdict(image) for image in self.images],
-            "groups": [asdict(group) for group in self.groups],
-            "findings": self.findings(),
-        }
+        return {**super().to_dict(), "order_by": SCORES[0]}
 
 
 def run_demo(
@@ -204,7 +193,10 @@ def run_demo(
     plan = _write_images(folder / "images", photos() if photographs is None else photographs)
     files = FileImages(folder / "images", sorted(plan))
     table = extract(classifier, files, folder / "cache", progress=progress)
-    images = _scored_images(table, plan, _scores(classifier))
+    scores: dict[str, Score] = {name: make_score(name) for name in SCORES}
+    with suppress(ModelError):  # no head ships for this model
+        scores[HEAD] = UncertaintyHead.for_model(classifier, shipped_only=True)
+    images = _scored_images(table, plan, scores)
     return Demo(classifier.name, folder, images, _groups(images))
 
 
@@ -230,43 +222,32 @@ _Plan = dict[str, tuple[str, str, int]]
 """By image: photograph, kind and severity."""
 
 
+def corruption_name(kind: str, severity: int) -> str:
+    """Kind and severity in one.
+
+    >>> corruption_name("blur", 4), corruption_name("clean", 0)
+    ('blur 4', 'clean')
+    """
+    return f"{kind} {severity}" if severity else kind
+
+
 def _write_images(folder: Path, photographs: Sequence[tuple[str, Image.Image]]) -> _Plan:
+    """Write every photograph and its corrupted copies as JPEGs, unless a file already holds the same bytes."""
     plan: _Plan = {}
     for seed, (photo, original) in enumerate(photographs):
-        image = _smaller(original)
-        for kind, severity in _steps():
-            name = f"{photo}/{CLEAN}.jpg" if kind == CLEAN else f"{photo}/{kind}-{severity}.jpg"
-            corrupted = image if kind == CLEAN else corrupt(image, kind, severity, seed)
-            _write_image(folder / name, corrupted)
+        # Hardly larger than the model's input: noise added to more pixels would be averaged away again.
+        scale = min(1.0, _SHORT_SIDE / min(original.size))
+        size = (round(original.width * scale), round(original.height * scale))
+        image = original.resize(size, Image.Resampling.LANCZOS)
+        for kind, severity in _STEPS:
+            name = f"{photo}/{corruption_name(kind, severity).replace(' ', '-')}.jpg"
             plan[name] = (photo, kind, severity)
+            data, path = io.BytesIO(), folder / name
+            (corrupt(image, kind, severity, seed) if severity else image).save(data, "JPEG", quality=_QUALITY)
+            if not path.is_file() or path.read_bytes() != data.getvalue():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_file(path, data.getvalue())
     return plan
-
-
-def _steps() -> list[tuple[str, int]]:
-    return [(CLEAN, 0), *((kind, severity) for kind in CORRUPTIONS for severity in SEVERITIES)]
-
-
-def _smaller(image: Image.Image) -> Image.Image:
-    """Hardly larger than the model's input: noise added to more pixels would be averaged away again."""
-    scale = min(1.0, _SHORT_SIDE / min(image.size))
-    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
-
-
-def _write_image(path: Path, image: Image.Image) -> None:
-    """Write a JPEG, unless the file already holds the same bytes."""
-    data = io.BytesIO()
-    image.save(data, "JPEG", quality=_QUALITY)
-    if path.is_file() and path.read_bytes() == data.getvalue():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, data.getvalue())
-
-
-def _scores(model: Classifier) -> dict[str, Score]:
-    scores: dict[str, Score] = {name: make_score(name) for name in SCORES}
-    with suppress(ModelError):  # no head ships for this model
-        scores[HEAD] = UncertaintyHead.for_model(model, shipped_only=True)
-    return scores
 
 
 def _scored_images(table: Table, plan: _Plan, fitted: dict[str, Score]) -> tuple[DemoImage, ...]:
@@ -276,10 +257,8 @@ def _scored_images(table: Table, plan: _Plan, fitted: dict[str, Score]) -> tuple
     scores = {name: score.score(table).tolist() for name, score in fitted.items()}
     images = [
         DemoImage(
-            id=name,
-            photo=plan[name][0],
-            kind=plan[name][1],
-            severity=plan[name][2],
+            name,
+            *plan[name],
             prediction=table.classes[predicted[name]] if table.classes else str(predicted[name]),
             probability=float(best.values[row]),
             unchanged=predicted[name] == predicted[f"{plan[name][0]}/{CLEAN}.jpg"],
@@ -292,16 +271,11 @@ def _scored_images(table: Table, plan: _Plan, fitted: dict[str, Score]) -> tuple
 
 def _groups(images: Sequence[DemoImage]) -> tuple[CorruptionGroup, ...]:
     groups = []
-    for kind, severity in _steps():
+    for kind, severity in _STEPS:
         members = [image for image in images if (image.kind, image.severity) == (kind, severity)]
-        mean = _mean(image.scores[SCORES[0]] for image in members)
+        mean = fmean(image.scores[SCORES[0]] for image in members)
         groups.append(CorruptionGroup(kind, severity, len(members), mean, sum(image.unchanged for image in members)))
     return tuple(groups)
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
 
 
 def _card(image: DemoImage, folder: Path) -> Card:
@@ -319,10 +293,9 @@ def _card(image: DemoImage, folder: Path) -> Card:
 def _summary(demo: Demo) -> Summary:
     clean, *corrupted = demo.groups
     means = [group.uncertainty for group in demo.groups]
-    low, high = min(means), max(means)
 
     def cell(group: CorruptionGroup) -> Cell:
-        share = (group.uncertainty - low) / (high - low) if high > low else 0.0
+        share = share_of(group.uncertainty, min(means), max(means))
         unchanged = "" if group is clean else f"{group.unchanged}/{group.images} unchanged"
         return Cell(f"{group.uncertainty:.2f}", unchanged, share)
 

@@ -23,8 +23,10 @@ from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array
 from dubito.report.page import read_pixels, render, thumbnail
+from dubito.report.svg import number
 from dubito.table import to_tensor
 from dubito.types import Images, finite
+from dubito.validate import check_number
 
 CERTAIN, UNCERTAIN = "most certain", "most uncertain"
 
@@ -139,11 +141,8 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
         title: The heading.
     """
     opened = open_images(images)
-    if count < 1 or not 0 <= tail <= 0.5:
-        raise ValueRangeError(
-            f"write_gallery: count must be at least 1 and tail a share from 0 to 0.5; got count={count}, tail={tail}. "
-            f"12 and 0 are usual."
-        )
+    check_number(count, "[1, inf)", by="write_gallery", what="count", whole=True, hint="12 is usual.")
+    check_number(tail, "[0, 0.5]", by="write_gallery", what="tail", hint="0 shows the extremes.")
     values = finite(to_tensor(u, "write_gallery: u").double(), "write_gallery: u").numpy()
     rows = _rows(opened, ids, values.shape)
     order = np.argsort(values, kind="stable")
@@ -179,26 +178,26 @@ def _check_scores(cards: Sequence[Card]) -> list[str]:
 
 def _shown(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     """What the template shows of a card."""
-    shares = {name: _share(value, *spans[name]) for name, value in card.scores.items()}
+    shares = {name: share_of(value, *spans[name]) for name, value in card.scores.items()}
     return {
         **{name: getattr(card, name) for name in ("title", "detail", "caption", "group", "mark")},
         "address": thumbnail(card.image),
         "data": json.dumps([[value, round(shares[name], 3)] for name, value in card.scores.items()]),
         "bars": [
-            {"name": name, "share": f"{shares[name]:.3f}", "text": _number(value, *spans[name])}
+            {"name": name, "share": f"{shares[name]:.3f}", "text": number(value, _decimals(*spans[name]))}
             for name, value in card.scores.items()
         ],
     }
 
 
-def _share(value: float, low: float, high: float) -> float:
+def share_of(value: float, low: float, high: float) -> float:
+    """Where a value lies between two ends, from 0 to 1."""
     return (value - low) / (high - low) if high > low else 0.0
 
 
-def _number(value: float, low: float, high: float) -> str:
-    """Two decimals, more where the images of a page are close to each other; no negative zero."""
-    places = min(max(2 - round(math.log10(high - low)), 2), 6) if high > low else 2
-    return f"{round(value, places) + 0.0:.{places}f}".replace("-", "\N{MINUS SIGN}")
+def _decimals(low: float, high: float) -> int:
+    """Two, and more where the images of a page are close to each other."""
+    return min(max(2 - round(math.log10(high - low)), 2), 6) if high > low else 2
 
 
 def _lead(name: str, uncertain: int, certain: int, count: int, tail: float) -> str:
@@ -212,17 +211,14 @@ def _lead(name: str, uncertain: int, certain: int, count: int, tail: float) -> s
     return f"{shown} Each shows its rank among all {count}: 1 is the most uncertain."
 
 
-def _ends(
-    order: Int64[np.ndarray, "n"], count: int, tail: float, seed: int
-) -> tuple[Int64[np.ndarray, "a"], Int64[np.ndarray, "b"]]:
+def _ends(order: Int64[np.ndarray, "n"], count: int, tail: float, seed: int) -> list[Int64[np.ndarray, "_"]]:
     """Positions of the most certain and the most uncertain images; an odd one in the middle is in neither."""
     most = min(count, len(order) // 2)
     if not most:
-        return order[:0], order
+        return [order[:0], order]
     size = min(max(most, round(tail * len(order))), len(order) // 2)
     rng = np.random.default_rng(seed)
-    low, high = (end if size == most else rng.choice(end, most, replace=False) for end in (order[:size], order[-size:]))
-    return low, high
+    return [end if size == most else rng.choice(end, most, replace=False) for end in (order[:size], order[-size:])]
 
 
 def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, shape: tuple[int, ...]) -> Sequence[int]:
@@ -234,8 +230,7 @@ def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, s
             f"Give the ids of the scored rows too: ids=table.id."
         )
     row_of = {name: row for row, name in enumerate(images.ids)}
-    unknown = [name for name in names if name not in row_of]
-    if unknown:
+    if unknown := [name for name in names if name not in row_of]:
         raise TableError(
             f"write_gallery: ids must be images of {images.name}; '{unknown[0]}' is not. Open the same images."
         )

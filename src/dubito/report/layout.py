@@ -5,9 +5,8 @@ t-SNE (van der Maaten & Hinton 2008) is openTSNE's where that is installed, else
 or another release of these packages may still round differently and arrange the same neighbours in another way.
 """
 
-import functools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -16,9 +15,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.errors import MissingPackageError, ValueRangeError
+from dubito.errors import MissingPackageError
 from dubito.table import Table
 from dubito.types import finite
+from dubito.validate import check_number
 
 _EXACT = 20_000
 """Rows up to which neighbours are found exactly."""
@@ -46,12 +46,10 @@ def lay_out(
         components: Number of principal components that are kept.
         seed: Seed of the layout.
     """
-    if not perplexity >= 1 or neighbours < 2 or components < 2 or seed < 0:
-        raise ValueRangeError(
-            f"map: perplexity must be at least 1, neighbours and components at least 2, seed not negative; got "
-            f"perplexity={perplexity}, neighbours={neighbours}, components={components}, seed={seed}. "
-            f"30, 15, 50 and 0 are usual."
-        )
+    check_number(perplexity, "[1, inf)", by="map", what="perplexity", hint="30 is usual.")
+    check_number(neighbours, "[2, inf)", by="map", what="neighbours", whole=True, hint="15 is usual.")
+    check_number(components, "[2, inf)", by="map", what="components", whole=True, hint="50 is usual.")
+    check_number(seed, "[0, inf)", by="map", what="seed", whole=True)
     x = principal_components(table, components, seed=seed)
     if len(x) < _FEWEST or not x.any():
         return np.ascontiguousarray(x[:, :2])
@@ -73,11 +71,11 @@ def principal_components(table: Table, components: int, *, seed: int = 0) -> Flo
     et al. 2011, 0909.4061, Algorithm 4.4), whose memory grows with the width and not with its square.
     """
     n, d = table.shape("feature")
-    mean = _total(finite(z, f"map: features of {table.name}").sum(0) for z in _blocks(table)) / n
+    mean: Any = sum(finite(z, f"map: features of {table.name}").sum(0) for z in _blocks(table)) / n
     k = min(components, d)
     if d <= _WIDE:
         # The covariance of centred rows: from squares less the squared mean, small variances would be lost.
-        covariance = _total((z - mean).T @ (z - mean) for z in _blocks(table)) / n
+        covariance: Any = sum((z - mean).T @ (z - mean) for z in _blocks(table)) / n
         values, vectors = torch.linalg.eigh(covariance)
         basis, size = vectors.flip(1)[:, :k], values.flip(0)[:k].clamp(min=0).sqrt()
     else:
@@ -87,8 +85,7 @@ def principal_components(table: Table, components: int, *, seed: int = 0) -> Flo
     basis = basis * basis.gather(0, basis.abs().argmax(0, keepdim=True)).sign()
     basis = basis * (size > 1e-6 * size.max()) * bool(size.max() > 1e-12 * mean.abs().max())
     x = torch.cat([(z - mean) @ basis for z in _blocks(table)])
-    wide = x if x.shape[1] >= 2 else torch.cat([x, torch.zeros(n, 2 - x.shape[1], dtype=torch.float64)], 1)
-    return wide.numpy()
+    return np.pad(x.numpy(), ((0, 0), (0, max(0, 2 - k))))
 
 
 def _subspace(
@@ -98,19 +95,16 @@ def _subspace(
     draw = torch.Generator().manual_seed(seed)
     q = torch.randn(len(mean), min(components + _MORE, len(mean)), dtype=torch.float64, generator=draw)
     for _ in range(_ROUNDS):
-        q = torch.linalg.qr(_total((z - mean).T @ ((z - mean) @ q) for z in _blocks(table)))[0]
+        turned: Any = sum((z - mean).T @ ((z - mean) @ q) for z in _blocks(table))
+        q = torch.linalg.qr(turned)[0]
     along = [(z - mean) @ q for z in _blocks(table)]
-    values, turn = torch.linalg.eigh(_total(one.T @ one for one in along) / len(table))
+    inner: Any = sum(one.T @ one for one in along)
+    values, turn = torch.linalg.eigh(inner / len(table))
     return (q @ turn).flip(1)[:, :components], values.flip(0)[:components].clamp(min=0).sqrt()
 
 
 def _blocks(table: Table) -> Iterator[Float[Tensor, "b d"]]:
     return (batch.feature.double() for batch in table.batches("feature"))
-
-
-def _total(parts: Iterable[Float[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
-    """Sum over blocks, of which a table has at least one."""
-    return functools.reduce(torch.add, parts)
 
 
 def _tsne(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], perplexity: float, seed: int) -> Any:

@@ -13,7 +13,7 @@ other, for people with red, green or blue colour vision deficiency (Machado et a
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, final, get_args
 
 import numpy as np
@@ -21,15 +21,14 @@ import torch
 from jaxtyping import Float64, Int64
 
 from dubito.choices import Colouring, Layout
-from dubito.errors import ValueRangeError
 from dubito.evaluate.uncertainties import uncertainty
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
 from dubito.report.layout import lay_out
 from dubito.result import Result, axes
 from dubito.table import Table
-from dubito.types import Score
-from dubito.validate import check_choice, check_rows
+from dubito.types import Json, Score
+from dubito.validate import check_choice, check_number, check_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +41,6 @@ _CERTAIN, _UNCERTAIN = "#23788f", "#d0591c"
 _QUANTILES = (0.02, 0.98)
 _STEPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares that the key of sizes shows."""
-_LISTED = 10
 _LONG = 32
 _KEY = {"frameon": False, "fontsize": "small", "title_fontsize": "small", "alignment": "left"}
 
@@ -58,7 +56,7 @@ def opacity(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
 
 
 @final
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Map(Result):
     """Images in the plane.
 
@@ -78,15 +76,16 @@ class Map(Result):
     name: str
     images: int
     method: str
-    points: Float64[np.ndarray, "n 2"]
-    u: Float64[np.ndarray, "n"]
-    rows: Int64[np.ndarray, "n"]
-    ids: Sequence[str]
-    labels: Sequence[str] | None
-    predictions: Sequence[str] | None
+    points: Float64[np.ndarray, "n 2"] = field(repr=False)
+    u: Float64[np.ndarray, "n"] = field(repr=False)
+    rows: Int64[np.ndarray, "n"] = field(repr=False)
+    ids: Sequence[str] = field(repr=False)
+    labels: Sequence[str] | None = field(repr=False)
+    predictions: Sequence[str] | None = field(repr=False)
     score: str = "uncertainty"
 
     titles: ClassVar = {"u": "uncertainty"}
+    text_rows: ClassVar = 10
 
     @classmethod
     def of(
@@ -116,8 +115,7 @@ class Map(Result):
         check_rows(table, by="map")
         table.require("feature", by="map")
         check_choice(method, get_args(Layout), by="map", what="method")
-        if most < 1:
-            raise ValueRangeError(f"map: most must be at least 1; got {most}. 20000 is usual.")
+        check_number(most, "[1, inf)", by="map", what="most", whole=True, hint="20000 is usual.")
         values = uncertainty(u, table, by="map", name="u").double().numpy()
         rows = np.arange(len(table), dtype=np.int64)
         if len(rows) > most:
@@ -142,9 +140,6 @@ class Map(Result):
             predictions=_class_names(predicted, table.classes),
             score=u.name if isinstance(u, Score) else "uncertainty",
         )
-
-    def __repr__(self) -> str:
-        return f"Map({self.name!r}: {len(self):,} of {self.images:,} images by {self.method}, sized by {self.score})"
 
     def __len__(self) -> int:
         return len(self.u)
@@ -212,9 +207,10 @@ class Map(Result):
             for place in np.argsort(-self.u, kind="stable").tolist()
         ]
 
-    def lines(self) -> list[list[str]]:
-        """The most uncertain images as text."""
-        return super().lines()[: _LISTED + 1]
+    def to_dict(self) -> Json:
+        """A summary; `to_csv`, `to_pandas` and the page have every image."""
+        low, high = self.ends
+        return {**super().to_dict(), "shown": len(self), "u": {"low": low, "high": high}}
 
     def plot(self, ax: "Axes | None" = None, *, colour: Colouring | None = None) -> "Axes":
         """Draw the circles on matplotlib axes; `map_figure` adds the keys of classes and sizes."""
@@ -246,22 +242,26 @@ def map_figure(drawn: Map, *, colour: Colouring | None = None) -> Any:
     figure, panels = new_figure(1, 1, width=7.6, height=5.8)
     panel = drawn.plot(panels[0][0], colour=colour)
     by = colour_by(drawn, colour)
-    names = drawn.class_names.get(by, ())
-    _add_size_key(figure, panel, drawn, shaded=not names)
+    names, steps = drawn.class_names.get(by, ()), size_key(drawn)
+    share = np.array([step for step, _ in steps])
+    shades = np.full((len(steps), 3), 0.35) if names else _shades(share)
+    rgba = np.concatenate([shades, opacity(share)[:, None]], axis=1)
+    sizes = zip(_area(drawn, share), rgba, (text for _, text in steps), strict=True)
+    keys: dict[str, tuple[str, Iterable[Any]]] = {"lower": (drawn.score.replace("_", " "), sizes)}
     if names:
         paint = dict(zip(ranked(names), COLOURS, strict=False))
-        _add_class_key(figure, panel, paint, other=len(set(names)) > len(paint), title=by)
+        other = [("other", OTHER)] if len(set(names)) > len(paint) else []
+        keys["upper"] = (by, [(25.0, shade, _short(name)) for name, shade in (*paint.items(), *other)])
+    for place, (title, entries) in keys.items():
+        dots = [(panel.scatter([], [], s=size, color=shade, lw=0), text) for size, shade, text in entries]
+        figure.legend(*zip(*dots, strict=True), title=title, loc=f"outside right {place}", **_KEY)
     return figure
 
 
 def check_colour(colour: str | None, available: Iterable[str]) -> None:
     """Raise ValueRangeError unless images can be coloured so; None is left to `colour_by`."""
-    known = (*available, "uncertainty")
-    if colour is not None and colour not in known:
-        raise ValueRangeError(
-            f"map: colour must be one of {', '.join(known)}; got '{colour}'. "
-            f"Labels and predictions are available where the table has them."
-        )
+    if colour is not None:
+        check_choice(colour, [*available, "uncertainty"], by="map", what="colour")
 
 
 def colour_by(drawn: Map, colour: Colouring | None) -> str:
@@ -307,23 +307,9 @@ def _class_names(numbers: Sequence[int] | None, classes: Sequence[str] | None) -
     return [classes[one] if classes is not None and 0 <= one < len(classes) else str(one) for one in numbers]
 
 
-def _add_size_key(figure: Any, panel: Any, drawn: Map, *, shaded: bool) -> None:
-    steps = size_key(drawn)
-    share = np.array([step for step, _ in steps])
-    shades = _shades(share) if shaded else np.full((len(steps), 3), 0.35)
-    rgba = np.concatenate([shades, opacity(share)[:, None]], axis=1)
-    dots = [panel.scatter([], [], s=s, color=c, lw=0) for s, c in zip(_area(drawn, share), rgba, strict=True)]
-    texts = [text for _, text in steps]
-    figure.legend(dots, texts, title=drawn.score.replace("_", " "), loc="outside right lower", **_KEY)
-
-
-def _add_class_key(figure: Any, panel: Any, paint: dict[str, str], *, other: bool, title: str) -> None:
-    shown = [*paint.items(), *([("other", OTHER)] if other else [])]
-    dots = [panel.scatter([], [], s=25, color=shade, lw=0) for _, shade in shown]
-    short = [name if len(name) <= _LONG else f"{name[: _LONG - 1]}…" for name, _ in shown]
-    # Names of files may hold bytes that are not UTF-8, which matplotlib cannot draw.
-    texts = [name.encode(errors="replace").decode() for name in short]
-    figure.legend(dots, texts, title=title, loc="outside right upper", **_KEY)
+def _short(name: str) -> str:
+    """At most 32 letters; names of files may hold bytes that are not UTF-8, which matplotlib cannot draw."""
+    return (name if len(name) <= _LONG else f"{name[: _LONG - 1]}…").encode(errors="replace").decode()
 
 
 def _shades(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n 3"]:

@@ -36,6 +36,7 @@ from dubito.report.page import read_pixels, render, script_data, thumbnail
 from dubito.storage import export
 from dubito.table import Table
 from dubito.types import Images, Json, Score
+from dubito.validate import check_number
 
 SIDE = 96
 _QUALITY = 60
@@ -76,7 +77,7 @@ def draw_map(
         raise ValueRangeError("draw_map: images are for the thumbnails of the page, but no page is written. Give to=.")
     opened = None if images is None else open_images(images)
     if opened is not None:
-        _match(table.id.tolist() if "id" in table else [str(row) for row in range(len(table))], opened)
+        _match(table.row_ids(), opened)
     _check_thumbnails(thumbnails, SIDE)
     drawn = Map.of(table, u, method=method, **layout)
     if to is not None:
@@ -116,8 +117,6 @@ def write_map_page(
         "map.html.j2",
         to,
         title=f"A map of {len(drawn):,} image{'s' if len(drawn) > 1 else ''}",
-        lead="Images with similar features lie together. The more uncertain an image is, the larger and more "
-        "transparent its circle. Distances between clusters that are far apart mean little in such a map.",
         facts=_facts(drawn, None if images is None else len(shown)),
         score=drawn.score,
         sizes=_sizes(drawn),
@@ -221,11 +220,8 @@ def _match(ids: Sequence[str], images: Images) -> dict[int, int]:
 
 
 def _check_thumbnails(thumbnails: int, side: int) -> None:
-    if thumbnails < 0 or side < 8:
-        raise ValueRangeError(
-            f"write_map_page: thumbnails must not be negative and side must be at least 8; got "
-            f"thumbnails={thumbnails}, side={side}. 2000 and 96 are usual."
-        )
+    check_number(thumbnails, "[0, inf)", by="write_map_page", what="thumbnails", whole=True, hint="2000 is usual.")
+    check_number(side, "[8, inf)", by="write_map_page", what="side", whole=True, hint="96 is usual.")
 
 
 def _check_paths(to: str | Path | None, png: str | Path | None) -> None:
@@ -241,10 +237,10 @@ def _check_paths(to: str | Path | None, png: str | Path | None) -> None:
     if len({*paths.values()}) < len(paths):
         raise ValueRangeError(f"draw_map: to and png must be two files; got '{to}' for both. Give them two names.")
     if png is not None:
-        known = new_figure(1, 1)[0].canvas.get_supported_filetypes()
-        if _file_type(png) not in known:
+        endings = new_figure(1, 1)[0].canvas.get_supported_filetypes()
+        if _file_type(png) not in endings:
             raise ValueRangeError(
-                f"draw_map: png must end in one of {', '.join(sorted(known))}; got '{png}'. Name it map.png."
+                f"draw_map: png must end in one of {', '.join(sorted(endings))}; got '{png}'. Name it map.png."
             )
 
 

@@ -82,7 +82,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"minus": minus, "words": _words, "code": _code}
+    environment.filters |= {"minus": minus, "words": lambda name: name.replace("_", " "), "code": _code}
     environment.globals["asset"] = _asset
     return environment
 
@@ -90,10 +90,6 @@ def _environment() -> Environment:
 def _asset(name: str) -> Markup:
     """A style sheet or script of this package."""
     return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))  # noqa: S704 (our own file)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _code(sentence: str) -> Markup:

@@ -19,16 +19,6 @@ _KINDS = {
     "acceptance": "all images accepted up to a quantile of the uncertainty",
     "bucket": "images in the bucket that ends at a quantile of the uncertainty",
 }
-_ABOUT = {
-    "quantile": "0.3 stands for the 30 % of the images with the lowest uncertainty.",
-    "calibration error": "|mean confidence \N{MINUS SIGN} mean accuracy| of these images; not the binned ECE.",
-    "mutual information": "How much the members disagree. Weighted: members count by the size of their logits, for "
-    "each image separately; pooled: by their size over other images.",
-    "\N{MINUS SIGN}cov": "Minus the covariance of the quantile's level with the curve. The paper does not say how it "
-    "is computed; this is our reading.",
-    "AUROC and AURC": "The probability that a wrong prediction is more uncertain than a right one, and the mean error "
-    "of what is accepted. Coloured where the difference from the original's entropy exceeds its interval.",
-}
 
 
 def write_rejection_page(study: RejectionStudy, to: str | Path) -> Path:
@@ -38,8 +28,6 @@ def write_rejection_page(study: RejectionStudy, to: str | Path) -> Path:
         "rejection.html.j2",
         to,
         title=f"Which images should {study.model} reject?",
-        lead="Images are ranked by an uncertainty, and the most uncertain ones are left to somebody else. A good "
-        "ranking keeps errors out of what is accepted.",
         facts=_facts(study),
         findings=study.findings(),
         header=header,
@@ -49,7 +37,6 @@ def write_rejection_page(study: RejectionStudy, to: str | Path) -> Path:
             for uncertainty in study.uncertainties
             for temperature in study.temperatures
         ],
-        about=_ABOUT,
     )
 
 
@@ -120,7 +107,7 @@ def _section(study: RejectionStudy, uncertainty: str, temperature: float) -> dic
     return {
         "title": f"{UNCERTAINTIES[uncertainty]}, T = {temperature:.3g}",
         "key": {name if name in colours else "original, by its entropy": colours.get(name) for name in results},
-        "panels": {title: dict(_panels(study, results, colours, kind)) for kind, title in _KINDS.items()},
+        "panels": {title: list(_panels(study, results, colours, kind)) for kind, title in _KINDS.items()},
     }
 
 
@@ -130,17 +117,15 @@ def _panels(
     for metric, title in METRICS.items():
         curves = {name: result.curves[kind][metric] for name, result in results.items()}
         ends = "; ".join(f"{name} from {y[0]:.3f} to {y[-1]:.3f}" for name, y in curves.items())
-        yield (
-            title,
-            lines(
-                [
-                    Line(study.levels, y, name=name, colour=colours.get(name), dashed=name == ORIGINAL)
-                    for name, y in curves.items()
-                ],
-                x=Axis(0.0, 1.0),
-                # The same in all sections of the page, so that temperatures and uncertainties can be compared by eye.
-                y=Axis.over([value for result in study.results for value in result.curves[kind][metric]]),
-                x_ticks=(0.0, 0.5, 1.0),
-                label=f"{title}: {ends}",
-            ),
+        drawing = lines(
+            [
+                Line(study.levels, y, name=name, colour=colours.get(name), dashed=name == ORIGINAL)
+                for name, y in curves.items()
+            ],
+            x=Axis(0.0, 1.0),
+            # The same in all sections of the page, so that temperatures and uncertainties can be compared by eye.
+            y=Axis.over([value for result in study.results for value in result.curves[kind][metric]]),
+            x_ticks=(0.0, 0.5, 1.0),
+            label=f"{title}: {ends}",
         )
+        yield drawing, title

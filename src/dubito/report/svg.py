@@ -5,7 +5,7 @@ with its box and carries a description for people who do not see it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup, escape
 
-_WIDTH = 300
+_WIDTH, _HEIGHT, _BASE, _ROW = 300, 190, 130, 30
+"""In pixels: the width of all drawings, the height of lines, of a histogram above its ticks, and of each bar."""
 _TOP = 8
 _BINS = 36
 _TAIL = 0.005
@@ -57,15 +58,14 @@ class Axis:
 
     def ticks(self) -> list[tuple[float, str]]:
         """About four round numbers: where each stands, from 0 to 1, and its text as SVG."""
-        step = _round_up((self.high - self.low) / 4)
-        if self.log:
-            step = float(math.ceil(step))
+        span = self.high - self.low
+        power = 10.0 ** math.floor(math.log10(span / 4))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 4 * (1 - 1e-9))
+        step = float(math.ceil(step)) if self.log else step
         places = max(0, -math.floor(math.log10(step) + 1e-9))
         multiples = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
-        return [
-            ((step * i - self.low) / (self.high - self.low), _power(step * i) if self.log else number(step * i, places))
-            for i in multiples
-        ]
+        values = [step * i for i in multiples]
+        return [((v - self.low) / span, _power(v) if self.log else number(v, places)) for v in values]
 
 
 @final
@@ -90,9 +90,7 @@ class Line:
     intervals: Sequence[tuple[float, float]] = ()
 
 
-def lines(
-    drawn: Sequence[Line], *, x: Axis, y: Axis, label: str, x_ticks: Sequence[float], height: int = 190, left: int = 40
-) -> Markup:
+def lines(drawn: Sequence[Line], *, x: Axis, y: Axis, label: str, x_ticks: Sequence[float]) -> Markup:
     """Several lines on one pair of axes, over a grid of values.
 
     Args:
@@ -101,73 +99,71 @@ def lines(
         y: The vertical axis; panels that are to be compared share one.
         label: Description for people who do not see the drawing.
         x_ticks: Values written below the horizontal axis.
-        height: Height of the drawing; its width is 300.
-        left: Room for the texts of the vertical axis.
     """
-    frame = _Frame(x, y, left=left, right=_WIDTH - 8, bottom=height - 24)
+    frame = _Frame(x, y, left=40, right=_WIDTH - 8, bottom=_HEIGHT - 24)
     grid = "".join(
-        f'<line class="grid" x1="{left}" x2="{_WIDTH}" y1="{frame.height(share):.1f}" y2="{frame.height(share):.1f}"/>'
-        f'<text x="{left - 6}" y="{frame.height(share) + 4:.1f}" text-anchor="end">{text}</text>'
-        for share, text in y.ticks()
+        f'<line class="grid" x1="{frame.left}" x2="{_WIDTH}" y1="{height:.1f}" y2="{height:.1f}"/>'
+        f'<text x="{frame.left - 6}" y="{height + 4:.1f}" text-anchor="end">{text}</text>'
+        for height, text in ((frame.height(share), text) for share, text in y.ticks())
     )
     ticks = "".join(
-        f'<text x="{frame.x(value):.1f}" y="{height - 6}" text-anchor="middle">{value:g}</text>' for value in x_ticks
+        f'<text x="{frame.x(value):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{value:g}</text>' for value in x_ticks
     )
-    return _svg(height, label, f"{grid}{ticks}{''.join(frame.line(line) for line in drawn)}")
+    return _svg(_HEIGHT, label, f"{grid}{ticks}{''.join(_line(frame, line) for line in drawn)}")
 
 
-def histogram(
-    in_distribution: Float[np.ndarray, "n"], ood: Float[np.ndarray, "m"], *, log: bool = False, height: int = 130
-) -> Markup:
+def histogram(in_distribution: Float[np.ndarray, "n"], ood: Float[np.ndarray, "m"], *, log: bool = False) -> Markup:
     """Two histograms on one axis, each of area one; the outermost half percent of the values is in the last bins.
 
     Args:
         in_distribution: Values of the in-distribution images.
         ood: Values of the out-of-distribution images.
         log: Whether the axis is logarithmic; values below 1e-16 count as 1e-16.
-        height: Height of the drawing without its ticks; its width is 300.
     """
     both = [np.log10(np.maximum(values, Axis.floor)) if log else values for values in (in_distribution, ood)]
     ends = np.concatenate([np.quantile(values, (_TAIL, 1 - _TAIL)) for values in both])
     linear = Axis.over(ends.tolist())
     edges = np.linspace(linear.low, linear.high, _BINS + 1)
-    counts = [np.histogram(values.clip(edges[0], edges[-1]), edges)[0] for values in both]
-    shares = [count / count.sum() for count in counts]
-    frame = _Frame(linear, Axis(0.0, float(max(share.max() for share in shares))), left=0, bottom=height)
-    drawn = "".join(
-        f'<path class="{name}" d="{frame.steps(edges, share)}"/>'
-        for name, share in zip(("in", "out"), shares, strict=True)
-    )
-    axis = f'<line class="axis" x1="0" x2="{_WIDTH}" y1="{height}" y2="{height}"/>'
-    ticks = "".join(_tick(share, text, height) for share, text in Axis(linear.low, linear.high, log).ticks())
+    shares = [np.histogram(values.clip(edges[0], edges[-1]), edges)[0] / len(values) for values in both]
+    frame = _Frame(linear, Axis(0.0, float(np.max(shares))), bottom=_BASE)
+    drawn = ""
+    for name, share in zip(("in", "out"), shares, strict=True):
+        # The outline, from the axis up and back to it.
+        outline = zip(np.repeat(edges, 2).tolist(), [0.0, *np.repeat(share, 2).tolist(), 0.0], strict=True)
+        drawn += f'<path class="{name}" d="{frame.path(outline)}Z"/>'
+    drawn += f'<line class="axis" x1="0" x2="{_WIDTH}" y1="{_BASE}" y2="{_BASE}"/>'
+    for share, text in Axis(linear.low, linear.high, log).ticks():
+        x, anchor = share * _WIDTH, "start" if share < 0.04 else "end" if share > 0.96 else "middle"
+        drawn += (
+            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_BASE}" y2="{_BASE + 4}"/>'
+            f'<text x="{x:.1f}" y="{_BASE + 16}" text-anchor="{anchor}">{text}</text>'
+        )
     label = f"Histogram of {len(both[0])} in-distribution and {len(both[1])} out-of-distribution images"
-    return _svg(height + 20, label, f"{drawn}{axis}{ticks}")
+    return _svg(_BASE + 20, label, drawn)
 
 
-def bars(values: Mapping[str, tuple[float, float, float]], x: Axis, *, left: int = 92, row: int = 30) -> Markup:
+def bars(values: Mapping[str, tuple[float, float, float]], x: Axis) -> Markup:
     """Horizontal bars that start at zero, each with its interval and its value.
 
     Args:
         values: By name: value, low and high.
         x: The horizontal axis.
-        left: Room for the names.
-        row: Height of a bar and the space below it.
     """
-    frame = _Frame(x, Axis(0.0, 1.0), left=left, right=_WIDTH - 44)
-    drawn = []
+    frame = _Frame(x, Axis(0.0, 1.0), left=92, right=_WIDTH - 44)
+    zero, drawn = frame.x(0.0), ""
     for place, (name, (value, low, high)) in enumerate(values.items()):
-        y = place * row + 8
-        start, end = sorted((frame.x(0.0), frame.x(value)))
-        drawn.append(
+        y = place * _ROW + 8
+        start, end = sorted((zero, frame.x(value)))
+        drawn += (
             f'<text class="name" x="0" y="{y + 11}">{escape(name)}</text>'
             f'<rect class="bar{" negative" if value < 0 else ""}" x="{start:.1f}" y="{y}" '
             f'width="{max(end - start, 0.5):.1f}" height="14"/>'
             f'<line class="whisker" x1="{frame.x(low):.1f}" x2="{frame.x(high):.1f}" y1="{y + 7}" y2="{y + 7}"/>'
             f'<text class="value" x="{frame.x(max(high, 0.0)) + 6:.1f}" y="{y + 11}">{number(value)}</text>'
         )
-    zero = f'<line class="axis" x1="{frame.x(0.0):.1f}" x2="{frame.x(0.0):.1f}" y1="0" y2="{len(values) * row}"/>'
+    drawn += f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{len(values) * _ROW}"/>'
     label = ", ".join(f"{name} {number(value)}" for name, (value, _, _) in values.items())
-    return _svg(len(values) * row, label, f"{''.join(drawn)}{zero}")
+    return _svg(len(values) * _ROW, label, drawn)
 
 
 def palette(names: Sequence[str]) -> dict[str, str]:
@@ -176,13 +172,9 @@ def palette(names: Sequence[str]) -> dict[str, str]:
     >>> palette(["2x2", "3x3"])
     {'2x2': '#23788f', '3x3': '#d0591c'}
     """
-    colours = {}
-    for i, name in enumerate(names):
-        place = i / max(1, len(names) - 1) * (len(_STOPS) - 1)
-        below = min(int(place), len(_STOPS) - 2)
-        mixed = (a + (b - a) * (place - below) for a, b in zip(_STOPS[below], _STOPS[below + 1], strict=True))
-        colours[name] = "#" + "".join(f"{round(part):02x}" for part in mixed)
-    return colours
+    places = np.linspace(0, len(_STOPS) - 1, len(names))
+    parts = [np.interp(places, range(len(_STOPS)), part).round().astype(int) for part in zip(*_STOPS, strict=True)]
+    return {name: "#" + bytes(mixed).hex() for name, *mixed in zip(names, *parts, strict=True)}
 
 
 def number(value: float, places: int = 1) -> str:
@@ -200,7 +192,7 @@ class _Frame:
 
     across: Axis
     up: Axis
-    left: int
+    left: int = 0
     right: int = _WIDTH
     bottom: int = 0
 
@@ -213,24 +205,22 @@ class _Frame:
     def height(self, share: float) -> float:
         return self.bottom - (self.bottom - _TOP) * share
 
-    def line(self, line: Line) -> str:
-        places = [f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in zip(line.x, line.y, strict=True)]
-        stroke = f' style="stroke: {line.colour}"' if line.colour else ""
-        title = f"<title>{escape(line.name)}</title>" if line.name else ""
-        dots = "".join(
-            f'<line class="whisker" x1="{self.x(x):.1f}" x2="{self.x(x):.1f}" y1="{self.y(low):.1f}" '
-            f'y2="{self.y(high):.1f}"/><circle class="dot" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3"/>'
-            for x, y, (low, high) in zip(line.x, line.y, line.intervals, strict=False)
-        )
-        css = "line dashed" if line.dashed else "line"
-        return f'<path class="{css}"{stroke} d="M{"L".join(places)}">{title}</path>{dots}'
+    def path(self, points: Iterable[tuple[float, float]]) -> str:
+        return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
 
-    def steps(self, edges: Float[np.ndarray, "_"], heights: Float[np.ndarray, "bins"]) -> str:
-        """The outline of a histogram, from the axis up and back to it."""
-        outline = [f"M{self.x(float(edges[0])):.1f} {self.bottom}"]
-        for left, right, height in zip(edges[:-1].tolist(), edges[1:].tolist(), heights.tolist(), strict=True):
-            outline.append(f"L{self.x(left):.1f} {self.y(height):.1f}L{self.x(right):.1f} {self.y(height):.1f}")
-        return "".join([*outline, f"L{self.x(float(edges[-1])):.1f} {self.bottom}Z"])
+
+def _line(frame: _Frame, line: Line) -> str:
+    stroke = f' style="stroke: {line.colour}"' if line.colour else ""
+    title = f"<title>{escape(line.name)}</title>" if line.name else ""
+    css = "line dashed" if line.dashed else "line"
+    drawn = f'<path class="{css}"{stroke} d="{frame.path(zip(line.x, line.y, strict=True))}">{title}</path>'
+    for value, y, (low, high) in zip(line.x, line.y, line.intervals, strict=False):
+        x = frame.x(value)
+        drawn += (
+            f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(low):.1f}" y2="{frame.y(high):.1f}"/>'
+            f'<circle class="dot" cx="{x:.1f}" cy="{frame.y(y):.1f}" r="3"/>'
+        )
+    return drawn
 
 
 def _svg(height: int, label: str, content: str) -> Markup:
@@ -239,20 +229,5 @@ def _svg(height: int, label: str, content: str) -> Markup:
     )
 
 
-def _tick(share: float, text: str, height: int) -> str:
-    x = share * _WIDTH
-    anchor = "start" if share < 0.04 else "end" if share > 0.96 else "middle"
-    return (
-        f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{height}" y2="{height + 4}"/>'
-        f'<text x="{x:.1f}" y="{height + 16}" text-anchor="{anchor}">{text}</text>'
-    )
-
-
 def _power(exponent: float) -> str:
     return "1" if exponent == 0 else f'10<tspan dy="-4" font-size="8">{number(exponent, 0)}</tspan>'
-
-
-def _round_up(step: float) -> float:
-    """The next of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9)))

@@ -195,8 +195,8 @@
     const by = Object.values(data.colourings).map(({ classes, of }) => ({ of, names: classes.map((one) => one.toLowerCase()) }));
     const exact = by.some(({ names }) => names.includes(text));
     const fits = by.map(({ of, names }) => {
-      const found = names.map((name) => (exact ? name === text : name.includes(text)));
-      return (i) => found[of[i]];
+      const matches = names.map((name) => (exact ? name === text : name.includes(text)));
+      return (i) => matches[of[i]];
     });
     return (i) => fits.some((fit) => fit(i)) || (!exact && data.id[i].toLowerCase().includes(text));
   };
@@ -206,10 +206,10 @@
     const [low, high] = [from, to].map((input) => Math.round((Number(input.value) / 100) * (points - 1)));
     const counts = new Map();
     if (colouring !== null) for (const i of fits) counts.set(colouring.of[i], (counts.get(colouring.of[i]) || 0) + 1);
-    // If there are more classes than colours, those of the images found have them, in the order they are given.
+    // If there are more classes than colours, those of the images in view have them, in their order.
     const present = [...counts.keys()].sort((a, b) => a - b);
-    const few = colouring !== null && colouring.classes.length <= data.colours.length;
-    const chosen = present.slice(0, data.colours.length).map((one, place) => [one, data.colours[few ? one : place]]);
+    const enough = colouring !== null && colouring.classes.length <= data.colours.length;
+    const chosen = present.slice(0, data.colours.length).map((one, place) => [one, data.colours[enough ? one : place]]);
     colours = new Map(chosen);
     seen.fill(0);
     for (const i of fits) {

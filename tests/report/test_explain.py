@@ -1,4 +1,4 @@
-"""The page of a diagnosis: valid, escaped, self-contained, and its drawings where the numbers say."""
+"""The pages of a diagnosis and of an ensemble: valid, escaped, self-contained, and drawings where the numbers say."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from dubito.explain.collapse import diagnose_ensemble
 from dubito.explain.diagnosis import diagnose
-from dubito.report.diagnosis import write_diagnosis_page
+from dubito.report.explain import write_diagnosis_page, write_ensemble_page
+from dubito.report.page import minus
 from dubito.scores import Neighbours
 from dubito.table import Table
 
@@ -75,3 +77,47 @@ def test_notes_stand_on_the_page(tmp_path: Path):
         found = diagnose(same, {"twin": same}, train=table(20, 1, 1.0), density=Neighbours(k=3), resamples=20)
     text = write_diagnosis_page(found, tmp_path / "a.html").read_text(encoding="utf-8")
     assert '<p class="note">20 of 20 images of twin' in text
+
+
+EVIL_MEMBERS = "<b>cats & co"
+
+
+def ensemble(seed: int, noise: float, members: int = 6, name: str = "mine") -> Table:
+    draw = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(30, 1, 4, generator=draw) + noise * torch.randn(30, members, 4, generator=draw)
+    return Table(members_logit=logits, name=name)
+
+
+def test_ensemble_page(tmp_path: Path):
+    found = diagnose_ensemble(ensemble(0, 1.0), ood=ensemble(1, 3.0, name=EVIL_MEMBERS), resamples=20)
+    text = write_ensemble_page(found, tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
+    reader = Reader(text)
+    assert reader.open == []
+    assert EVIL_MEMBERS not in text
+    assert "&lt;b&gt;cats &amp; co" in text
+    assert "default-src 'none'" in text
+    assert "svg .line.dashed {" in text
+    assert not re.search(r"<script|https?://|url\(|@import", text)
+    assert text.count("<svg") == 1 + 3  # the fall, and a histogram for 6 x 1, 3 x 2 and 2 x 3
+    assert len(reader.all("tr")) == 1 + 3
+    words = " ".join(reader.text)
+    for sentence in found.findings():
+        assert minus(sentence) in words
+    assert text.count(f"AUROC {100 * found.ensembles[0].levels[2].auroc.value:.1f} %") >= 1
+
+
+def test_ensemble_page_of_several_sizes(tmp_path: Path):
+    found = diagnose_ensemble({1: ensemble(0, 2.0), 8: ensemble(0, 1.0)}, resamples=20)
+    text = write_ensemble_page(found, tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "Do larger models disagree less?" in text
+    assert text.count("<svg") == 1 + 2
+    assert "models of 8" in text
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_ensemble_page_without_anything_to_draw(members, tmp_path: Path):
+    logits = ensemble(0, 1.0, 3).whole("members_logit")
+    same = Table(members_logit=logits[:, :members].repeat(1, 3 // members, 1))
+    text = write_ensemble_page(diagnose_ensemble(same, resamples=5), tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "<svg" not in text
+    assert ("the same model" in text) is (members == 1)

@@ -1,0 +1,162 @@
+"""The pages of a diagnosis, with its causes as bars, and of an ensemble, with mutual information against size."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dubito.explain.causes import SCORES, Causes, points
+from dubito.explain.collapse import Collapse, EnsembleDiagnosis
+from dubito.explain.diagnosis import Diagnosis
+from dubito.metrics import Interval
+from dubito.report.page import render
+from dubito.report.svg import Axis, Line, bars, histogram, lines
+
+_HISTOGRAMS = {
+    "max_probability": ("A: 1 \N{MINUS SIGN} max p", True),
+    "entropy": ("B: entropy", True),
+    "scaled_entropy": ("C: scaled entropy", False),
+    "density": ("D: density, \N{MINUS SIGN}log q(z)", False),
+    "norm": ("norm of the feature, \N{DOUBLE VERTICAL LINE}z\N{DOUBLE VERTICAL LINE}", False),
+    "cosine": ("largest cosine with a class weight", False),
+}
+"""By score: its title, and whether the axis is logarithmic."""
+_FLOOR = 1e-9
+"""Mutual information below this is drawn here."""
+
+
+def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
+    """Write the page of a diagnosis and return its path."""
+    names = list(diagnosis.by_set)
+    what = names[0] if len(names) == 1 else f"{len(names)} sets of out-of-distribution images"
+    findings = diagnosis.findings_by_set()
+    everywhere = [end for causes in diagnosis.all for part in causes.causes.values() for end in (part.low, part.high)]
+    axis = Axis(min(0.0, *(100 * end for end in everywhere)), max(1.0, *(100 * end for end in everywhere)))
+    return render(
+        "diagnosis.html.j2",
+        to,
+        title=f"Why does confidence fail on {what}?",
+        verdict=next(reversed(findings.values()))[0],
+        facts=_facts(diagnosis),
+        notes=diagnosis.notes,
+        draws=diagnosis.draws,
+        confidence=f"{diagnosis.confidence:.0%}",
+        rows=[{"name": causes.name, "cells": list(_cells(causes))} for causes in diagnosis.all],
+        bars=[_bars(causes, axis) for causes in diagnosis.all],
+        in_distribution=diagnosis.in_distribution,
+        sets=[
+            {
+                "name": name,
+                "histograms": list(_histograms(diagnosis, name)),
+                "findings": findings[name][len(names) == 1 :],  # the verdict on a single set is at the top of the page
+            }
+            for name in names
+        ],
+    )
+
+
+def write_ensemble_page(diagnosis: EnsembleDiagnosis, to: str | Path) -> Path:
+    """Write the page of an ensemble and return its path."""
+    header, *body = diagnosis.lines()
+    return render(
+        "ensemble.html.j2",
+        to,
+        title="Do your members disagree?" if len(diagnosis.ensembles) == 1 else "Do larger models disagree less?",
+        verdict=diagnosis.verdict,
+        findings=diagnosis.findings()[1:],
+        facts=_ensemble_facts(diagnosis),
+        confidence=f"{diagnosis.confidence:.0%}",
+        header=header,
+        lines=body,
+        curves=_curves(diagnosis),
+        sets=[_set(one) for one in diagnosis.ensembles if one.ood is not None],
+    )
+
+
+def _facts(diagnosis: Diagnosis) -> list[str]:
+    return [
+        f"in-distribution: {diagnosis.in_distribution}, {diagnosis.rows:,} images",
+        *([] if diagnosis.accuracy is None else [f"accuracy {diagnosis.accuracy:.1%}"]),
+        f"{diagnosis.classes:,} classes",
+        f"density fitted on {diagnosis.fitted_on}",
+        f"D: {diagnosis.density}",
+    ]
+
+
+def _cells(causes: Causes) -> Iterator[dict[str, Any]]:
+    for place, (key, part) in enumerate([*causes.auroc.items(), *causes.causes.items()]):
+        low, value, high = (points(end) for end in (part.low, part.value, part.high))
+        style = ["first"] * (place == len(SCORES)) + ["largest"] * (key == causes.dominant)
+        yield {"value": value, "small": [f"[{low}, {high}]", f"±{100 * part.spread:.2f}"], "style": " ".join(style)}
+
+
+def _bars(causes: Causes, axis: Axis) -> tuple[str, str, str]:
+    parts = {name: (100 * part.value, 100 * part.low, 100 * part.high) for name, part in causes.causes.items()}
+    missed = 100 * (1 - causes.auroc["entropy"].value)
+    return bars(parts, axis), causes.name, f"{missed:.1f} points missed"
+
+
+def _histograms(diagnosis: Diagnosis, name: str) -> Iterator[tuple[str, str, str]]:
+    auroc, ood_scores = diagnosis[name].auroc, diagnosis.ood_scores[name]
+    for key, values in diagnosis.scores.items():
+        title, log = _HISTOGRAMS[key]
+        shift = 1.0 if key == "max_probability" else 0.0
+        drawing = histogram((values + shift).numpy(), (ood_scores[key] + shift).numpy(), log=log)
+        yield drawing, title, f"AUROC {100 * auroc[key].value:.1f} %" if key in auroc else ""
+
+
+def _ensemble_facts(diagnosis: EnsembleDiagnosis) -> list[str]:
+    first = diagnosis.ensembles[0]
+    sizes = "" if len(diagnosis.ensembles) == 1 else f", {len(diagnosis.ensembles)} model sizes"
+    facts = [f"{first.name}, {first.rows:,} images", f"{first.members} {diagnosis.of}{sizes}", first.order]
+    return facts + ([f"out-of-distribution: {first.ood}"] if first.ood else [])
+
+
+def _curves(diagnosis: EnsembleDiagnosis) -> list[tuple[str, str, str]]:
+    """MI against size: of models where there are several, and of sub-ensembles."""
+    drawn = []
+    if diagnosis.decay is not None:
+        keys = [one.key or 1.0 for one in diagnosis.ensembles]
+        drawing = _curve(keys, [one.epistemic for one in diagnosis.ensembles])
+        drawn.append((drawing, "all members, by size of the models", "MI in nats"))
+    for one in diagnosis.ensembles:
+        if len(one.levels) > 1 and one.kind != "same":
+            sizes = [float(level.size) for level in one.levels]
+            drawing = _curve(
+                sizes, [level.information for level in one.levels], [level.expected for level in one.levels]
+            )
+            title = "by size of sub-ensembles" if one.key is None else f"models of {one.key:g}"
+            exponent = "" if one.decay is None else f"s^\N{MINUS SIGN}{one.decay.exponent.value:.2f}"
+            drawn.append((drawing, title, exponent))
+    return drawn
+
+
+def _curve(sizes: list[float], values: list[Interval], expected: list[float] | None = None) -> str:
+    """MI with intervals, and the dashed line that averaging alone would leave."""
+    y = [value.value for value in values]
+    measured = Line(sizes, y, intervals=[(value.low, value.high) for value in values])
+    compared = [Line(sizes, expected, dashed=True)] if expected else []
+    ends = [end for value in values for end in (value.low, value.high)]
+    return lines(
+        [*compared, measured],
+        x=Axis.over(sizes, log=True),
+        y=Axis.over([*y, *ends, *(expected or [])], log=True, floor=_FLOOR, whole=True),
+        x_ticks=sizes,
+        label="Mutual information: " + ", ".join(f"{v:.2g} at {size:g}" for size, v in zip(sizes, y, strict=True)),
+    )
+
+
+def _set(one: Collapse) -> dict[str, Any]:
+    """MI of in-distribution and out-of-distribution images, per size of sub-ensembles."""
+    return {
+        "in_distribution": one.name,
+        "ood": one.ood,
+        "of": "" if one.key is None else f", models of {one.key:g}",
+        "histograms": [
+            (
+                histogram(one.scores[level.size].numpy(), one.ood_scores[level.size].numpy(), log=True),
+                str(level),
+                "" if level.auroc is None else f"AUROC {100 * level.auroc.value:.1f} %",
+            )
+            for level in one.levels
+        ],
+    }
