@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 import dubito
-from dubito.explain.diagnosis import diagnose
 from dubito.explain.collapse import diagnose_ensemble
+from dubito.explain.diagnosis import diagnose
 
 from .conftest import MODEL, Run, write_images
 
