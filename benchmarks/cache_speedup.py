@@ -29,9 +29,8 @@ from rich.progress import track
 from torch import Tensor
 
 import dubito
-from dubito.cache.column import forget_shards
-from dubito.cache.loader import batches
-from dubito.cache.runner import cores, kept_memory
+from dubito.cache.runner import batches, cores, kept_memory
+from dubito.cache.shard import forget_shards
 from dubito.data import Augmented, Subset
 from dubito.heads.loop import make_optimizer, set_lr, train_head
 from dubito.heads.losses import ranking_loss

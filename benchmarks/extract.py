@@ -27,8 +27,7 @@ from _measure import seconds_of
 from rich.progress import track
 
 import dubito
-from dubito.cache.loader import batches
-from dubito.cache.runner import kept_memory
+from dubito.cache.runner import batches, kept_memory
 from dubito.data import Subset
 from dubito.data.photos import photos
 from dubito.models import WrappedClassifier

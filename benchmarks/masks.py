@@ -28,8 +28,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from dubito.cache.progress import bar
-from dubito.cache.runner import kept_memory
+from dubito.cache.runner import bar, kept_memory
 from dubito.ensembles import ImplicitEnsemble, extract_members
 from dubito.metrics import decompose
 

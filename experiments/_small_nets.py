@@ -14,8 +14,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 from torchvision.datasets import MNIST, FashionMNIST
 
-from dubito.cache.progress import bar
-from dubito.cache.runner import kept_memory
+from dubito.cache.runner import bar, kept_memory
 from dubito.metrics import accuracy, auroc, nll
 from dubito.scores.softmax import entropy, max_probability
 

@@ -38,7 +38,7 @@ from rich.progress import track
 
 import dubito
 from dubito.data import Subset
-from dubito.data.annotations import read_label_sets
+from dubito.data.labels import read_label_sets
 from dubito.errors import ConstantHeadWarning
 from dubito.metrics import MedianSpread, median_spread
 from dubito.protocols.human_ambiguity import ambiguous_images

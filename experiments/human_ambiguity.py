@@ -38,8 +38,8 @@ from rich.progress import track
 
 import dubito
 from dubito.data import Subset
-from dubito.data.annotations import read_label_sets, read_votes
 from dubito.data.corruptions import Corrupted
+from dubito.data.labels import read_label_sets, read_votes
 from dubito.metrics import auroc, median_spread
 from dubito.protocols.human_ambiguity import HumanAmbiguity, ambiguous_images, vote_degree
 from dubito.table.views import chosen_rows

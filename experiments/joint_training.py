@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchvision.datasets import FashionMNIST
 
 import dubito
-from dubito.cache.progress import bar
+from dubito.cache.runner import bar
 from dubito.heads.joint import joint_loss, with_uncertainty
 from dubito.metrics import r_auroc, recall_at_1
 

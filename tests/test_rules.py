@@ -139,14 +139,14 @@ def test_tables_and_caches_name_no_probe(path):
     assert not words & named
 
 
-def test_the_runner_alone_drives_the_loader():
-    drivers = [path for path in modules() if "dubito.cache.loader.batches" in imports(path.read_text())]
-    assert [path.relative_to(SOURCE).as_posix() for path in drivers] == ["cache/runner.py"]
-
-
 @pytest.mark.parametrize(
     ("name", "home"),
-    [("FileLock", "storage.py"), ("ENOSPC", "storage.py"), ("get_close_matches", "validate.py")],
+    [
+        ("FileLock", "storage.py"),
+        ("ENOSPC", "storage.py"),
+        ("get_close_matches", "validate.py"),
+        ("DataLoader(", "cache/runner.py"),
+    ],
 )
 def test_mechanisms_have_one_home(name, home):
     users = [path.relative_to(SOURCE).as_posix() for path in modules() if name in path.read_text()]

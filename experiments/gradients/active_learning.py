@@ -40,8 +40,7 @@ from _figures import with_earlier, write
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.progress import bar
-from dubito.cache.runner import kept_memory
+from dubito.cache.runner import bar, kept_memory
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import accuracy, nll
 from dubito.models import WrappedClassifier

@@ -15,7 +15,7 @@ from _mlps import mlp, read, trained
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dubito.cache.progress import bar
+from dubito.cache.runner import bar
 
 CODE, HIDDEN, BATCH, EPOCHS, RATE = 16, 512, 128, 10, 1e-3
 LEAST, COUNT, LABELLER = 0.3, 10_000, 1000

@@ -19,8 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchvision.datasets import MNIST, FashionMNIST
 
-from dubito.cache.progress import bar
-from dubito.cache.runner import kept_memory
+from dubito.cache.runner import bar, kept_memory
 from dubito.metrics import auroc
 
 BATCH, MOMENTUM, DROPOUT = 128, 0.9, 0.1

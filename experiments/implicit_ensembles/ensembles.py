@@ -31,8 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.progress import bar
-from dubito.cache.runner import kept_memory
+from dubito.cache.runner import bar, kept_memory
 from dubito.data import Subset
 from dubito.explain.collapse import EnsembleDiagnosis, diagnose_ensemble
 from dubito.explain.pictures import COLOURS, new_figure

@@ -61,37 +61,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "models": ("load", "wrap", "Preprocess"),
-    "data": ("open_images", "Augment"),
-    "cache": ("extract", "open"),
-    "table": ("Table", "concat", "ensemble"),
-    "scores": (
-        "MaxProbability",
-        "Entropy",
-        "Margin",
-        "Energy",
-        "Temperature",
-        "Neighbours",
-        "Density",
-        "Mahalanobis",
-        "MutualInformation",
-        "UncertaintyHead",
-        "save_score",
-        "load_score",
-    ),
-    "heads": ("train",),
-    "evaluate": ("evaluate", "compare", "rejection_study"),
-    "guard": ("Guard",),
-    "search": ("SafeIndex",),
-    "active": ("Acquire", "find_label_issues"),
-    "audit": ("audit",),
-    "explain": ("diagnose",),
-    "report": ("draw_map",),
-    "errors": ("DubitoError",),
+    "models": "load wrap Preprocess",
+    "data": "open_images Augment",
+    "cache": "extract open",
+    "table": "Table concat ensemble",
+    "scores": "MaxProbability Entropy Margin Energy Temperature Neighbours Density Mahalanobis MutualInformation "
+    "UncertaintyHead save_score load_score",
+    "heads": "train",
+    "evaluate": "evaluate compare rejection_study",
+    "guard": "Guard",
+    "search": "SafeIndex",
+    "active": "Acquire find_label_issues",
+    "audit": "audit",
+    "explain": "diagnose",
+    "report": "draw_map",
+    "errors": "DubitoError",
 }
 """Public names by the room that defines them: imported on first use, so that the command line's help is quick."""
 _NAMESPACES = ("scores", "probes", "metrics", "heads", "ensembles", "explain", "protocols", "report")
-_HOMES = {name: room for room, names in _EXPORTS.items() for name in names}
+_HOMES = {name: room for room, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = [*_HOMES, *_NAMESPACES]  # noqa: PLE0604 (all of them are strings)
 

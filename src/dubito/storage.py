@@ -36,7 +36,8 @@ UNFINISHED = ".part"
 LOCK = ".lock"
 _UNREADABLE = (
     AttributeError,
-    KeyError,
+    EOFError,
+    LookupError,
     OSError,
     RuntimeError,
     SafetensorError,
@@ -133,6 +134,29 @@ def writing(what: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def reading(what: str, repair: str, *, error: type[DubitoError] = ArtefactError) -> Iterator[None]:
+    """Turn whatever a damaged file raises into one error that names it; errors of that type pass as they are.
+
+    Args:
+        what: What is being read, with its place.
+        repair: What to do about it, a sentence.
+        error: What to raise.
+
+    >>> with reading("masks in 'masks.safetensors'", "Save them again."):
+    ...     {}["layers"]
+    Traceback (most recent call last):
+    dubito.errors.ArtefactError: masks in 'masks.safetensors' cannot be read (no 'layers'). Save them again.
+    """
+    try:
+        yield
+    except error:
+        raise
+    except _UNREADABLE as cause:
+        reason = f"no {cause}" if isinstance(cause, KeyError) else str(cause) or type(cause).__name__
+        raise error(f"{what} cannot be read ({reason}). {repair}") from cause
+
+
 @final
 @dataclass(frozen=True)
 class SavedFolder:
@@ -175,10 +199,8 @@ class SavedFolder:
             raise ArtefactError(
                 f"no {self.kind} in '{folder}': {self.description} is not there. Save one with {self.how}."
             )
-        try:
+        with reading(f"{self.kind} in '{folder}'", "Copy it again."):
             entries: Any = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError, RecursionError) as error:
-            raise ArtefactError(f"{self.kind} in '{folder}' cannot be read ({error}). Copy it again.") from error
         written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
         if written != self.format:
             raise ArtefactError(
@@ -197,17 +219,13 @@ class SavedFolder:
         while True:
             described = self.read(folder)
             try:
-                return read(described)
-            except _UNREADABLE as error:
-                if self.read(folder) != described:
-                    continue
-                if isinstance(error, ArtefactError):
-                    raise  # it names the folder and the repair
-                reason = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-                raise ArtefactError(
-                    f"the {self.kind} in '{folder}' cannot be read ({reason}). Copy the whole folder again, or make "
-                    f"the {self.kind} again."
-                ) from error
+                with reading(
+                    f"the {self.kind} in '{folder}'", f"Copy the whole folder again, or make the {self.kind} again."
+                ):
+                    return read(described)
+            except ArtefactError:
+                if self.read(folder) == described:
+                    raise
 
     def put_file(self, folder: Path, stem: str, ending: str, fill: Callable[[Callable[[bytes], Any]], Any]) -> str:
         """Write one part, named by its content; `fill` is called with a function that takes the bytes in turn."""
@@ -232,7 +250,7 @@ class SavedFolder:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         fill(part)
-        name = f"{stem}-{_size(part):x}-{_crc(part)}"
+        name = f"{stem}-{_size(part):x}-{checksum(part)}"
         place = folder / name
         if place.is_dir() and self.is_whole(place):
             shutil.rmtree(part)
@@ -257,7 +275,7 @@ class SavedFolder:
     def is_whole(path: Path, *, check: bool = True) -> bool:
         """Whether a part has the size, and with `check` the content, that its name says."""
         _, size, crc = path.name.partition(".")[0].rsplit("-", 2)
-        return f"{_size(path):x}" == size and (not check or _crc(path) == crc)
+        return f"{_size(path):x}" == size and (not check or checksum(path) == crc)
 
     def check_place(self, folder: Path) -> None:
         """Raise ArtefactError for a folder of other things, such as images."""
@@ -313,7 +331,7 @@ def _size(path: Path) -> int:
     return sum(one.stat().st_size for one in _files(path))
 
 
-def _crc(path: Path) -> str:
+def checksum(path: Path) -> str:
     """CRC-32 of a file, or of a folder's file names and contents in turn."""
     crc = 0
     for one in _files(path):

@@ -16,8 +16,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.choices import Kind
-from dubito.errors import NotFittedError, TableError, ValueRangeError
+from dubito.errors import NotFittedError, ValueRangeError
 from dubito.table import Provenance, Table, check_table
+from dubito.table.provenance import check_provenance
 
 Json = dict[str, Any]
 AnyScore = TypeVar("AnyScore", bound="Score")
@@ -259,12 +260,9 @@ class Score(ABC):
 
     def check_provenance(self, table: Table) -> None:
         """Raise TableError for a table of another model than the score was fitted on."""
-        fitted_on = self.provenance_.model_id if self.provenance_ else None
-        if self.learned and None not in (fitted_on, table.model_id) and fitted_on != table.model_id:
-            raise TableError(
-                f"{self.name}.score: {table.name} was made by another model ({table.model_id}) than the table that "
-                f"{self.name} was fitted on ({fitted_on}). Fit it on a table of the same model and transform."
-            )
+        if self.learned:
+            both = f"{table.name} and the table that {self.name} was fitted on"
+            check_provenance(table.provenance, self.provenance_, by=f"{self.name}.score", of=both)
 
     def batches(self, table: Table) -> Iterator[Table]:
         """The rows of a table with the columns that the score reads, as many in memory as it can score at once."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from dubito.errors import DubitoError, DubitoWarning, TableError, ValueRangeError
 from dubito.table import Table, check_table
 from dubito.table.overlap import example, shared_rows
+from dubito.table.provenance import check_provenance
 
 SHARED = 0.01
 """A few images may be the same by chance, in any large collection."""
@@ -98,20 +99,38 @@ def check_per_row(values: Any, table: Table, *, by: str, what: str) -> None:
         )
 
 
-def check_classes(labels: Tensor, classes: int, *, by: str, of: str = "the labels") -> None:
-    """Raise TableError unless all labels are integers from 0 to classes - 1.
+def check_classes(
+    labels: Tensor,
+    classes: int,
+    *,
+    by: str,
+    of: str = "the labels",
+    ids: Sequence[str] | None = None,
+    hint: str = "Leave out rows without a class of the model.",
+    error: type[DubitoError] = TableError,
+) -> None:
+    """Raise unless all labels are integers from 0 to classes - 1.
+
+    Args:
+        labels: The labels.
+        classes: The number of classes.
+        by: The function that the user called.
+        of: What the labels are called.
+        ids: Names of the images, of which the first with another label is reported.
+        hint: How to repair it, a sentence.
+        error: What to raise.
 
     >>> check_classes(torch.tensor([0, 3]), 3, by="nll")
     Traceback (most recent call last):
     dubito.errors.TableError: nll: the labels must be classes from 0 to 2; got 0 to 3. Leave out rows ...a class of...
     """
     if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TableError(f"{by}: {of} must be integers from 0 to {classes - 1}; got {labels.dtype}. Cast them.")
-    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-        raise TableError(
-            f"{by}: {of} must be classes from 0 to {classes - 1}; got {int(labels.min())} to {int(labels.max())}. "
-            f"Leave out rows without a class of the model."
-        )
+        raise error(f"{by}: {of} must be integers from 0 to {classes - 1}; got {labels.dtype}. Cast them.")
+    wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten().tolist()
+    if wrong:
+        got = f"{int(labels.min())} to {int(labels.max())}"
+        got = got if ids is None else f"{int(labels[wrong[0]])} for image '{ids[wrong[0]]}'"
+        raise error(f"{by}: {of} must be classes from 0 to {classes - 1}; got {got}. {hint}")
 
 
 def settings_from_text(
@@ -201,11 +220,8 @@ def check_same_model(
     for name, other in others.items():
         if other is None:
             continue
-        if table.model_id and other.model_id and table.model_id != other.model_id:
-            raise error(
-                f"{by}: {name} ({other.name}) and {table.name} must come from one model with one transform; they come "
-                f"from {_model(other)} and {_model(table)}. Extract both with the same model."
-            )
+        both = f"{name} ({other.name}) and {table.name}"
+        check_provenance(other.provenance, table.provenance, by=by, of=both, error=error)
         for column in ("logit", "feature"):
             if column in table and column in other and table.shape(column)[1:] != other.shape(column)[1:]:
                 raise error(
@@ -255,11 +271,6 @@ def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allow
         f"{by}: at least {len(shared.here)} of the {len(table)} images of {table.name} are also in {what} "
         f"({other.name}){example(table, other, shared)}. {harm}"
     )
-
-
-def _model(table: Table) -> str:
-    name = table.provenance.model if table.provenance else None
-    return f"{name} ({table.model_id})" if name else str(table.model_id)
 
 
 def _from_text(text: str, kind: Any, parsers: Mapping[Any, Callable[[str], Any]]) -> Any:

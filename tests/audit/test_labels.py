@@ -7,7 +7,7 @@ from scipy.stats import beta, hypergeom
 from dubito.audit import labels as subject
 from dubito.audit.finding import NotChecked
 from dubito.audit.labels import _permutation_p, check_chance, check_counting, check_order
-from dubito.cache.order import agreement
+from dubito.cache.labels import agreement
 from tests.audit.drawn import numbers
 
 

@@ -12,7 +12,7 @@ from torchvision.transforms import Compose, Resize, ToTensor
 import dubito
 from dubito.cache.extract import _Extraction
 from dubito.data import Augment, Augmented
-from dubito.errors import CacheError, ImagesError, SkippedImagesWarning, StaleCacheError, TableError
+from dubito.errors import ImagesError, SkippedImagesWarning, StaleCacheError, TableError, ValueRangeError
 from tests.cache.conftest import contents, image_folder
 
 
@@ -118,14 +118,14 @@ def test_another_augmentation_is_refused_by_name(model, photos, tmp_path):
     before = contents(cache)
     extract(model, photos, cache, epochs=3, augment=Augment())
     assert contents(cache) == before, "the default, said or not, is the same"
-    told = refused(model, photos, cache, r"the augmentation \(epochs=3 there, epochs=2 here\)", epochs=2)
+    told = refused(model, photos, cache, r"the augmentation \(epochs=3 there, 2 here\)", epochs=2)
     assert "the images" not in told
-    refused(model, photos, cache, r"the augmentation \(seed=0 there, seed=4 here\)", epochs=3, augment=Augment(seed=4))
-    refused(model, photos, cache, r"the augmentation \(strong=None there, strong=box here\)", epochs=3,
+    refused(model, photos, cache, r"the augmentation \(seed=0 there, 4 here\)", epochs=3, augment=Augment(seed=4))
+    refused(model, photos, cache, r"the augmentation \(strong=none there, box here\)", epochs=3,
             augment=Augment(strong="box"))  # fmt: skip
-    refused(model, photos, cache, r"something else: the augmentation \(.*epochs=3, .* there, none here\)")
+    refused(model, photos, cache, r"something else: the augmentation \(.*\"epochs\": 3, .* there, none here\)")
     extract(model, photos, tmp_path / "plain")
-    refused(model, photos, tmp_path / "plain", r"the augmentation \(none there, epochs=2, .* here\)", epochs=2)
+    refused(model, photos, tmp_path / "plain", r"the augmentation \(none there, .*\"epochs\": 2, .* here\)", epochs=2)
     (photos / "a" / "000.png").write_bytes((photos / "b" / "001.png").read_bytes())
     refused(model, photos, cache, r"the contents of the images", epochs=3)
 
@@ -228,7 +228,7 @@ def test_epoch_and_photo_belong_to_the_extraction(model, photos, tmp_path, colum
 def test_what_cannot_be_augmented(model, photos, tmp_path):
     with pytest.raises(ImagesError, match="augmentation needs images; images in memory is a model input already"):
         extract(model, torch.zeros(3, 3, 16, 16), tmp_path / "cache", epochs=2)
-    with pytest.raises(CacheError, match="extract: epochs must be at least 1; got 0"):
+    with pytest.raises(ValueRangeError, match="extract: epochs must be a whole number, at least 1; got 0"):
         extract(model, photos, tmp_path / "cache", epochs=0)
     assert not (tmp_path / "cache").exists()
 

@@ -159,7 +159,9 @@ def test_a_loss_that_has_nothing_to_compare_with(model, photos, folder, tmp_path
 def test_a_loss_that_is_not_finite_names_the_image(model, photos, tmp_path):
     target = torch.zeros(7, 1)
     target[5] = float("inf")
-    with pytest.raises(ValueRangeError, match=r"image '005\.png': the task loss is -inf\. Look at task_loss, at that"):
+    with pytest.raises(
+        ValueRangeError, match=r"image '005\.png': the task loss is -inf\. Look at task_loss, at the target"
+    ):
         extract(model, photos, tmp_path / "cache", loss=first, targets=target)
 
 
@@ -177,9 +179,9 @@ def test_other_targets_and_losses_are_refused(model, photos, tmp_path):
     refused(model, photos, cache, r"the targets of the task loss \(\w{8} there, \w{8} here\)", loss="bce",
             targets=1 - SEVERAL)  # fmt: skip
     refused(model, photos, cache, r"the targets of the task loss \(\w{8} there, none here\)")
-    refused(model, photos, cache, r"forward probe with other settings: task_loss='bce' there, 'the usual' here",
+    refused(model, photos, cache, r"the settings of the forward probe \(task_loss=bce there, none here\)",
             targets=SEVERAL)  # fmt: skip
-    refused(model, photos, cache, r"task_loss='bce' there, 'first' here", loss=first, targets=SEVERAL)
+    refused(model, photos, cache, r"task_loss=bce there, first here", loss=first, targets=SEVERAL)
 
 
 def test_a_loss_of_another_name_is_refused(model, photos, tmp_path):
@@ -188,7 +190,7 @@ def test_a_loss_of_another_name_is_refused(model, photos, tmp_path):
 
     extract(model, photos, tmp_path / "cache", loss=first, targets=SEVERAL)
     extract(model, photos, tmp_path / "cache", loss=first, targets=SEVERAL)
-    refused(model, photos, tmp_path / "cache", "task_loss='first' there, 'second' here", loss=second, targets=SEVERAL)
+    refused(model, photos, tmp_path / "cache", "task_loss=first there, second here", loss=second, targets=SEVERAL)
 
 
 def test_other_probes_are_given_the_targets(model, photos, tmp_path):

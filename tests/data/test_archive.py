@@ -5,7 +5,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 
-from dubito.data.archive import ArchiveImages
+from dubito.data.files import ArchiveImages
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.types import Images
 

@@ -90,7 +90,7 @@ def test_tiny_images():
 def test_severity_out_of_range(kind: str, severity: int):
     with pytest.raises(
         ValueRangeError,
-        match=rf"severity must be an integer from 0 \(unchanged\) to 5; got {severity}\. Choose",
+        match=rf"corrupt: severity must be a whole number in \[0, 5\]; got {severity}\. 0 leaves images unchanged",
     ):
         corrupt(IMAGE, kind, severity)
 
@@ -157,7 +157,7 @@ def test_digest_covers_images_kind_severity_and_seed(images):
     ]
     assert len({view.digest() for view in views}) == len(views)
     assert Corrupted(images, "blur", 2).digest() == views[0].digest()
-    assert views[0].digest_rows([0, 1, 2]) == views[4].digest()
+    assert Subset(views[0], [0, 1, 2]).digest() == views[4].digest()
 
 
 def test_digest_notices_another_definition_of_the_severities(images, monkeypatch):
@@ -187,7 +187,7 @@ def test_images_of_a_user_s_own_serve_too():
 def test_errors(images):
     with pytest.raises(ValueRangeError, match="kind must be one of blur, box, zoom, noise; got 'fog'"):
         Corrupted(images, "fog", 1)
-    with pytest.raises(ValueRangeError, match="severity must be an integer from 0"):
+    with pytest.raises(ValueRangeError, match=r"severity must be a whole number in \[0, 5\]"):
         Corrupted(images, "blur", 6)
     ready = Corrupted(open_images(torch.zeros(2, 3, 8, 8)), "blur", 1)
     with pytest.raises(ImagesError, match="must be RGB images to be corrupted; '000001' is a model input"):

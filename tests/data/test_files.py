@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dubito.data.files import FileImages, open_csv, open_folder
+from dubito.data import Subset
+from dubito.data.files import FileImages, class_folders, is_hidden, is_image, only_images, open_folder
+from dubito.data.open import open_csv
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.types import Images
 
@@ -100,7 +102,7 @@ def test_digest_knows_contents_names_and_order_but_no_place(folder):
     assert open_folder(root).digest() == digest
     assert open_folder(folder(FILES, "copy")).digest() == digest
     assert FileImages(root, images.ids[::-1]).digest() != digest
-    assert images.digest_rows([2, 1, 0]) == FileImages(root, images.ids[::-1]).digest()
+    assert Subset(images, [2, 1, 0]).digest() == FileImages(root, images.ids[::-1]).digest()
     (root / "c.png").write_bytes(b"brokem")
     assert images.digest() != digest
     (root / "c.png").write_bytes(b"broken")
@@ -231,3 +233,59 @@ def test_one_reading_gives_the_image_and_the_hash_that_the_digest_is_made_of(fol
     gone, content = images.read_hashed(0)
     assert isinstance(gone, BrokenImageError)
     assert [content] == images.contents([0]) != expected[:1]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.JPEG", "b/c.PnG", "x.tiff", "x.y.webp", "x.jp2", "x.avif", "x.pgm"])
+def test_images(name: str):
+    assert is_image(name)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "jpg", "a.jpg.part", "labels.csv", "a"])
+def test_other_files(name: str):
+    assert not is_image(name)
+
+
+def test_hidden():
+    assert [is_hidden(part) for part in (".git", "._a.jpg", "__MACOSX", "a.b", "_x")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ids", "labels", "classes"),
+    [
+        (["cat/1.jpg", "dog/1.jpg", "dog/2.jpg"], [0, 1, 1], ("cat", "dog")),
+        (["dog/2.jpg", "cat/deep/down/1.jpg"], [1, 0], ("cat", "dog")),
+        (["top/cat/1.jpg", "top/dog/1.jpg"], [0, 1], ("cat", "dog")),
+        (["top/next/b/1.jpg", "top/next/a/1.jpg"], [1, 0], ("a", "b")),
+        (["cat/1.jpg", "cats/1.jpg"], [0, 1], ("cat", "cats")),
+        (["1.jpg", "2.jpg"], None, None),
+        (["photos/1.jpg", "photos/2.jpg"], None, None),
+        (["1.jpg", "dog/2.jpg"], None, None),
+        (["top/1.jpg", "top/dog/2.jpg"], None, None),
+        (["cat/1.jpg"], None, None),
+    ],
+)
+def test_class_folders(ids, labels, classes):
+    found, names = class_folders(ids, "folder")
+    assert (None if found is None else found.tolist()) == labels
+    assert names == classes
+
+
+def test_splits_are_not_classes():
+    with pytest.raises(
+        ImagesError,
+        match=r"folder 'd' must hold class folders or images; it holds the splits 'test', 'train'\. Open one",
+    ):
+        class_folders(["train/cat/1.jpg", "test/cat/2.jpg"], "folder 'd'")
+
+
+def test_errors_of_a_place_without_images():
+    with pytest.raises(ImagesError, match=r"folder 'x' must hold images; it is empty\. Check the path, or put images"):
+        only_images([], "folder 'x'")
+    with pytest.raises(ImagesError, match=r"got 4 other files, with endings '\.csv', '\.txt', 'none'\. Check the path"):
+        only_images(["a.txt", "b.TXT", "c.csv", "README"], "folder 'x'")

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 import torch
 
 from dubito.data.arrays import ArrayImages
-from dubito.data.labels import to_labels, with_labels
+from dubito.data.labels import Votes, find_rows, read_csv, read_label_sets, read_votes, to_labels, with_labels
 from dubito.errors import ImagesError
 
 
@@ -193,3 +194,144 @@ def test_missing_csv(tmp_path: Path):
         ImagesError, match=r"labels file '.*no\.csv' must be a CSV file; there is none\. Check the path"
     ):
         with_labels(images("1.jpg"), tmp_path / "no.csv")
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    path = folder / "a.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_cells(tmp_path: Path):
+    table = read_csv(write(tmp_path, 'Path, Label\r\na.jpg,"cat, big"\r\n\r\nb.jpg, dog \r\n'))
+    assert table.header == ("path", "label")
+    assert (table.column(0), table.column(1)) == (["a.jpg", "b.jpg"], ["cat, big", "dog"])
+
+
+@pytest.mark.parametrize(
+    ("header", "paths", "label"),
+    [
+        ("path,label", 0, 1),
+        ("label,x", 1, 0),
+        ("x,y", 0, 1),
+        ("x,id", 1, 0),
+        ("x,y,z", 0, None),
+        ("x,image,y,label", 1, 3),
+        ("x", 0, None),
+        ("label", 0, 0),
+    ],
+)
+def test_where_paths_and_labels_stand(tmp_path: Path, header: str, paths: int, label: int | None):
+    table = read_csv(write(tmp_path, f"{header}\n{','.join('abcd'[: header.count(',') + 1])}\n"))
+    assert (table.paths, table.label) == (paths, label)
+
+
+def test_byte_order_mark(tmp_path: Path):
+    assert read_csv(write(tmp_path, b"\xef\xbb\xbfpath\na.jpg\n")).header == ("path",)
+
+
+def test_no_rows(tmp_path: Path):
+    with pytest.raises(
+        ImagesError, match=r"must have a header and at least one row; got 1 lines\. The first line names"
+    ):
+        read_csv(write(tmp_path, "path,label\n"))
+
+
+@pytest.mark.parametrize("first", ["cat/1.jpg,cat", "00000293,65"])
+def test_no_header(tmp_path: Path, first: str):
+    with pytest.raises(
+        ImagesError, match=rf"must begin with a header; got '{first.split(',', maxsplit=1)[0]}', which looks like data"
+    ):
+        read_csv(write(tmp_path, f"{first}\nx.jpg,dog\n"))
+
+
+def test_ragged_rows(tmp_path: Path):
+    with pytest.raises(
+        ImagesError, match=r"must have 2 cells in every row, as its header has; line 4 has 3\. Quote cells"
+    ):
+        read_csv(write(tmp_path, "path,label\na.jpg,cat\n\nb.jpg,cat,big\n"))
+
+
+def test_file_names_may_be_any_bytes(tmp_path: Path):
+    table = read_csv(write(tmp_path, b"path,label\ncaf\xe9.jpg,1\n"))
+    assert os.fsencode(table.column(table.paths)[0]) == b"caf\xe9.jpg"
+
+
+def test_other_encodings(tmp_path: Path):
+    with pytest.raises(ImagesError, match=r"must be readable text in UTF-8; reading it gave: .*\. Save it as UTF-8"):
+        read_csv(write(tmp_path, b"path,label\n1.jpg,caf\xe9\n"))
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_label_sets(tmp_path):
+    csv = written(
+        tmp_path / "labels.csv", "val_id,label,wnid,name,real_labels\n1,65,n1,sea_snake,\n2,970,n2,alp,970 795\n"
+    )
+    assert read_label_sets(csv) == {"1": (), "2": (970, 795)}
+    assert read_label_sets(str(csv)) == read_label_sets(csv)
+
+
+def test_votes(tmp_path):
+    csv = written(
+        tmp_path / "votes.csv",
+        "val_id,label,votes_no,votes_maybe,votes_yes,ds_score\n1,52,5,0,0,0.0006\n1,54,4,1,0,0.0041\n7,3,0,1,4,0.9\n",
+    )
+    assert read_votes(csv) == {"1": {52: Votes(5, 0, 0), 54: Votes(4, 1, 0)}, "7": {3: Votes(0, 1, 4)}}
+    assert read_votes(csv)["7"][3].yes == 4
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "message"),
+    [
+        (read_label_sets, "id,label\n1,2\n", "must have a column 'real_labels'; its columns are 'id', 'label'"),
+        (read_label_sets, "id,real_labels\n1,2\n1,3\n", "must name each image once; '1' comes twice"),
+        (read_label_sets, "id,real_labels\n1,2;3\n", "column 'real_labels' .* whole numbers from 0; got '2;3'"),
+        (read_votes, "id,label,votes_no,votes_yes\n1,2,0,5\n", "must have a column 'votes_maybe'"),
+        (read_votes, "id,label,votes_no,votes_maybe,votes_yes\n1,2,0,-1,5\n", "'votes_maybe' .*; got '-1'"),
+        (
+            read_votes,
+            "id,label,votes_no,votes_maybe,votes_yes\n1,2,0,0,5\n1,2,0,0,5\n",
+            "label 2 of image '1' comes twice",
+        ),
+    ],
+)
+def test_files_that_are_wrong(tmp_path, reader, text, message):
+    with pytest.raises(ImagesError, match=message):
+        reader(written(tmp_path / "x.csv", text))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ImagesError, match="must be readable text"):
+        read_votes(tmp_path / "no.csv")
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["1", "2", "30"],
+        ["a/1.jpg", "a/2.jpg", "b/30.jpg"],
+        ["a/ILSVRC/00000001.JPEG", "00000002.png", "00000030.png"],
+    ],
+)
+def test_rows_by_id_file_stem_or_number(ids):
+    # 30 has a row and no key, 5 a key and no row
+    assert find_rows(["2", "1", "5"], ids, "votes") == {"1": 0, "2": 1}
+
+
+def test_file_names_with_endings():
+    assert find_rows(["cat.jpg"], ["x/dog.jpg", "y/cat.jpg"], "votes") == {"cat.jpg": 1}
+
+
+def test_names_that_two_images_share_are_no_match():
+    assert find_rows(["cat.jpg", "dog.jpg"], ["x/cat.jpg", "y/cat.jpg", "y/dog.jpg"], "votes") == {"dog.jpg": 2}
+
+
+def test_no_match_at_all():
+    with pytest.raises(
+        ImagesError, match=r"votes must name images of the table .* none of the 1 keys \('x'\) is one of"
+    ):
+        find_rows(["x"], ["a.jpg"], "votes")

@@ -221,7 +221,7 @@ def test_another_training_in_the_folder_is_refused(tmp_path):
         assert text in str(error.value)
 
     train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
-    again("training: the recipe (lr=0.001 there, lr=0.5 here). Train", recipe=replace(SHORT, lr=0.5))
+    again("training: the recipe (lr=0.001 there, 0.5 here). Train", recipe=replace(SHORT, lr=0.5))
     again("training: the seed (1 there, 2 here). Train", seed=2)
     again("training: the head's width (16 there, 17 here). Train", width=17)
     again("training: the head's depth (1 there, 0 here). Train", depth=0)
@@ -311,8 +311,7 @@ from pathlib import Path
 
 import torch
 
-from dubito.cache.column import ShardedColumn
-from dubito.cache.shard import shard_named, write_shard
+from dubito.cache.shard import shard_at, sharded_column, write_shard
 from dubito.heads import stream
 from dubito.heads.recipe import Recipe
 from dubito.heads.loop import train_head
@@ -329,8 +328,8 @@ def peak(count):
     names = [first.name.replace("-00000-", f"-{count + index:05d}-") for index in range(count)]
     for name in names:
         os.link(first.path, folder / name)
-    shards = [(shard_named(folder, name), 512) for name in names]
-    table = Table(feature=ShardedColumn(shards, "feature", (512,)), loss=ShardedColumn(shards, "loss", ()))
+    shards = [(shard_at(folder / name), 512) for name in names]
+    table = Table(feature=sharded_column(shards, "feature", (512,)), loss=sharded_column(shards, "loss"))
     train_head(table, recipe=Recipe(batch=256, rows=len(table)), width=16)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

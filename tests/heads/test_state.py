@@ -74,7 +74,7 @@ def test_it_replaces_the_one_before(tmp_path):
         ({"model_id": "ee55"}, "the model that made the table (ab12 there, ee55 here)"),
         ({"losses": "ff66"}, "the losses (cd34 there, ff66 here)"),
         ({"held_out": "aa"}, "the held-out images (none there, aa here)"),
-        ({"recipe": {"lr": 0.2, "loss": "ranking"}}, "the recipe (lr=0.1 there, lr=0.2 here)"),
+        ({"recipe": {"lr": 0.2, "loss": "ranking"}}, "the recipe (lr=0.1 there, 0.2 here)"),
         ({"seed": 2, "rows": 5}, "the seed (1 there, 2 here); the number of rows (100 there, 5 here)"),
     ],
 )

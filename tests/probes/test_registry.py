@@ -58,9 +58,7 @@ def test_unknown_names():
         ValueRangeError, match=r"make_probe: probe must be one of forward, .*; got 'tile'\. Did you mean"
     ):
         make_probe("tile")
-    with pytest.raises(
-        ValueRangeError, match=r"'tiles': a setting must be one of .*'grid'\. Did you mean grids\?"
-    ):
+    with pytest.raises(ValueRangeError, match=r"'tiles': a setting must be one of .*'grid'\. Did you mean grids\?"):
         make_probe("tiles", grid=[2])
 
 

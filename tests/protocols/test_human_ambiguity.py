@@ -9,7 +9,7 @@ import torch
 from scipy.stats import entropy as scipy_entropy
 
 from dubito import metrics
-from dubito.data.annotations import Votes, read_label_sets, read_votes
+from dubito.data.labels import Votes, read_label_sets, read_votes
 from dubito.errors import ImagesError, MissingColumnError, TableError, ValueRangeError
 from dubito.protocols.human_ambiguity import (
     ambiguous_images,

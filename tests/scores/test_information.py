@@ -133,7 +133,7 @@ def test_pooled_weights_are_learned_saved_and_of_one_ensemble(tmp_path):
     score.fit(Table(views_logit=logits(), provenance=Provenance(weights="ab")))
     with pytest.raises(TableError, match=r"has 4 members in 'views_logit'; weights were fitted for 6\. Fit on a table"):
         score.score(Table(views_logit=logits(m=4)))
-    with pytest.raises(TableError, match="was made by another model"):
+    with pytest.raises(TableError, match="must come from one model"):
         score.score(Table(views_logit=logits(), provenance=Provenance(weights="cd")))
     with pytest.raises(TableError, match=r"weighted_mutual_information\.fit needs rows; table in memory has none"):
         WeightedMutualInformation(over="pooled").fit(Table(members_logit=logits(n=0)))

@@ -135,7 +135,7 @@ def test_of_a_classifier():
     assert torch.equal(score.weights_, weight.detach().double())
     rows = Table(feature=z, logit=model.logits(z))
     assert torch.allclose(score.score(rows), mental_log_odds(z, weight), rtol=1e-9)
-    with pytest.raises(TableError, match=r"mental\.score: .* was made by another model"):
+    with pytest.raises(TableError, match=r"mental\.score: .* must come from one model"):
         score.score(Table(feature=z, provenance=Provenance(weights="another")))
     with torch.no_grad():
         model.module[3].weight[1] = 0

@@ -155,8 +155,8 @@ def test_what_cannot_be_joined():
     refused("concat needs at least one table; got none.")
     first, second = Provenance(weights="aa"), Provenance(weights="bb")
     refused(
-        f"concat: a and b come from different models ({first.model_id} and {second.model_id}). Extract both with the "
-        f"same model and transform.",
+        f"concat: a and b must come from one model with one transform; they come from {first.model_id} and "
+        f"{second.model_id}. Extract both with the same model.",
         table_of(2, name="a", provenance=first),
         table_of(2, name="b", provenance=second),
     )
@@ -276,9 +276,9 @@ def test_an_ensemble_knows_its_models():
     many = [said_by(seed, n=200, label=torch.arange(200) % 3) for seed in (1, 2)]
     fitted = Temperature().fit(ensemble(many))
     fitted.score(both)
-    with pytest.raises(TableError, match="was made by another model"):
+    with pytest.raises(TableError, match="must come from one model"):
         fitted.score(one)
-    with pytest.raises(TableError, match="was made by another model"):
+    with pytest.raises(TableError, match="must come from one model"):
         fitted.score(ensemble([one, said_by(3)]))
 
 

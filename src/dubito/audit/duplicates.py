@@ -20,8 +20,7 @@ from torch import Tensor
 
 from dubito.audit.finding import Finding, Outcome, Severity, counted, percent
 from dubito.cache.runner import in_batches, open_stream
-from dubito.data.digest import hash_array
-from dubito.data.image_set import ImageSet
+from dubito.data.image_set import ImageSet, hash_array
 from dubito.models.transform import NoTransform
 from dubito.types import Images, Json
 

@@ -1,7 +1,7 @@
 """Are the labels the model's classes? Unknown names; labels off by one, shifted, sorted as text, permuted, unrelated.
 
 A shift by s is right on  #{i : predicted_i - label_i = s}  images, so one histogram of differences tries them all. A
-permutation is estimated on one half of the images and tested on the other (`dubito.cache.order`). Either must beat the
+permutation is estimated on one half of the images and tested on the other (`dubito.cache.labels`). Either must beat the
 labels as they are on the same images (exact test, corrected for the number of shifts) by ten points, and be right more
 often than predictions that have nothing to do with the labels would be:  sum_y #{label = y} #{predicted = y + s} / n.
 
@@ -43,8 +43,7 @@ from dubito.audit.finding import (
     percent,
 )
 from dubito.audit.sample import Sample
-from dubito.cache.labels import check_count, resolve_labels
-from dubito.cache.order import agreement, cross_fitted, exchanged, matched
+from dubito.cache.labels import agreement, check_count, cross_fitted, exchanged, matched, resolve_labels
 from dubito.choices import LabelSpace
 from dubito.data import Subset
 from dubito.errors import ImagesError, OwnLabelsWarning

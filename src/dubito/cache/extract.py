@@ -12,22 +12,20 @@ them; images that are mixed or augmented anew are read for each row; a zip archi
 """
 
 import copy
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dubito.cache.column import forget_shards
-from dubito.cache.labels import check_count, check_range, names_of_labels, resolve_labels, to_targets
-from dubito.cache.manifest import FILE, Manifest, check_identity, check_probe, identity, read_manifest
-from dubito.cache.open import table_of_cache
-from dubito.cache.order import warn_of_order
+from dubito.cache.labels import check_count, names_of_labels, resolve_labels, to_targets, warn_of_order
+from dubito.cache.manifest import FILE, Manifest, check_identity, identity, read_manifest, table_of_cache
 from dubito.cache.runner import (
     Batch,
     Columns,
@@ -40,11 +38,10 @@ from dubito.cache.runner import (
     joined,
     open_stream,
 )
-from dubito.cache.shard import HEAD, ROWS, Shard, check_name, is_leftover, list_shards, pack_strings, sweep, write_shard
+from dubito.cache.shard import HEAD, ROWS, Shard, forget_shards, is_leftover, list_shards, pack_strings, write_shard
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
-from dubito.data.digest import SIZE, hash_images
-from dubito.data.image_set import ImageSet
+from dubito.data.image_set import SIZE, ImageSet, hash_images
 from dubito.errors import (
     CacheBusyError,
     CacheError,
@@ -60,6 +57,7 @@ from dubito.storage import LOCK, locked
 from dubito.table import Provenance, Table
 from dubito.table.provenance import CARRIED
 from dubito.types import BaseProbe, Classifier, Images, Json, NotingProbe, Probe
+from dubito.validate import check_choice, check_classes, check_number
 
 
 def extract(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -97,8 +95,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         workers: Processes that decode; by default one per core, and none for ready arrays.
         progress: Show a bar when a terminal is watching.
     """
-    sizes = {"batch_size": batch_size, "shard_size": shard_size, "epochs": epochs, "workers": workers}
-    _check_call(model, label_space, sizes)
+    _check_call(model, label_space, batch_size=batch_size, shard_size=shard_size, epochs=epochs, workers=workers)
     plain = open_images(images, labels)
     opened = plain if epochs == 1 and augment is None else _augmented(plain, model, epochs, augment or Augment())
     compared = None if targets is None else to_targets(targets, opened)
@@ -121,7 +118,9 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             shard_size=shard_size,
         )
         begun, previous = _begin(folder, manifest, chosen)
-        extraction = _Extraction(model, opened, folder, begun, chosen, base, stored, values, label_space is not None)
+        by_place = opened.classes is not None and model.classes is None
+        counted = by_place and label_space is None
+        extraction = _Extraction(model, opened, folder, begun, chosen, base, stored, values, counted)
         try:
             anew = extraction.run(default_workers(opened) if workers is None else workers, progress)
         except StaleCacheError:
@@ -130,7 +129,6 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     forget_shards()
     table = table_of_cache(folder, Provenance(**{part: manifest.identity[part] for part in CARRIED}))
     if anew and compared is None and stored is not None and space == "model":
-        by_place = opened.classes is not None and model.classes is None
         warn_of_order(table, begun.shard_size, opened.name, by_place=by_place)
         forget_shards()  # whoever reads them first verifies them
     if table.skipped:
@@ -147,7 +145,7 @@ class _Extraction:
         base: The probe that compares logits with values, if it is among the probes.
         labels: One per image, or None.
         values: What the task loss compares the logits with: targets, or labels that are the model's classes.
-        stated: The user stated whose classes the labels are.
+        counted: Class names are taken as the model's classes in order, so there must be as many.
         have: The shards that are whole, by kind and block.
         new: Those that this run has written.
     """
@@ -160,7 +158,7 @@ class _Extraction:
     base: BaseProbe | None
     labels: Int[Tensor, "n"] | None
     values: Shaped[Tensor, "rows ..."] | None
-    stated: bool
+    counted: bool
     have: dict[tuple[str, int], Shard] = field(default_factory=dict)
     new: list[Shard] = field(default_factory=list)
     _checked: bool = False
@@ -185,14 +183,16 @@ class _Extraction:
         if missing:
             groups = {block: self._groups(block) for block in missing}
             order = [group for of_block in groups.values() for group in of_block]
-            runner = ProbeRunner(self.model, self.probes, self._owners())
+            written = self.manifest.probes.items()
+            owners = {column: name for name, probe in written for column in probe.get("columns", ())}
+            runner = ProbeRunner(self.model, self.probes, owners)
             options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress}
             title = f"extract {self.images.name}"
             with open_stream(self.images, self.model.transform, order, title=title, **options) as stream:
                 for block, kinds in missing.items():
                     self._do(block, kinds, islice(stream, len(groups[block])), runner)
         if missing or not self.manifest.finished:
-            self._finish(blocks)
+            self._finish([self.have[ROWS, block] for block in blocks])
         return anew
 
     def undo(self, previous: Manifest | None) -> None:
@@ -204,19 +204,19 @@ class _Extraction:
 
     def _whole_shards(self) -> dict[tuple[str, int], Shard]:
         """The shards that are there and whole; damaged ones are removed, named, and done again."""
-        whole: dict[tuple[str, int], Shard] = {}
         kinds = (self.manifest.rows, *self.manifest.probes.values())
-        lost = {shard["name"] for kind in kinds for shard in kind.get("shards", ())}
+        damage = {shard["name"]: "is missing" for kind in kinds for shard in kind.get("shards", ())}
+        whole: dict[tuple[str, int], Shard] = {}
         for shard in list_shards(self.folder):
-            lost.discard(shard.name)
-            damage = shard.damage()
-            if damage:
+            damage.pop(shard.name, None)
+            if wrong := shard.damage():
+                damage[shard.name] = wrong
                 shard.path.unlink()
-                _warn_repair(f"{shard.name} {damage}", self.folder)
             else:
                 whole[shard.kind, shard.index] = shard
-        for name in sorted(lost):
-            _warn_repair(f"{name} is missing", self.folder)
+        for name, wrong in sorted(damage.items()):
+            message = f"cache '{self.folder}': shard {name} {wrong}; it is extracted again."
+            warnings.warn(message, RepairedShardWarning, stacklevel=4)
         return whole
 
     def _missing(self, block: int) -> list[str]:
@@ -246,8 +246,8 @@ class _Extraction:
         """By position, the hash of the content of every image behind a block's rows."""
         if not self.hashed:
             return {}
-        data, first = _contents([self.have[ROWS, block]]), block * self.manifest.shard_size
-        return {(first + row) % len(self.behind): content for row, content in enumerate(data)}
+        contents = _contents([self.have[ROWS, block]])
+        return {row % len(self.behind): one for row, one in zip(self._indices(block), contents, strict=True)}
 
     def _check_content(self, image: int, content: bytes, recorded: dict[int, bytes]) -> None:
         if recorded[image] != content:
@@ -268,16 +268,12 @@ class _Extraction:
         groups = in_batches(self._indices(block), self.manifest.batch_size)
         return [[index for index in group if self.images.ids[index] not in skipped] for group in groups]
 
-    def _owners(self) -> dict[str, str]:
-        """Columns that probes of an earlier run have written."""
-        return {column: name for name, probe in self.manifest.probes.items() for column in probe.get("columns", ())}
-
     def _do(self, block: int, kinds: list[str], stream: Iterable[Batch], runner: ProbeRunner) -> None:
         """Run the missing probes over one block and write its missing shards, the rows first."""
         names = [kind for kind in kinds if kind != ROWS]
         recorded = None if ROWS in kinds else self._recorded(block)
         parts: dict[str, list[Columns]] = {name: [] for name in names}
-        rows = Batch([], None, [], {})
+        rows = Batch()
         for batch in stream:
             if recorded is not None:
                 self._check_unchanged(batch, recorded)
@@ -323,8 +319,10 @@ class _Extraction:
         """All of them at once, before the first batch is paid for: one image shows how many classes there are."""
         count = self.model.logits(self.model.features(x[:1])).shape[1]
         if self.labels is not None and self.manifest.label_space == "model":
-            check_range(self.labels, count, self.images.ids)
-            if self.images.classes is not None and self.model.classes is None and not self.stated:
+            repair = "Give the model's class indices, or label_space='own' if these are classes of another set."
+            options: Json = {"ids": self.images.ids, "hint": repair, "error": ImagesError}
+            check_classes(self.labels, count, by="extract", of="labels", **options)
+            if self.counted and self.images.classes is not None:
                 check_count(self.images.classes, count)
         if self.base is not None:
             self.base.check_targets(self.values, count)
@@ -348,32 +346,26 @@ class _Extraction:
         self.have[kind, block] = shard
         self.new.append(shard)
 
-    def _finish(self, blocks: range) -> None:
+    def _finish(self, rows: list[Shard]) -> None:
         """Write down columns, shards and skipped images: from now on the cache can be opened."""
-        rows = [self.have[ROWS, block] for block in blocks]
-        self.manifest.rows = _summary(rows)
-        for name in self.probes:
-            self.manifest.probes[name] |= _summary([self.have[name, block] for block in blocks])
         self.manifest.skipped = [entry for shard in rows for entry in shard.notes()["skipped"]]
         if len(self.manifest.skipped) == len(self.images):
             raise ImagesError(
                 f"none of the {len(self.images)} images in {self.images.name} could be decoded; "
                 f"the first: {self.manifest.skipped[0][1]}"
             )
-        if self.hashed:
-            self.manifest.identity["images"] = self._digest(rows)
+        self.manifest.rows = _summary(rows)
         for name, probe in self.probes.items():
+            self.manifest.probes[name] |= _summary([self.have[name, shard.index] for shard in rows])
             if isinstance(probe, BaseProbe) and probe.keeps_head:
                 self.manifest.probes[name][HEAD] = self._keep_head().name
+        if self.hashed:
+            contents, n = _contents(rows), len(self.behind)
+            recorded = dict(enumerate(contents[:n]))
+            for row, content in enumerate(contents[n:]):  # augmented images must be the same in every epoch
+                self._check_content(row % n, content, recorded)
+            self.manifest.identity["images"] = hash_images(self.behind.ids, contents[:n])
         self.manifest.write(self.folder)
-
-    def _digest(self, rows: list[Shard]) -> str:
-        """The hash of all contents; augmented images must have been the same in every epoch."""
-        contents, n = _contents(rows), len(self.behind)
-        recorded = dict(enumerate(contents[:n]))
-        for row, content in enumerate(contents[n:]):
-            self._check_content(row % n, content, recorded)
-        return hash_images(self.behind.ids, contents[:n])
 
     def _keep_head(self) -> Shard:
         kept = self.have.get((HEAD, 0))
@@ -384,11 +376,31 @@ class _Extraction:
         return kept
 
 
+def _check_call(model: object, label_space: str | None, **sizes: int | None) -> None:
+    """Raise an error for arguments that are wrong whatever the images are."""
+    if not isinstance(model, Classifier):
+        raise ModelError(
+            f"extract: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
+            f"Wrap it: dubito.wrap(module, transform=...)."
+        )
+    if label_space is not None:
+        check_choice(label_space, get_args(LabelSpace), by="extract", what="label_space")
+    for name, value in sizes.items():
+        if value is not None:
+            interval = "[0, inf)" if name == "workers" else "[1, inf)"
+            check_number(value, interval, by="extract", what=name, whole=True, hint="Leave it out for the default.")
+
+
 def _by_name(probes: Sequence[Probe]) -> dict[str, Probe]:
     """Shards are called after their probe, so names differ; a base probe of the user's takes the usual one's place."""
     chosen: dict[str, Probe] = {}
     for probe in probes:
-        if check_name(probe.name) in chosen:
+        if not re.fullmatch(r"[a-z_]+", probe.name) or probe.name in (ROWS, HEAD):
+            raise CacheError(
+                f"a probe's name must be lower-case letters and underscores, and neither '{ROWS}' nor '{HEAD}'; got "
+                f"'{probe.name}'. Rename the probe."
+            )
+        if probe.name in chosen:
             raise CacheError(
                 f"extract: probes must have different names; two are called '{probe.name}': {chosen[probe.name]} and "
                 f"{probe}. Extract the second into another folder."
@@ -407,46 +419,31 @@ def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment)
 def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[Manifest, Manifest | None]:
     """The manifest to go on with, written before any shard; and a copy of the folder's own, if that was finished."""
     before, previous = read_manifest(folder), None
-    if before is not None and not before.begun and not list_shards(folder):
-        before = None  # nothing was extracted: settings of that attempt do not bind
-    elif before is None:
-        others = sorted(path.name for path in folder.iterdir() if path.name != LOCK and not is_leftover(path))
+    leftovers = [path for path in folder.iterdir() if is_leftover(path)]
+    if before is None:
+        others = sorted(path.name for path in folder.iterdir() if path.name != LOCK and path not in leftovers)
         if others:
             raise CacheError(
                 f"to: '{folder}' holds other things ({', '.join(others[:3])}) and no {FILE}. "
                 f"Choose a new or empty folder."
             )
-    else:
+    elif before.begun or list_shards(folder):  # if nothing was extracted, settings of that attempt do not bind
         # The contents of the images are compared as they are read.
         now = {"images": before.identity["images"]} if manifest.identity["images"] is None else {}
         check_identity(folder, before.identity, {**manifest.identity, **now})
-        for name, probe in probes.items():
-            if name in before.probes:
-                check_probe(folder, name, before.probes[name]["settings"], probe.settings())
+        names = {name: f"the settings of the {name} probe" for name in probes if name in before.probes}
+        was = {name: before.probes[name]["settings"] for name in names}
+        check_identity(folder, was, {name: probes[name].settings() for name in names}, names)
         previous = copy.deepcopy(before) if before.finished else None
         before.label_names, manifest = manifest.label_names, before
-    sweep(folder)
+    for path in leftovers:
+        path.unlink()
     new = [probe for name, probe in probes.items() if name not in manifest.probes]
     for probe in new:
         manifest.probes[probe.name] = {"settings": probe.settings(), "price": probe.price}
     if new or (previous is not None and previous.label_names != manifest.label_names):
         manifest.write(folder)
     return manifest, previous
-
-
-def _check_call(model: object, label_space: str | None, sizes: dict[str, int | None]) -> None:
-    """Raise an error for arguments that are wrong whatever the images are."""
-    if not isinstance(model, Classifier):
-        raise ModelError(
-            f"extract: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
-            f"Wrap it: dubito.wrap(module, transform=...)."
-        )
-    if label_space not in (None, "model", "own"):
-        raise ImagesError(f"label_space must be 'model' or 'own'; got '{label_space}'. Choose one of the two.")
-    for name, value in sizes.items():
-        least = 0 if name == "workers" else 1
-        if value is not None and value < least:
-            raise CacheError(f"extract: {name} must be at least {least}; got {value}. Leave it out for the default.")
 
 
 def _contents(rows: Sequence[Shard]) -> list[bytes]:
@@ -469,7 +466,3 @@ def _summary(shards: Sequence[Shard]) -> Json:
                 columns.setdefault(key, {"dtype": value["dtype"], "shape": value["shape"][1:]})
     noted = next((notes["notes"] for shard in shards if "notes" in (notes := shard.notes())), None)
     return {"columns": columns, "shards": listed} | ({} if noted is None else {"notes": noted})
-
-
-def _warn_repair(damage: str, folder: Path) -> None:
-    warnings.warn(f"cache '{folder}': shard {damage}; it is extracted again.", RepairedShardWarning, stacklevel=5)

@@ -1,13 +1,24 @@
-"""Labels and targets of an extraction: what the task loss compares the logits with.
+"""Labels and targets of an extraction: what the task loss compares the logits with, and do labels look permuted?
 
 Labels are classes of the model (a loss and an accuracy exist) or of another set ("own"). Targets are anything else that
 has one row per image.
+
+Whether predictions fit the labels better when classes are exchanged one to one is read off the counts of (label,
+prediction), largest first, on one half of the images of every label, and tested on the other half, so that an order
+cannot win by having been fitted. `extract` warns where it is right on ten points more of the images than the labels as
+they are, by four standard errors, and above chance by as many:
+
+    better - worse >= max(n / 10, 4 sqrt(better + worse)),     hits > n chance + 4 sqrt(n chance (1 - chance))
+
+where `better` images agree with the exchanged labels only, `worse` ones with the labels as they are only, and chance is
+the agreement of the same predictions and labels paired at random. `dubito.audit` reports what is wrong then.
 """
 
+import math
 import re
 import warnings
 import zipfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +31,19 @@ from torch import Tensor
 from dubito.choices import LabelSpace
 from dubito.data.augment import Augmented
 from dubito.data.image_set import some
-from dubito.errors import ImagesError, OwnLabelsWarning, TableError
-from dubito.table import to_tensor
+from dubito.errors import ImagesError, LabelOrderWarning, OwnLabelsWarning, TableError
+from dubito.table import Table, to_tensor
 from dubito.types import Classifier, Images
 
+NO_CLASS = -1
+"""The class of labels that no class of the model is left for."""
 _IMAGENET = 1000
 _OWN = "label_space='own'"
 _KEY = "targets"
+_GAIN, _ERRORS, _FEWEST = 0.1, 4.0, 20
+_ROWS, _BLOCKS = 4096, 16
+_SHOWN = 3
+_NUMBERS = Int[Tensor, "n"]
 
 
 def resolve_labels(
@@ -37,7 +54,7 @@ def resolve_labels(
     Integers are indices into the model's classes unless `space` is "own". Class names (folders) are looked up among
     the model's class names, of an ImageNet model among WordNet ids too; where none of them is one, they are the
     folder's own classes, with a warning. A model whose names are not known is taken at its count: as many names as
-    outputs, in order (`check_count`). `order.py` warns where predictions fit another order much better.
+    outputs, in order (`check_count`). `warn_of_order` reports predictions that fit another order much better.
     """
     labels = images.labels
     if labels is None or space == "own":
@@ -63,17 +80,6 @@ def names_of_labels(images: Images, model: Classifier, space: LabelSpace | None)
     """What the images call their labels, where the model does not name them itself."""
     known = images.classes if space == "own" or (space == "model" and model.classes is None) else None
     return None if known is None else list(known)
-
-
-def check_range(labels: Int[Tensor, "n"], classes: int, ids: Sequence[str]) -> None:
-    """Raise ImagesError for a label that is no class of the model."""
-    bad = (labels < 0) | (labels >= classes)
-    if bad.any():
-        row = int(bad.nonzero()[0, 0])
-        raise ImagesError(
-            f"labels must be 0..{classes - 1}, the model's classes; got {int(labels[row])} for image '{ids[row]}'. "
-            f"Give the model's class indices, or {_OWN} if these are classes of another set."
-        )
 
 
 def check_count(names: Sequence[str], classes: int) -> None:
@@ -107,41 +113,35 @@ def _by_name(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
 
     A name is looked up as a whole class name first, then among synonyms (`tench, Tinca tinca` has two) and WordNet ids.
     """
-    whole = _table((name, index) for index, name in enumerate(ours))
-    synonyms = _table((part, index) for index, name in enumerate(ours) for part in name.split(","))
-    ids = _table((key, index) for index, key in enumerate(_wordnet_ids(theirs, ours)))
-    keys = map(_plain, theirs)
-    named = [whole.get(key) or synonyms.get(key) or ids.get(key) for key in keys]
-    indices = [_one(name, ours, classes) for name, classes in zip(theirs, named, strict=True)]
-    matched = [index for index in indices if index is not None]
-    if matched and len(matched) < len(indices):
-        unknown = [name for name, index in zip(theirs, indices, strict=True) if index is None]
+    whole = _classes_by_name(enumerate(ours))
+    synonyms = _classes_by_name((index, part) for index, name in enumerate(ours) for part in name.split(","))
+    ids = _classes_by_name(enumerate(_wordnet_ids(theirs, ours)))
+    classes = {name: whole[_plain(name)] or synonyms[_plain(name)] or ids[_plain(name)] for name in theirs}
+    unknown = [name for name in theirs if not classes[name]]
+    if len(unknown) == len(theirs):
+        return None
+    for name, indices in classes.items():
+        if len(indices) > 1:
+            both = " and ".join(f"{index} '{ours[index]}'" for index in sorted(indices))
+            raise ImagesError(
+                f"labels: class folder '{name}' stands for {len(indices)} classes of the model, {both}. Rename it to "
+                f"the full name of one of them (of an ImageNet class also to its WordNet id), give labels= as class "
+                f"indices, or pass {_OWN} if these are classes of another set."
+            )
+    if unknown:
         raise ImagesError(
-            f"labels: {len(matched)} of {len(indices)} class folders are classes of the model, but not "
+            f"labels: {len(theirs) - len(unknown)} of {len(theirs)} class folders are classes of the model, but not "
             f"{', '.join(unknown[:3])}. Rename them, or pass {_OWN} if these are classes of another set."
         )
-    return matched or None
+    return [next(iter(classes[name])) for name in theirs]
 
 
-def _one(name: str, ours: Sequence[str], indices: set[int] | None) -> int | None:
-    if indices is None:
-        return None
-    if len(indices) > 1:
-        both = " and ".join(f"{index} '{ours[index]}'" for index in sorted(indices))
-        raise ImagesError(
-            f"labels: class folder '{name}' stands for {len(indices)} classes of the model, {both}. Rename it to the "
-            f"full name of one of them (of an ImageNet class also to its WordNet id), give labels= as class indices, "
-            f"or pass {_OWN} if these are classes of another set."
-        )
-    return next(iter(indices))
-
-
-def _table(pairs: Iterable[tuple[str, int]]) -> dict[str, set[int]]:
+def _classes_by_name(pairs: Iterable[tuple[int, str]]) -> dict[str, set[int]]:
     """Every name with all classes that bear it."""
-    table: dict[str, set[int]] = defaultdict(set)
-    for name, index in pairs:
-        table[_plain(name)].add(index)
-    return dict(table)
+    classes: dict[str, set[int]] = defaultdict(set)
+    for index, name in pairs:
+        classes[_plain(name)].add(index)
+    return classes
 
 
 def _wordnet_ids(theirs: Sequence[str], ours: Sequence[str]) -> Sequence[str]:
@@ -180,3 +180,109 @@ def _read_targets(path: Path) -> Any:
         f"targets file '{path}' must hold one array, or one called '{_KEY}'; it has {some(names, 8) or 'none'}. "
         f"Rename the one that is meant."
     )
+
+
+def matched(predicted: _NUMBERS, labels: _NUMBERS) -> dict[int, int]:
+    """One prediction for each label and one label for each prediction, by the largest counts; ties leave a label alone.
+
+    >>> matched(torch.tensor([2, 2, 0, 0, 0]), torch.tensor([0, 0, 1, 1, 2]))
+    {0: 2, 1: 0}
+    """
+    counts = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+    order = sorted(counts, key=lambda pair: (-counts[pair], pair[0] != pair[1], pair))
+    mapping: dict[int, int] = {}
+    taken: set[int] = set()
+    for label, prediction in order:
+        if label not in mapping and prediction not in taken:
+            mapping[label] = prediction
+            taken.add(prediction)
+    return mapping
+
+
+def exchanged(labels: _NUMBERS, mapping: dict[int, int]) -> _NUMBERS:
+    """Labels under an order; one that has no prediction keeps its number, if no other label has taken that class.
+
+    >>> exchanged(torch.tensor([0, 1, 2, 3]), {0: 2, 1: 0})
+    tensor([ 2,  0, -1,  3])
+    """
+    taken = set(mapping.values())
+    classes = [mapping.get(label, NO_CLASS if label in taken else label) for label in labels.tolist()]
+    return torch.tensor(classes, dtype=labels.dtype)
+
+
+def cross_fitted(predicted: _NUMBERS, labels: _NUMBERS) -> _NUMBERS:
+    """For every image, its label under the order that was read off the other half of its class."""
+    then = labels.clone()
+    turn, seen = torch.zeros(len(labels), dtype=torch.bool), Counter[int]()
+    for row, label in enumerate(labels.tolist()):
+        turn[row] = seen[label] % 2 == 1
+        seen[label] += 1
+    for half in (turn, ~turn):
+        then[half] = exchanged(labels[half], matched(predicted[~half], labels[~half]))
+    return then
+
+
+def agreement(predicted: _NUMBERS, labels: _NUMBERS) -> float:
+    """The share of agreement if the same predictions and the same labels were paired at random."""
+    predictions = Counter(predicted.tolist())
+    return sum(count * predictions[label] for label, count in Counter(labels.tolist()).items()) / len(labels) ** 2
+
+
+def warn_of_order(table: Table, shard_size: int, images: str, *, by_place: bool) -> None:
+    """Warn, once an extraction is through, that the labels look like classes in another order.
+
+    Args:
+        table: The finished cache; labels are the model's classes.
+        shard_size: Rows of a shard: a few shards are looked at, since reading one row verifies all of its shard.
+        images: The name of the set.
+        by_place: Class names (folders) were taken as the model's classes in sorted order, because it names none.
+    """
+    sample = table.select("logit", "label").rows(_spread(len(table), shard_size))
+    predicted, labels = sample.logit.argmax(-1), sample.label
+    agreements = _better_order(predicted, labels)
+    if agreements is None:
+        return
+    arrows = [
+        f"label {_named(label, table.label_names)} -> class {_named(prediction, table.classes)}"
+        for label, prediction in sorted(matched(predicted, labels).items())
+        if label != prediction
+    ]
+    more = f" and {len(arrows) - _SHOWN} more" if len(arrows) > _SHOWN else ""
+    place = (
+        "The model does not name its classes, so class names were taken for them in sorted order. " if by_place else ""
+    )
+    warnings.warn(
+        f"labels of '{images}' seem to be the model's classes in another order: they agree with its predictions on "
+        f"{100 * agreements[0]:.1f} % of {len(sample)} images, and with classes exchanged on "
+        f"{100 * agreements[1]:.1f} % ({', '.join(arrows[:_SHOWN])}{more}). {place}Run dubito.audit(model, images) "
+        f"(dubito audit MODEL IMAGES), which reports what to repair.",
+        LabelOrderWarning,
+        stacklevel=3,
+    )
+
+
+def _better_order(predicted: _NUMBERS, labels: _NUMBERS) -> tuple[float, float] | None:
+    """Agreement as labels are and with classes exchanged, if that is clearly better."""
+    n = len(labels)
+    if n < _FEWEST:
+        return None
+    then = cross_fitted(predicted, labels)
+    own, hit = labels == predicted, then == predicted
+    better, worse, hits = int((hit & ~own).sum()), int((own & ~hit).sum()), int(hit.sum())
+    chance = agreement(predicted, then)
+    clear = better - worse >= max(_GAIN * n, _ERRORS * math.sqrt(better + worse))
+    informed = hits > n * chance + _ERRORS * math.sqrt(n * chance * (1 - chance))
+    return (int(own.sum()) / n, hits / n) if clear and informed else None
+
+
+def _spread(n: int, shard_size: int) -> Int[Tensor, "k"]:
+    """Rows of a few blocks from the first to the last, because folders come class by class."""
+    blocks = -(-n // shard_size)
+    chosen = torch.linspace(0, blocks - 1, min(blocks, _BLOCKS)).round().long()
+    rows = (chosen[:, None] * shard_size + torch.arange(shard_size)).flatten()
+    rows = rows[rows < n]
+    return rows[:: max(1, -(-len(rows) // _ROWS))]
+
+
+def _named(number: int, names: Sequence[str] | None) -> str:
+    return f"{number} '{names[number]}'" if names is not None and number < len(names) else str(number)

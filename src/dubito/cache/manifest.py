@@ -1,34 +1,36 @@
-"""The manifest: what a cache is made of (its identity), and which shards hold it once it is finished.
+"""A cache's manifest: what it is made of (its identity), which shards hold it, and the table that it opens as.
 
     identity = weights + transform + ordered image ids + contents of the images + labels + probe settings
                (+ augmentation, if any) (+ targets of the task loss, if any)
 
 A cache is used only where every part agrees; a part that differs is named. The hash of the contents is known once every
 image has been read, so a cache that is not finished has it shard by shard (`extract.py`). The manifest holds no times
-and no paths, so two extractions of the same images by the same model give the same bytes.
+and no paths, so two extractions of the same images by the same model give the same bytes. Opening a cache reads the
+manifest alone; rows are read from the disk when they are needed.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from dubito.cache.shard import HEAD, Shard, damaged, shard_at, sharded_column
 from dubito.data.augment import Augmented
-from dubito.data.digest import hash_array, hash_parts
-from dubito.data.image_set import ImageSet
-from dubito.errors import CacheError, StaleCacheError
-from dubito.storage import encode, write_json
-from dubito.table.provenance import CARRIED, Provenance
+from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts
+from dubito.errors import CacheError, DamagedShardError, StaleCacheError
+from dubito.storage import encode, reading, write_json
+from dubito.table import Column, Provenance, Table
+from dubito.table.provenance import CARRIED, describe_difference
+from dubito.table.views import Computed
 from dubito.types import Classifier, Images, Json
 
 FORMAT = 2
 FILE = "manifest.json"
-_USUAL = "the usual"  # of a setting that is written down only where it is another
 _PARTS = {
     "weights": "the model's weights",
     "head": "the layer taken as classifying",
@@ -79,13 +81,29 @@ class Manifest:
 
     @property
     def begun(self) -> bool:
-        """Something has had all its shards before."""
+        """Whether something has had all its shards before."""
         return any("shards" in kind for kind in (self.rows, *self.probes.values()))
 
     @property
     def finished(self) -> bool:
-        """Rows and all probes have all their shards."""
+        """Whether rows and all probes have all their shards."""
         return all("shards" in kind for kind in (self.rows, *self.probes.values()))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, or None where there is none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    repair = "Extract again into another folder, or delete this one."
+    with reading(f"cache '{folder}': {FILE}", repair, error=CacheError):
+        entries: Any = json.loads(path.read_text())
+        written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
+        if written != FORMAT:
+            raise CacheError(
+                f"cache '{folder}' has format {written}; this version of dubito reads format {FORMAT}. {repair}"
+            )
+        return Manifest(**entries)
 
 
 def identity(
@@ -108,8 +126,11 @@ def identity(
         "count": len(behind),
         "ids": hash_parts(*map(encode, behind.ids)).hex(),
         "images": None if hashed else behind.digest(),
-        "labels": _hash_labels(None if labels is None else labels[: len(behind)], space),
+        "labels": "none",
     }
+    if labels is not None:
+        values = labels[: len(behind)].long().contiguous().numpy().tobytes()
+        parts["labels"] = hash_bytes(str(space).encode(), values).hex()
     if isinstance(images, Augmented):
         parts["augmentation"] = images.describe()
     if targets is not None:
@@ -124,53 +145,14 @@ def model_identity(model: Classifier) -> Provenance:
     return Provenance(model=model.name, **plain)
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder, or None where there is none."""
-    path = folder / FILE
-    try:
-        entries: Any = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise CacheError(
-            f"cache '{folder}': {FILE} cannot be read ({error}). Delete the folder and extract again."
-        ) from error
-    written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
-    if written != FORMAT:
-        raise CacheError(
-            f"cache '{folder}' has format {written}; this version of dubito reads format {FORMAT}. "
-            f"Extract again into another folder."
-        )
-    try:
-        return Manifest(**entries)
-    except TypeError as error:
-        raise CacheError(
-            f"cache '{folder}': {FILE} has other entries than this version of dubito writes ({error}). "
-            f"Extract again into another folder."
-        ) from error
-
-
-def check_identity(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_identity(
+    folder: Path, was: Mapping[str, Any], now: Mapping[str, Any], names: Mapping[str, str] = _PARTS
+) -> None:
     """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
-    differing = differing_parts(_PARTS, was, now)
-    if differing:
+    if differing := differing_parts(names, was, now):
         raise StaleCacheError(
             f"cache '{folder}' was made from something else: {'; '.join(differing)}. "
             f"Extract into another folder, or delete this one."
-        )
-
-
-def check_probe(folder: Path, name: str, was: Json, now: Json) -> None:
-    """Raise StaleCacheError when a probe was run with other settings."""
-    differing = [
-        f"{key}={was.get(key, _USUAL)!r} there, {now.get(key, _USUAL)!r} here"
-        for key in {**was, **now}
-        if was.get(key) != now.get(key)
-    ]
-    if differing:
-        raise StaleCacheError(
-            f"cache '{folder}' was made by the {name} probe with other settings: {'; '.join(differing)}. "
-            f"Extract into another folder, or use the settings it has."
         )
 
 
@@ -178,28 +160,92 @@ def differing_parts(names: Mapping[str, str], was: Mapping[str, Any], now: Mappi
     """The parts in which two identities differ, in words: of settings only those that differ, of a hash its beginning.
 
     >>> differing_parts({"recipe": "the recipe"}, {"recipe": {"lr": 0.1, "k": 2}}, {"recipe": {"lr": 0.2, "k": 2}})
-    ['the recipe (lr=0.1 there, lr=0.2 here)']
-    >>> differing_parts({"weights": "the model", "seed": "the seed"}, {"weights": "ab12cd34ef", "seed": 1}, {"seed": 1})
-    ['the model (ab12cd34 there, none here)']
+    ['the recipe (lr=0.1 there, 0.2 here)']
     """
-    pairs = {name: (was.get(part), now.get(part)) for part, name in names.items()}
-    return [
-        f"{name} ({_describe(one, other)} there, {_describe(other, one)} here)"
-        for name, (one, other) in pairs.items()
-        if one != other
-    ]
+    differences = {name: describe_difference(was.get(part), now.get(part)) for part, name in names.items()}
+    return [f"{name} ({difference})" for name, difference in differences.items() if difference]
 
 
-def _describe(part: Any, other: Any) -> str:
-    if isinstance(part, dict):
-        theirs = other if isinstance(other, dict) else {}
-        return ", ".join(f"{key}={value}" for key, value in part.items() if theirs.get(key) != value) or "nothing"
-    return part[:8] if isinstance(part, str) else "none" if part is None else str(part)
+def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
+    """The table of a finished cache.
+
+    Args:
+        folder: The folder that was passed to extract as `to`.
+        model: Refuse a cache that another model made.
+    """
+    return table_of_cache(Path(folder), None if model is None else model_identity(model))
 
 
-def _hash_labels(labels: Int[Tensor, "n"] | None, space: str | None) -> str:
-    if labels is None:
-        return "none"
-    state = hashlib.blake2b(str(space).encode(), digest_size=16)
-    state.update(labels.long().contiguous().numpy().tobytes())
-    return state.hexdigest()
+def table_of_cache(folder: Path, known: Provenance | None) -> Table:
+    """The table of a finished cache.
+
+    Args:
+        folder: The folder of the cache.
+        known: The model that must have made it, by its `model_identity`; it fills in what the cache has not recorded,
+            or recorded in another form. None takes any cache.
+
+    Raises:
+        StaleCacheError: The cache's weights or transform are not this model's.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise CacheError(
+            f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}')."
+        )
+    if not manifest.finished:
+        raise CacheError(f"cache '{folder}' is not finished. Run the same extract again: it goes on where it stopped.")
+    if known is not None:
+        check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
+    columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows), "id")}
+    for kind in (manifest.rows, *manifest.probes.values()):
+        shards = _shards(folder, kind)
+        columns |= {key: sharded_column(shards, key, tuple(one["shape"])) for key, one in kind["columns"].items()}
+        if HEAD in kind:
+            columns["logit"] = _rebuilt(columns["feature"], _shard(folder, kind[HEAD]))
+    recorded = Provenance(
+        model=manifest.model,
+        **{part: manifest.identity.get(part) for part in CARRIED},
+        task_loss=manifest.task_loss,
+        probes={
+            name: {key: probe[key] for key in ("settings", "notes") if key in probe}
+            for name, probe in manifest.probes.items()
+        },
+    )
+    return Table(
+        name=str(folder),
+        classes=manifest.classes,
+        label_space=manifest.label_space or "model",
+        label_names=manifest.label_names,
+        skipped=[(name, why) for name, why in manifest.skipped],
+        provenance=recorded if known is None else recorded.with_model(known),
+        **dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))),
+    )
+
+
+def _rebuilt(feature: Column, shard: Shard) -> Computed:
+    """Logits from stored features and the head: W z + b."""
+    shard.check()
+    head = shard.read()
+    shape = (feature.shape[0], head["weight"].shape[0])
+    return Computed(shape, lambda rows: F.linear(feature[rows], head["weight"], head.get("bias")))
+
+
+def _shard(folder: Path, name: str) -> Shard:
+    """The shard that the manifest names."""
+    shard = shard_at(folder / name)
+    if shard is None:
+        raise DamagedShardError(
+            f"manifest of '{folder}' names '{name}', which is no shard. Run the same extract again."
+        )
+    return shard
+
+
+def _shards(folder: Path, kind: Json) -> list[tuple[Shard, int]]:
+    """The shards with their rows; each must be there in its full size."""
+    shards = [(_shard(folder, entry["name"]), entry) for entry in kind["shards"]]
+    for shard, entry in shards:
+        size = shard.path.stat().st_size if shard.path.exists() else None
+        if size != entry["bytes"]:
+            written = f"has {size} bytes, {entry['bytes']} were written"
+            raise damaged(shard, "is missing" if size is None else written)
+    return [(shard, entry["rows"]) for shard, entry in shards if entry["rows"]]

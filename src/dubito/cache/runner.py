@@ -1,28 +1,37 @@
 """The only loop over images: decode in workers, transform, run probes; images that cannot be decoded are set apart.
 
 Extraction writes what it yields to disk (`extract.py`), `predict_table` keeps it in memory, and the audit reads inputs
-from it. Nothing else drives the loader.
+from it. Nothing else drives the loader. Its progress bar (`bar`) and its care for memory (`kept_memory`) serve other
+long loops, too.
 """
 
 import ctypes
 import os
+import pickle
 import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from typing import Any, Literal, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from dubito.cache.labels import names_of_labels, resolve_labels
-from dubito.cache.loader import Batch as Batch  # noqa: PLC0414 (extract reads batches through the runner)
-from dubito.cache.loader import batches
-from dubito.cache.progress import bar
 from dubito.data.image_set import ImageSet
-from dubito.errors import BrokenImageError, SkippedImagesWarning, TableError, ValueRangeError
+from dubito.errors import (
+    BrokenImageError,
+    DubitoError,
+    ImagesError,
+    SkippedImagesWarning,
+    TableError,
+    ValueRangeError,
+)
 from dubito.probes import base_probe
 from dubito.probes.forward import Mixed
 from dubito.table import Provenance, Table
@@ -32,7 +41,7 @@ Columns = dict[str, Tensor]
 ROW_COLUMNS = ("id", "label", "epoch", "image_index")
 """What the loop itself knows of every row; no probe may write these."""
 _BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
-_MOST_WORKERS = 8
+_MOST_WORKERS, _AHEAD = 8, 4
 _LISTED = 3
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # the numbers of glibc's malloc.h
 _MOST = 2**31 - 1
@@ -62,6 +71,23 @@ def in_batches(indices: Sequence[int], size: int) -> list[list[int]]:
     [[0, 1], [2, 3], [4]]
     """
     return [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+
+
+@dataclass
+class Batch:
+    """Consecutive images of one shard: those that were read, stacked, and those that were not, with the reason.
+
+    Attributes:
+        indices: Of the images that were read.
+        inputs: These images, stacked; None if there are none.
+        broken: Indices of the other images, with the reason.
+        contents: By index, the hash of every image's content, if `hashed`.
+    """
+
+    indices: list[int] = field(default_factory=list)
+    inputs: Tensor | None = None
+    broken: list[tuple[int, str]] = field(default_factory=list)
+    contents: dict[int, bytes] = field(default_factory=dict)
 
 
 @contextmanager
@@ -105,6 +131,95 @@ def inputs_of(batch: Batch, model: Classifier) -> Float[Tensor, "n ..."] | None:
     return None if batch.inputs is None else model.transform.finish(batch.inputs.to(model.device))
 
 
+def batches(
+    images: Images, transform: Transform, groups: list[list[int]], workers: int, *, hashed: bool = False
+) -> Iterator[Batch]:
+    """Prepared batches, one per group of indices, in the order of the groups; the workers start at once.
+
+    With `hashed`, `images` is an ImageSet, and batches have the hash of every image's content.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        _Reader(images, transform, groups, hashed=hashed),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=_AHEAD if workers else None,
+    )
+    try:
+        return _raised(iter(loader))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ImagesError(
+            f"the images or the transform cannot be sent to worker processes ({error}). "
+            f"Define them at the top of a module, or pass workers=0."
+        ) from error
+
+
+def _raised(items: Iterator[Batch | DubitoError]) -> Iterator[Batch]:
+    try:
+        for batch in items:
+            if isinstance(batch, DubitoError):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ImagesError(
+            f"a process that decodes images ended by itself ({str(error).splitlines()[0]}), as when memory runs out. "
+            f"Run the same call again, with fewer workers or workers=0."
+        ) from error
+
+
+class _Reader(Dataset[Any]):
+    """One item is one batch: read and stacked in the worker, so that one tensor crosses to the main process."""
+
+    def __init__(self, images: Images, transform: Transform, groups: list[list[int]], *, hashed: bool) -> None:
+        self.images, self.transform, self.groups, self.hashed = images, transform, groups, hashed
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, number: int) -> Batch | DubitoError:
+        try:
+            return self._read(self.groups[number])
+        except DubitoError as error:
+            return error  # raised in the main process, where its one sentence is not buried in a worker's traceback
+
+    def _read(self, group: list[int]) -> Batch:
+        tensors: list[Tensor] = []
+        batch = Batch()
+        for index in group:
+            try:
+                tensors.append(self._prepare(index, batch.contents))
+                batch.indices.append(index)
+            except BrokenImageError as error:  # noqa: PERF203 (decoding costs a thousand times more)
+                batch.broken.append((index, str(error)))
+        odd = next((place for place, one in enumerate(tensors) if one.shape != tensors[0].shape), None)
+        if odd is not None:
+            first, other = (self.images.ids[batch.indices[place]] for place in (0, odd))
+            raise ImagesError(
+                f"inputs must have one shape; got {tuple(tensors[0].shape)} for '{first}' and "
+                f"{tuple(tensors[odd].shape)} for '{other}'. Resize and crop in the transform."
+            )
+        batch.inputs = torch.stack(tensors) if tensors else None
+        return batch
+
+    def _prepare(self, index: int, contents: dict[int, bytes]) -> Tensor:
+        try:
+            if self.hashed and isinstance(self.images, ImageSet):
+                image, contents[index] = self.images.read_hashed(index)
+                if isinstance(image, BrokenImageError):
+                    raise image
+            else:
+                image = self.images.read(index)
+            return image if isinstance(image, Tensor) else self.transform.prepare(image)
+        except DubitoError:
+            raise
+        except Exception as error:  # a user's data set or transform may raise anything
+            raise ImagesError(
+                f"image '{self.images.ids[index]}' could not be prepared: {type(error).__name__}: {error}. "
+                f"The data set or the transform raised this; mend it and run the same call again."
+            ) from error
+
+
 @final
 class ProbeRunner:
     """Runs probes on batches and checks what they write: one owner per column, one row per image, finite values.
@@ -140,7 +255,12 @@ class ProbeRunner:
         """
         chosen = {name: self.probes[name] for name in (self.probes if names is None else names)}
         label = target if mixed is None else None  # two images in one have no class of their own
-        shared, feature = _share(self.model, x, chosen, label)
+        shared: dict[str, Mapping[str, Tensor]] = {}
+        feature = None
+        if any(isinstance(probe, BaseProbe) for probe in chosen.values()):  # one pass for it and one that shares
+            for name, probe in chosen.items():
+                if isinstance(probe, SharingProbe) and not shared:
+                    shared[name], feature = probe.run_and_share(self.model, x, label)
         written: dict[str, Columns] = {}
         for name, probe in chosen.items():
             if name in shared:
@@ -149,20 +269,11 @@ class ProbeRunner:
                 columns = probe.run(self.model, x, target, mixed=mixed, feature=feature)
             else:
                 columns = probe.run(self.model, x, label)
-            self._check_owner(name, columns)
             written[name] = {key: value.detach().cpu() for key, value in columns.items()}
             self._check(name, written[name], ids)
         return written
 
-    def _check_owner(self, name: str, columns: Mapping[str, Tensor]) -> None:
-        for column in columns:
-            owner = self._owners.setdefault(column, name)
-            if owner != name:
-                raise TableError(
-                    f"probe {name} writes column '{column}', which {owner} writes already. Give it another name."
-                )
-
-    def _check(self, name: str, columns: Columns, ids: Sequence[str]) -> None:
+    def _check(self, name: str, columns: Mapping[str, Tensor], ids: Sequence[str]) -> None:
         usual = self._written.setdefault(name, set(columns))
         if set(columns) != usual:
             raise TableError(
@@ -170,6 +281,11 @@ class ProbeRunner:
                 f"{', '.join(sorted(columns))} from image '{ids[0]}' on. Write the same columns for all images."
             )
         for key, column in columns.items():
+            owner = self._owners.setdefault(key, name)
+            if owner != name:
+                raise TableError(
+                    f"probe {name} writes column '{key}', which {owner} writes already. Give it another name."
+                )
             if column.shape[:1] != (len(ids),):
                 raise TableError(
                     f"probe {name} must write one row per image; got column '{key}' of shape {tuple(column.shape)} for "
@@ -178,7 +294,14 @@ class ProbeRunner:
             bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)
             if bad.any():
                 row = int(bad.nonzero()[0, 0])
-                raise ValueRangeError(f"image '{ids[row]}': {_not_finite(key, column[row])}; finished shards are kept.")
+                what = (
+                    f"the model gives NaN or infinite values in '{key}'. Look at its weights, at the transform and at"
+                )
+                if key == "loss":  # which may fail where the model does not
+                    what = (
+                        f"the task loss is {float(column[row])}. Look at task_loss, at the target, at the logits and at"
+                    )
+                raise ValueRangeError(f"image '{ids[row]}': {what} that image.")
 
 
 def predict_table(
@@ -240,7 +363,7 @@ def predict_table(
         label_space=space or "model",
         label_names=names_of_labels(images, model, space),
         skipped=broken,
-        provenance=provenance and replace(provenance, probes=_recorded([base, *probes], provenance)),
+        provenance=provenance and _with_probes(provenance, [base, *probes]),
         id=[images.ids[index] for index in kept],
         **whole,
     )
@@ -288,33 +411,42 @@ def kept_memory() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
-def _share(
-    model: Classifier, x: Tensor, probes: Mapping[str, Probe], label: Tensor | None
-) -> tuple[dict[str, Mapping[str, Tensor]], Tensor | None]:
-    """The columns of a probe whose pass gives the features too, and these for the base probe: one pass for both."""
-    if any(isinstance(probe, BaseProbe) for probe in probes.values()):
-        for name, probe in probes.items():
-            if isinstance(probe, SharingProbe):
-                columns, feature = probe.run_and_share(model, x, label)
-                return {name: columns}, feature
-    return {}, None
+def _with_probes(provenance: Provenance, probes: Sequence[Probe]) -> Provenance:
+    """With settings and notes of all probes: as they are recorded, and of those that are not or that have notes."""
+    settings = {probe.name: {"settings": probe.settings()} for probe in probes}
+    noting = [probe for probe in probes if isinstance(probe, NotingProbe)]
+    noted = {probe.name: {**settings[probe.name], "notes": probe.notes()} for probe in noting}
+    return replace(provenance, probes={**settings, **provenance.probes, **noted})
 
 
-def _recorded(probes: Sequence[Probe], provenance: Provenance) -> dict[str, Mapping[str, Any]]:
-    """Settings and notes of all probes: as the provenance has them, and of those that it lacks or that have notes."""
-    settings: dict[str, Mapping[str, Any]] = {probe.name: {"settings": probe.settings()} for probe in probes}
-    notes = {
-        probe.name: {"settings": probe.settings(), "notes": probe.notes()}
-        for probe in probes
-        if isinstance(probe, NotingProbe)
-    }
-    return {**settings, **provenance.probes, **notes}
+@runtime_checkable
+class Advance(Protocol):
+    """Moves a bar on by some units; a note is shown beside it until the next one."""
+
+    def __call__(self, count: int, note: str | None = None) -> None: ...  # noqa: D102
 
 
-def _not_finite(column: str, value: Tensor) -> str:
-    """What is wrong with a value, and where to look: a task loss may fail where the model does not."""
-    if column == "loss":
-        return f"the task loss is {float(value)}. Look at task_loss, at that image's target and at its logits"
-    return (
-        f"the model gives NaN or infinite values in '{column}'. Look at its weights, at the transform and at that image"
+@contextmanager
+def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True) -> Iterator[Advance]:
+    """A bar on standard error; yields a function that advances it."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
     )
+    with Progress(*columns, console=console, disable=not (show and console.is_terminal), transient=False) as progress:
+        task = progress.add_task(title, total=total, completed=done, rate="", note="")
+
+        def advance(count: int, note: str | None = None) -> None:
+            progress.advance(task, count)
+            speed = progress.tasks[0].speed
+            rate = f"{speed:,.{0 if speed >= 1000 else 1}f} {unit}/s" if speed else ""
+            progress.update(task, rate=rate)
+            if note is not None:
+                progress.update(task, note=note)
+
+        yield advance

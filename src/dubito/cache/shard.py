@@ -1,4 +1,4 @@
-"""One shard: some columns of some consecutive images in one safetensors file that proves its own content.
+"""Shards: columns of consecutive images in safetensors files that prove their own content, read when rows are needed.
 
     KIND-INDEX-CRC.safetensors        for instance rows-00012-9ae3f01c.safetensors
 
@@ -6,7 +6,9 @@ The kind is a probe's name, `rows` for what is known of the images themselves (i
 or `head` for a last layer that logits are rebuilt with.
 
 A shard is written beside its place, flushed to disk and renamed, so a file under its final name is whole. The name
-carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record.
+carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record. A column of a table
+reads rows from memory-mapped shards: half precision becomes float32, and a shard's checksum is verified once, when its
+rows are first touched.
 """
 
 import json
@@ -15,22 +17,29 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
+import numpy as np
 import torch
+from jaxtyping import Shaped
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dubito.errors import CacheError, DamagedShardError
-from dubito.storage import UNFINISHED, encode, write_file
+from dubito.errors import DamagedShardError
+from dubito.storage import UNFINISHED, checksum, encode, write_file
+from dubito.table import Exact
+from dubito.table.views import Stacked
 
 ROWS, HEAD = "rows", "head"
 """Kinds of shards that no probe writes."""
 _NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
+_OPEN_AT_ONCE = 32
 
 
+@final
 @dataclass(frozen=True)
 class Shard:
     """A shard's file: of which kind it is, which block of images it holds, and the checksum it must have."""
@@ -38,7 +47,7 @@ class Shard:
     path: Path
     kind: str
     index: int
-    crc: int
+    crc: str
 
     @property
     def name(self) -> str:
@@ -48,19 +57,15 @@ class Shard:
     def damage(self) -> str | None:
         """What is wrong with the file, or None: reads every byte."""
         try:
-            actual = _crc_of(self.path)
+            actual = checksum(self.path)
         except OSError as error:
             return f"cannot be read ({error.strerror})"
-        return None if actual == self.crc else f"has checksum {actual:08x}, its name says {self.crc:08x}"
+        return None if actual == self.crc else f"has checksum {actual}, its name says {self.crc}"
 
     def check(self) -> None:
         """Raise DamagedShardError unless every byte is as it was written."""
-        damage = self.damage()
-        if damage:
-            raise DamagedShardError(
-                f"shard {self.name} in '{self.path.parent}' {damage}. "
-                f"Run the same extract again: it redoes this shard and nothing else."
-            )
+        if damage := self.damage():
+            raise damaged(self, damage)
 
     def read(self) -> dict[str, Tensor]:
         """The columns, memory-mapped."""
@@ -79,67 +84,39 @@ class Shard:
         return json.loads(self.header()["__metadata__"]["notes"])
 
 
+def damaged(shard: Shard, damage: str) -> DamagedShardError:
+    """The error of a shard that is not as it was written."""
+    return DamagedShardError(
+        f"shard {shard.name} in '{shard.path.parent}' {damage}. "
+        f"Run the same extract again: it redoes this shard and nothing else."
+    )
+
+
 def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tensor], notes: Any) -> Shard:
     """Write one shard so that a kill or a full disk at any instant leaves it whole or absent."""
-    data = save(
-        {key: value.contiguous() for key, value in columns.items()},
-        {"notes": json.dumps(notes, sort_keys=True)},
-    )
-    crc = zlib.crc32(data)
-    path = folder / f"{kind}-{index:05d}-{crc:08x}.safetensors"
+    whole = {key: value.contiguous() for key, value in columns.items()}
+    data = save(whole, {"notes": json.dumps(notes, sort_keys=True)})
+    crc = f"{zlib.crc32(data):08x}"
+    path = folder / f"{kind}-{index:05d}-{crc}.safetensors"
     write_file(path, data)
     return Shard(path, kind, index, crc)
 
 
-def check_name(probe: str) -> str:
-    """A probe's name, which begins its shards' names."""
-    if not re.fullmatch(r"[a-z_]+", probe) or probe in (ROWS, HEAD):
-        raise CacheError(
-            f"a probe's name must be lower-case letters and underscores, and neither '{ROWS}' nor '{HEAD}'; got "
-            f"'{probe}'. Rename the probe."
-        )
-    return probe
+def shard_at(path: Path) -> Shard | None:
+    """The shard that a path names; None for the name of anything else."""
+    match = _NAME.fullmatch(path.name)
+    return match and Shard(path, match["kind"], int(match["index"]), match["crc"])
 
 
 def list_shards(folder: Path) -> list[Shard]:
     """All shards under their final names, by kind and block."""
-    shards = []
-    for path in sorted(folder.iterdir()):
-        match = _NAME.fullmatch(path.name)
-        if match:
-            shards.append(Shard(path, match["kind"], int(match["index"]), int(match["crc"], 16)))
-    return shards
-
-
-def shard_named(folder: Path, name: str) -> Shard:
-    """The shard that a manifest names."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise DamagedShardError(
-            f"manifest of '{folder}' names '{name}', which is no shard. Run the same extract again."
-        )
-    return Shard(folder / name, match["kind"], int(match["index"]), int(match["crc"], 16))
-
-
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left behind."""
-    for path in folder.iterdir():
-        if is_leftover(path):
-            path.unlink()
+    return [shard for path in sorted(folder.iterdir()) if (shard := shard_at(path))]
 
 
 def is_leftover(path: Path) -> bool:
     """Whether a file is one of ours that was never finished; nobody else's are touched."""
     name = path.name.removesuffix(UNFINISHED)
     return name != path.name and (name == "manifest.json" or _NAME.fullmatch(name) is not None)
-
-
-def _crc_of(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            crc = zlib.crc32(block, crc)
-    return crc
 
 
 def pack_strings(strings: Sequence[str]) -> dict[str, Tensor]:
@@ -155,3 +132,52 @@ def unpack_strings(columns: Mapping[str, Tensor]) -> list[str]:
     """The strings that `pack_strings` packed."""
     blob, ends = columns["id.bytes"].numpy().tobytes(), columns["id.ends"].tolist()
     return [blob[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[int, ...] = ()) -> Stacked:
+    """One column over all shards of one kind, rows of which are read when they are needed.
+
+    Args:
+        shards: In order, with the number of rows of each; at least one.
+        name: The key in every shard; "id" for the names that `pack_strings` packed.
+        tail: The shape of one row.
+    """
+    return Stacked([_InShard(shard, name, (rows, *tail)) for shard, rows in shards])
+
+
+@final
+@dataclass(frozen=True)
+class _InShard:
+    """One column of one shard."""
+
+    shard: Shard
+    name: str
+    shape: tuple[int, ...]
+
+    def __getitem__(self, rows: Exact) -> Any:
+        if self.name == "id":
+            return _names(self.shard)[rows if isinstance(rows, slice) else rows.numpy()].copy()
+        values = _opened(self.shard)[self.name][rows]
+        return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def forget_shards() -> None:
+    """Drop what is remembered of open shards: files have changed."""
+    for memory in (_opened, _names, _verify):
+        memory.cache_clear()
+
+
+@lru_cache(maxsize=_OPEN_AT_ONCE)
+def _opened(shard: Shard) -> dict[str, Tensor]:
+    _verify(shard)
+    return shard.read()
+
+
+@lru_cache(maxsize=_OPEN_AT_ONCE)
+def _names(shard: Shard) -> Shaped[np.ndarray, "n"]:
+    return np.asarray(unpack_strings(_opened(shard)), dtype=str)
+
+
+@cache
+def _verify(shard: Shard) -> None:
+    shard.check()

@@ -22,8 +22,7 @@ from jaxtyping import Shaped
 from PIL import Image
 from torch import Tensor
 
-from dubito.data.digest import hash_array, hash_bytes, in_threads
-from dubito.data.image_set import ImageSet, some
+from dubito.data.image_set import ImageSet, hash_array, hash_bytes, in_threads, some
 from dubito.data.labels import LabelValues, to_labels
 from dubito.errors import ImagesError
 
@@ -94,9 +93,9 @@ class ArrayImages(ImageSet):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch sends tensors to workers through shared memory, numpy arrays as copies.
-        state = dict(self.__dict__)
-        state["_rows"] = None if self._mapped else _shareable(self._rows)
-        return state
+        rows = None if self._mapped else self._rows
+        shareable = rows is not None and rows.flags.writeable and rows.flags.c_contiguous
+        return {**self.__dict__, "_rows": torch.from_numpy(rows) if shareable else rows}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -125,14 +124,15 @@ def open_npz(path: Path, part: str | None = None) -> ArrayImages:
             infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             prefix, pixels = _choose(list(infos), part, name)
             others = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
-            small = {key: _load(archive, info) for key, info in others.items()}
+            small: dict[str, Any] = {key: _load(archive, info) for key, info in others.items()}
             rows = _mapped(path, infos[prefix + pixels]) or _load(archive, infos[prefix + pixels])
     except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ImagesError(
             f"'{name}' must be an .npz file of plain arrays; opening it gave: {error}. "
             f"Write it with numpy.savez(path, images=..., labels=...)."
         ) from error
-    return _build(rows, pixels, small, name)
+    small |= {key: tuple(small[key].astype(str).tolist()) for key in ("ids", "classes") if key in small}
+    return ArrayImages(**{pixels: rows}, **small, name=name)
 
 
 def position_ids(n: int) -> tuple[str, ...]:
@@ -149,10 +149,6 @@ def _as_array(values: Array | Tensor | Mapped | None, name: str) -> Array:
             f"inputs of {name} must have a type that numpy has too; got {values.dtype}. Give inputs.float()."
         )
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-
-
-def _shareable(rows: Array) -> Array | Tensor:
-    return torch.from_numpy(rows) if rows.flags.writeable and rows.flags.c_contiguous else rows
 
 
 def _check_images(rows: Array, name: str) -> None:
@@ -179,30 +175,18 @@ def _check_inputs(rows: Array, name: str) -> None:
         )
 
 
-def _build(rows: Array | Mapped, pixels: str, small: dict[str, Array], name: str) -> ArrayImages:
-    named: dict[str, Any] = {pixels: rows}
-    ids, classes = _texts(small.get("ids")), _texts(small.get("classes"))
-    return ArrayImages(**named, labels=small.get("labels"), ids=ids, classes=classes, name=name)
-
-
 def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
     """The prefix of the part's keys, and whether it has images or inputs."""
     pairs = [(key.removesuffix(end), end) for key in keys for end in _PIXELS if key == end or key.endswith(f"_{end}")]
-    prefix = None if part is None else f"{part}_"
-    chosen = [pair for pair in pairs if prefix is None or pair[0] == prefix]
-    plain = [pair for pair in chosen if pair[0] == ""]
-    chosen = plain or chosen
+    prefix = "" if part is None else f"{part}_"
+    chosen = [pair for pair in pairs if pair[0] == prefix] or (pairs if part is None else [])
     if len(chosen) == 1:
         return chosen[0]
     parts = sorted({before.removesuffix("_") for before, _ in pairs if before})
-    expected = "images or inputs" if prefix is None else f"{prefix}images or {prefix}inputs"
+    expected = f"{prefix}images or {prefix}inputs"
     choices = some([f"{name.partition('#')[0]}#{key}" for key in parts])
     repair = f"Say which part: {choices}." if parts else "Rename the arrays, or leave one out."
     raise ImagesError(f"'{name}' must have one key {expected}; it has the keys {some(keys, 8)}. {repair}")
-
-
-def _texts(values: Array | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values.astype(str).tolist())
 
 
 def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:

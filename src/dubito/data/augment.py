@@ -40,11 +40,11 @@ from torch import Tensor
 
 from dubito.choices import Strong
 from dubito.data.corruptions import corrupt
-from dubito.data.digest import hash_parts
-from dubito.data.image_set import ImageSet, View
+from dubito.data.image_set import ImageSet, View, hash_parts
 from dubito.errors import BrokenImageError, ImagesError, ValueRangeError
 from dubito.storage import encode
 from dubito.types import Images, Json
+from dubito.validate import check_choice, check_number
 
 Size = tuple[int, int]
 """Height and width."""
@@ -74,9 +74,9 @@ class Mix:
     def blend(self, image: Image.Image, other: Image.Image) -> Image.Image:
         """The mixed picture of two of one size; a box's edges are rounded to pixels."""
         if self.box is None:
-            return _mean(image, other, self.weight)
-        left, top, right, bottom = self.box
-        w, h = image.size
+            mean = self.weight * np.asarray(image, np.float64) + (1 - self.weight) * np.asarray(other, np.float64)
+            return Image.fromarray(np.rint(mean).astype(np.uint8))
+        (left, top, right, bottom), (w, h) = self.box, image.size
         edges = (round(left * w), round(top * h), round(right * w), round(bottom * h))
         mixed = image.copy()
         mixed.paste(other.crop(edges), edges)
@@ -115,8 +115,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         for name in ("flip", "jitter", "strong_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueRangeError(f"augment: {name} must be a probability, 0 to 1; got {getattr(self, name)}.")
+            check_number(getattr(self, name), "[0, 1]", by="augment", what=name)
         for name in ("scale", "ratio", "brightness", "contrast", "saturation"):
             low, high = getattr(self, name)
             if not 0 <= low <= high or (name in ("scale", "ratio") and low == 0) or (name == "scale" and high > 1):
@@ -125,12 +124,9 @@ class Augment:
                     f"augment: {name} must be two growing positive numbers{most}; got ({low}, {high}). "
                     f"The default is {type(self).__dataclass_fields__[name].default}."
                 )
-        if self.strong is not None and self.strong not in get_args(Strong):
-            raise ValueRangeError(
-                f"augment: strong must be {', '.join(get_args(Strong))} or None; got '{self.strong}'. Choose one."
-            )
-        if not 0 <= self.seed < _SEEDS:
-            raise ValueRangeError(f"augment: seed must lie in 0..{_SEEDS - 1}; got {self.seed}. Choose one of those.")
+        if self.strong is not None:
+            check_choice(self.strong, get_args(Strong), by="augment", what="strong")
+        check_number(self.seed, f"[0, {_SEEDS - 1}]", by="augment", what="seed", whole=True)
 
     @property
     def mixes(self) -> bool:
@@ -139,7 +135,7 @@ class Augment:
 
     def plain(self, image: Image.Image, size: Size, *, epoch: int, index: int) -> Image.Image:
         """Crop, flip and jitter an RGB image to exactly this height and width."""
-        small = self.strong == "crop" and self._is_strong(epoch, index)
+        small = self.strong == "crop" and self._chance(epoch, index).random() < self.strong_share
         with _drawing(_PIXELS, self.seed, epoch, index):
             cropped = _crop(image, size, _SMALL if small else self.scale, self.ratio)
             if torch.rand(()) < self.flip:
@@ -179,15 +175,8 @@ class Augment:
         left, top, right, bottom = max(0.0, x - half), max(0.0, y - half), min(1.0, x + half), min(1.0, y + half)
         return Mix(partner, 1 - (right - left) * (bottom - top), (left, top, right, bottom))
 
-    def describe(self) -> Json:
-        """The settings themselves."""
-        return asdict(self)
-
     def _chance(self, epoch: int, index: int) -> np.random.Generator:
         return np.random.default_rng([_STRONG, self.seed, epoch, index])
-
-    def _is_strong(self, epoch: int, index: int) -> bool:
-        return bool(self._chance(epoch, index).random() < self.strong_share)
 
 
 @final
@@ -213,8 +202,7 @@ class Augmented(View):
     """
 
     def __init__(self, images: Images, epochs: int, augment: Augment, size: Size | None = None) -> None:
-        if epochs < 1:
-            raise ImagesError(f"epochs must be at least 1; got {epochs}. Say how often every image is to come.")
+        check_number(epochs, "[1, inf)", by="Augmented", what="epochs", whole=True)
         if isinstance(images, ImageSet) and images.ready:
             raise _not_an_image(images.name)
         self._look_at(images)
@@ -281,7 +269,7 @@ class Augmented(View):
 
     def describe(self) -> Json:
         """The number of epochs and the settings of the augmentation, as JSON."""
-        described: Json = json.loads(json.dumps({"epochs": self.epochs, **self.augment.describe()}))
+        described: Json = json.loads(json.dumps({"epochs": self.epochs, **asdict(self.augment)}))
         return described
 
     def _augmented(self, index: int, image: Image.Image | Tensor) -> Image.Image | Tensor:
@@ -350,11 +338,6 @@ def _jitter(image: Image.Image, *ranges: tuple[float, float]) -> Image.Image:
         if which < len(_JITTERS):
             image = getattr(transforms.functional, _JITTERS[which])(image, factors[which])
     return image
-
-
-def _mean(image: Image.Image, other: Image.Image, weight: float) -> Image.Image:
-    mean = weight * np.asarray(image, np.float64) + (1 - weight) * np.asarray(other, np.float64)
-    return Image.fromarray(np.rint(mean).astype(np.uint8))
 
 
 def _not_an_image(what: str) -> ImagesError:

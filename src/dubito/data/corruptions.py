@@ -22,12 +22,11 @@ import numpy as np
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from dubito.data.digest import hash_array, hash_parts
-from dubito.data.image_set import View
-from dubito.errors import BrokenImageError, ImagesError, ValueRangeError
+from dubito.data.image_set import View, hash_array, hash_parts
+from dubito.errors import BrokenImageError, ImagesError
 from dubito.storage import encode
 from dubito.types import Images
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_number
 
 Corruption = Callable[[Image.Image, int, int], Image.Image]
 """An RGB image, a severity 0..5 and a seed to an image of the same size."""
@@ -99,14 +98,14 @@ class Corrupted(View):
     """
 
     def __init__(self, images: Images, kind: str, severity: int, *, seed: int = 0) -> None:
-        # Runs here once, so that a wrong kind or severity is reported now and not by a worker.
-        effect = hash_array(np.asarray(corrupt(_sample(), kind, severity)))
+        # Runs here once, so that a wrong kind or severity is reported now and not by a worker. What becomes of a fixed
+        # picture distinguishes one definition of a severity from another.
+        colours = np.arange(32 * 32 * 3, dtype=np.uint32).reshape(32, 32, 3).astype(np.uint8)
+        effect = hash_array(np.asarray(corrupt(Image.fromarray(colours), kind, severity)))
         super().__init__(images, images.ids, images.labels, images.classes)
         self.name = f"{images.name} ({kind} {severity})"
         self.ready = False
-        self.kind = kind
-        self.severity = severity
-        self.seed = seed
+        self.kind, self.severity, self.seed = kind, severity, seed
         self._mark = hash_parts(encode(f"{kind} {severity} {seed}"), effect)
 
     def read(self, index: int) -> Image.Image | Tensor:
@@ -133,16 +132,8 @@ class Corrupted(View):
         return corrupt(image, self.kind, self.severity, int.from_bytes(own, "little"))
 
 
-def _sample() -> Image.Image:
-    """A fixed picture of many colours; its corruption distinguishes one definition of a severity from another."""
-    return Image.fromarray(np.arange(32 * 32 * 3, dtype=np.uint32).reshape(32, 32, 3).astype(np.uint8))
-
-
 def _level(levels: tuple[float, ...], severity: int) -> float:
-    if severity not in range(len(levels)):
-        raise ValueRangeError(
-            f"severity must be an integer from 0 (unchanged) to {len(levels) - 1}; got {severity}. Choose one of those."
-        )
+    check_number(severity, "[0, 5]", by="corrupt", what="severity", whole=True, hint="0 leaves images unchanged.")
     return levels[severity]
 
 

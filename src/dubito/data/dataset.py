@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -14,9 +13,8 @@ from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset
 
 from dubito.data.arrays import position_ids
-from dubito.data.decode import to_rgb
-from dubito.data.digest import hash_array, hash_bytes, in_threads
-from dubito.data.image_set import ImageSet, check_labels, check_unique
+from dubito.data.files import to_rgb
+from dubito.data.image_set import ImageSet, check_labels, check_unique, hash_array, hash_bytes, in_threads
 from dubito.errors import BrokenImageError, DubitoError, ImagesError
 
 _UNREADABLE = hash_bytes(b"unreadable")
@@ -87,7 +85,8 @@ class DatasetImages(ImageSet):
         row_of = _tensor_rows(self.dataset)
         if row_of is not None:
             return in_threads(lambda row: _hash(row_of(row)), rows)
-        return [self._content(row) for row in rows]
+        # A hash from reading labels is used up: a later call hashes the item as it is by then.
+        return [self._hashes.pop(row, b"") or self.read_hashed(row)[1] for row in rows]
 
     def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
         """The item's image, or why it is broken, and its hash, from one reading of the item."""
@@ -107,10 +106,13 @@ class DatasetImages(ImageSet):
             except BrokenImageError as error:
                 lost[index], self._hashes[index] = str(error), _UNREADABLE
                 continue
-            self._hashes[index] = _hash_opened(partial(self._open, index, item))
             try:
-                by_index[index] = operator.index(_label(item))
-            except TypeError:
+                self._hashes[index] = _hash(self._open(index, item))
+            except BrokenImageError:
+                self._hashes[index] = _UNREADABLE
+            try:
+                by_index[index] = operator.index(item[1] if isinstance(item, (tuple, list)) else None)
+            except (TypeError, IndexError):
                 return None, {}
         known = _integers(by_index.values())
         if known is None:
@@ -119,12 +121,8 @@ class DatasetImages(ImageSet):
         labels[list(by_index)] = known
         return labels, lost
 
-    def _content(self, index: int) -> bytes:
-        # A kept hash is used up: a later call hashes the item as it is by then.
-        return self._hashes.pop(index, b"") or _hash_opened(partial(self.read, index))
-
     def _open(self, index: int, item: Any) -> Image.Image | Tensor:
-        image = _image(item)
+        image = item[0] if isinstance(item, (tuple, list)) and item else item
         if isinstance(image, Tensor) and image.is_floating_point():
             return image
         if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] in ((), (3,)):
@@ -134,10 +132,14 @@ class DatasetImages(ImageSet):
                 return to_rgb(image, f"{self.ids[index]} of {self.name}")
             except OSError as error:
                 raise self._broken(index, error) from error
+        what = f"a {type(image).__name__}"
+        if isinstance(image, (Tensor, np.ndarray)):
+            what += f" of {image.dtype} and shape {tuple(image.shape)}"
+        elif isinstance(image, Mapping):
+            what += f" with keys {', '.join(map(str, image))}"
         raise ImagesError(
             f"items of {self.name} must begin with a PIL image, a uint8 array (h,w,3) or (h,w), or a float "
-            f"tensor that is a model input; item {index} has {_describe(image)}. "
-            f"Change what the data set returns."
+            f"tensor that is a model input; item {index} has {what}. Change what the data set returns."
         )
 
     def _item(self, index: int) -> Any:
@@ -170,34 +172,12 @@ def _tensor_rows(dataset: Any) -> Callable[[int], Tensor] | None:
     return None
 
 
-def _hash_opened(open_image: Callable[[], Image.Image | Tensor]) -> bytes:
-    try:
-        return _hash(open_image())
-    except BrokenImageError:
-        return _UNREADABLE
-
-
 def _hash(image: Image.Image | Tensor) -> bytes:
     if isinstance(image, Image.Image):
         return hash_array(np.asarray(image))
     values = image.detach().cpu()
     # numpy knows no bfloat16; int16 cannot be mistaken for an input of its own, which would be float.
     return hash_array((values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy())
-
-
-def _image(item: Any) -> Any:
-    return item[0] if isinstance(item, (tuple, list)) and item else item
-
-
-def _label(item: Any) -> Any:
-    return item[1] if isinstance(item, (tuple, list)) and len(item) > 1 else None
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, (Tensor, np.ndarray)):
-        return f"a {type(value).__name__} of {value.dtype} and shape {tuple(value.shape)}"
-    keys = f" with keys {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
-    return f"a {type(value).__name__}{keys}"
 
 
 def _class_names(dataset: Any) -> tuple[str, ...] | None:

@@ -1,23 +1,52 @@
-"""Images that are files: a folder, read in the order of its sorted relative paths, or the paths that a CSV lists."""
+"""Images that are files, in a folder or a zip archive: which files count, their class folders, and decoding.
 
+Class folders, defined: leave out the folders that all images share at the top. If every image then still lies
+in a folder, the first one is its class, and sorted names count 0..k-1. If any image lies directly at the top,
+the set has no labels. So `cats/1.jpg, dogs/2.jpg` has two classes; `photos/1.jpg, photos/2.jpg` and `1.jpg,
+dogs/2.jpg` have none.
+
+Files of any kind that Pillow reads become RGB pixels that mean what the file meant. Choices that change pixels:
+
+- Transparent pixels (RGBA, LA, palette or key colour) are laid over white, as a page or a viewer shows them.
+- 16-bit grey is divided by 257 (65535 becomes 255), 12-bit TIFF by 4095/255; Pillow alone clips above 255.
+- Grey of more than 8 bits in a TIFF that calls 0 white is turned over; Pillow does so for 8 bits only.
+- Float grey must lie in 0..1 and is scaled by 255. Other ranges have no known scale and are an error.
+- The EXIF orientation is applied; EXIF that cannot be parsed counts as none. Colour profiles are not applied.
+- Of several frames the first is read.
+
+Images above Pillow's hard limit (179 million pixels) are refused as decompression bombs.
+"""
+
+import contextlib
+import io
+import lzma
 import os
+import threading
+import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import final
+from pathlib import Path, PurePosixPath
+from typing import Any, final
 
-from jaxtyping import Int
-from PIL import Image
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from dubito.data.csv_table import read_csv
-from dubito.data.decode import decode, unreadable
-from dubito.data.digest import hash_bytes, in_threads
-from dubito.data.image_set import ImageSet, some
-from dubito.data.labels import to_labels
-from dubito.data.tree import class_folders, is_hidden, is_image, no_images
+from dubito.data.image_set import ImageSet, hash_bytes, in_threads, some
 from dubito.errors import BrokenImageError, ImagesError
 
-_Folder = tuple[int, int]
+_KINDS = "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp"
+SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
+"""Endings, in lower case, of the files that count as images."""
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
+_REPAIR = "Copy it again from its source, or take it out."
+_MAYBE_TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa", "P")
+_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
+_ENCRYPTED = 0x1
+_UNPACKING = (OSError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 
 
 @final
@@ -47,23 +76,63 @@ class FileImages(ImageSet):
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of each file's bytes."""
-        return in_threads(lambda row: _hash_file(self.root / self.ids[row]), rows)
+        return in_threads(lambda row: _content(self.root / self.ids[row])[1], rows)
 
     def read_hashed(self, index: int) -> tuple[Image.Image | BrokenImageError, bytes]:
         """The image, or why it is broken, and the hash of the file's bytes, from one reading of the file."""
         path = self.root / self.ids[index]
+        content, hashed = _content(path)
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            return unreadable(str(path), error), _hash_unreadable(error)
-        try:
-            return decode(content, str(path)), hash_bytes(content)
+            if isinstance(content, OSError):
+                raise _unreadable(str(path), content)
+            return decode(content, str(path)), hashed
         except BrokenImageError as broken:
-            return broken, hash_bytes(content)
+            return broken, hashed
+
+
+@final
+class ArchiveImages(ImageSet):
+    """The images of a zip file in the order of their sorted paths, with labels if they lie in class folders.
+
+    Each process opens the archive for itself at its first read, so workers never share a file position.
+    The digest takes names, sizes and CRC-32 sums from the archive's directory and unpacks nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        name = f"archive '{path}'"
+        members = _members(path, name)
+        ids = only_images([info.filename for info in members], name)
+        super().__init__(str(path), ids, *class_folders(ids, name))
+        self.path = path.absolute()
+        self._sums = [(info.CRC, info.file_size) for info in members if is_image(info.filename)]
+        self._opened: tuple[int, zipfile.ZipFile] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def read(self, index: int) -> Image.Image:
+        """The image as RGB."""
+        name = f"{self.path}/{self.ids[index]}"
+        try:
+            content = self._archive().read(self.ids[index])
+        except _UNPACKING as error:
+            raise BrokenImageError(
+                f"image '{name}' must be a whole member of its archive; unpacking gave: {error}. Make the archive anew."
+            ) from error
+        return decode(content, name)
+
+    def contents(self, rows: Sequence[int]) -> list[bytes]:
+        """A hash of each image's CRC-32 sum and size; reading an image verifies its sum."""
+        return [hash_bytes(b"%d %d" % self._sums[row]) for row in rows]
+
+    def _archive(self) -> zipfile.ZipFile:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = (os.getpid(), zipfile.ZipFile(self.path))
+        return self._opened[1]
 
 
 def open_folder(root: Path) -> FileImages:
-    """All images in a folder and its sub-folders, with labels if they lie in class folders (see `tree`).
+    """All images in a folder and its sub-folders, with labels if they lie in class folders (see above).
 
     Hidden files, `__MACOSX` and files that are no images are passed over. Links are followed, but never in a
     circle.
@@ -74,13 +143,115 @@ def open_folder(root: Path) -> FileImages:
         raise ImagesError(
             f"folder '{root}' must be readable; listing it gave: {error}. Repair its permissions, or move the images."
         ) from error
-    ids = [path for path in paths if is_image(path)]
-    if not ids:
-        raise no_images(f"folder '{root}'", paths)
+    ids = only_images(paths, f"folder '{root}'")
     return FileImages(root, ids, *class_folders(ids, f"folder '{root}'"))
 
 
-def _walk(folder: Path, prefix: str, above: frozenset[_Folder]) -> Iterator[str]:
+def is_image(name: str) -> bool:
+    """Whether a file counts as an image, by its ending."""
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def is_hidden(part: str) -> bool:
+    """Whether a file or folder is passed over: a name with a leading dot, or what macOS adds to archives."""
+    return part.startswith(".") or part == "__MACOSX"
+
+
+def class_folders(ids: Sequence[str], name: str) -> tuple[Int[Tensor, "n"] | None, tuple[str, ...] | None]:
+    """The label of each path and the names of the classes, or (None, None) without class folders."""
+    folders = [PurePosixPath(path).parts[:-1] for path in ids]
+    shared = len(os.path.commonprefix(folders))  # noqa: RUF071 (of tuples: whole folders)
+    if any(len(parts) == shared for parts in folders):
+        return None, None
+    names = [parts[shared] for parts in folders]
+    classes = tuple(sorted(set(names)))
+    if _SPLITS.issuperset(part.lower() for part in classes):
+        raise ImagesError(
+            f"{name} must hold class folders or images; it holds the splits {some(classes)}. Open one of them."
+        )
+    number = {key: i for i, key in enumerate(classes)}
+    return torch.tensor([number[key] for key in names]), classes
+
+
+def only_images(paths: Sequence[str], name: str) -> list[str]:
+    """The paths of images; ImagesError if there are none."""
+    images = [path for path in paths if is_image(path)]
+    if not paths:
+        raise ImagesError(f"{name} must hold images; it is empty. Check the path, or put images there.")
+    if not images:
+        endings = sorted({PurePosixPath(path).suffix.lower() or "none" for path in paths})
+        raise ImagesError(
+            f"{name} must hold images ({' '.join(SUFFIXES)}); got {len(paths)} other files, with endings "
+            f"{some(endings, 6)}. Check the path, or convert the files."
+        )
+    return images
+
+
+def decode(source: bytes | Path, name: str) -> Image.Image:
+    """The first frame of an image file, upright and in RGB.
+
+    Args:
+        source: The file's content or its path.
+        name: What an error calls the image.
+
+    Raises:
+        BrokenImageError: The file is missing, empty, cut off, no image, or has no known meaning in RGB.
+    """
+    try:
+        content = source if isinstance(source, bytes) else source.read_bytes()
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    if not content:
+        raise BrokenImageError(f"image '{name}' must be an image file; it has 0 bytes. {_REPAIR}")
+    kind = "image"
+    with _quiet():
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                kind = image.format or kind
+                image.load()
+                # In place, so that pixels stay turned even when the EXIF block cannot be written back afterwards.
+                with contextlib.suppress(Exception):
+                    ImageOps.exif_transpose(image, in_place=True)
+                return to_rgb(image, name)
+        except BrokenImageError:
+            raise
+        except UnidentifiedImageError as error:
+            raise BrokenImageError(
+                f"image '{name}' must be an image file; got {len(content)} bytes that begin with "
+                f"{content[:8]!r}, which is no format that this Pillow reads. {_REPAIR}"
+            ) from error
+        except Image.DecompressionBombError as error:
+            raise BrokenImageError(
+                f"image '{name}' must fit in memory; got a decompression bomb: {error} Shrink it, or take it out."
+            ) from error
+        # Pillow's plug-ins meet damaged bytes with whatever they stumble over, down to struct.error.
+        except Exception as error:
+            state = "truncated" if "truncated" in str(error).lower() else "damaged"
+            raise BrokenImageError(
+                f"image '{name}' must be a whole image file; got {state} {kind}: {error}. {_REPAIR}"
+            ) from error
+
+
+def to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """An image of any mode as RGB; the top of this file says what each mode means."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_grey_levels(image, name)).convert("RGB")
+    if image.mode in _MAYBE_TRANSPARENT or "transparency" in image.info:
+        over = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
+    return image.convert("RGB")
+
+
+def _content(path: Path) -> tuple[bytes | OSError, bytes]:
+    """A file's bytes and their hash. A file that cannot be read is one broken image: the others are still extracted."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return error, hash_bytes(f"unreadable: {error.errno}".encode())
+    return content, hash_bytes(content)
+
+
+def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
     """The path of every visible file below the top; a folder that a link makes its own ancestor is passed over."""
     status = folder.stat()
     here = (status.st_dev, status.st_ino)
@@ -95,35 +266,73 @@ def _walk(folder: Path, prefix: str, above: frozenset[_Folder]) -> Iterator[str]
             yield prefix + entry.name
 
 
-def open_csv(path: Path) -> FileImages:
-    """The image files that a CSV lists, in its order.
-
-    Paths are in the column path, file, filename, image or id, else in the first; they are relative to the CSV's
-    folder. Labels are in the column label, else in the other one of two columns; else the set has no labels.
-    """
-    table = read_csv(path)
-    ids = [Path(cell).as_posix() for cell in table.column(table.paths)]
-    root = path.parent
-    missing = [key for key in ids if not (root / key).is_file()]
-    if missing:
-        raise ImagesError(
-            f"CSV file '{path}' must list files that exist; {len(missing)} of {len(ids)} in column "
-            f"'{table.header[table.paths]}' do not: {some(missing)}. Paths are relative to '{root}'; "
-            f"if the CSV only labels images that are elsewhere, open those and give it as labels=."
-        )
-    if table.label is None:
-        return FileImages(root, ids, name=str(path))
-    labels, classes = to_labels(table.column(table.label), f"column '{table.header[table.label]}' of '{path}'")
-    return FileImages(root, ids, labels, classes, name=str(path))
-
-
-def _hash_file(path: Path) -> bytes:
+def _members(path: Path, name: str) -> list[zipfile.ZipInfo]:
+    """The visible files, sorted by path."""
     try:
-        return hash_bytes(path.read_bytes())
-    except OSError as error:
-        return _hash_unreadable(error)
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+    except (zipfile.BadZipFile, OSError) as error:
+        raise ImagesError(
+            f"{name} must be a whole zip file; opening it gave: {error}. Copy or make it again."
+        ) from error
+    files = [info for info in infos if not (info.is_dir() or any(map(is_hidden, PurePosixPath(info.filename).parts)))]
+    locked = [info.filename for info in files if info.flag_bits & _ENCRYPTED]
+    if locked:
+        raise ImagesError(
+            f"{name} must not be encrypted; {len(locked)} of {len(files)} files are, such as '{locked[0]}'. "
+            f"Unpack it with its password and open the folder."
+        )
+    return sorted(files, key=lambda info: info.filename)
 
 
-def _hash_unreadable(error: OSError) -> bytes:
-    """Such a file is one broken image, which extraction lists, and no reason to refuse the others."""
-    return hash_bytes(f"unreadable: {error.errno}".encode())
+def _unreadable(name: str, error: OSError) -> BrokenImageError:
+    return BrokenImageError(
+        f"image '{name}' must be a readable file; reading it gave: {error.strerror or error}. "
+        f"Restore the file or its permissions, or take it out."
+    )
+
+
+def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
+    """Grey of more than 8 bits as 0..255, rounded."""
+    tags = getattr(image, "tag_v2", {})
+    values = np.asarray(image, dtype=np.float64)
+    top = 1 if image.mode == "F" else 4095 if tags.get(_BITS_PER_SAMPLE) == (12,) else 65535
+    # Written so that NaN fails too.
+    if not (values.min() >= 0 and values.max() <= top):
+        raise BrokenImageError(
+            f"image '{name}' of mode {image.mode} must have values in 0..{top}; "
+            f"got {values.min():g}..{values.max():g}. Save it with 8 or 16 bits, scaled as it is to be seen."
+        )
+    scaled = np.rint(values * (255 / top)).astype(np.uint8)
+    return 255 - scaled if tags.get(_PHOTOMETRIC) == 0 else scaled
+
+
+class _Quiet:
+    """Silences Pillow's warnings while at least one thread decodes.
+
+    `warnings.catch_warnings` alone is not safe in threads: overlapping ones restore each other's filters.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._catcher: warnings.catch_warnings[None] | None = None
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._catcher = warnings.catch_warnings()
+                self._catcher.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0 and self._catcher is not None:
+                    self._catcher.__exit__(None, None, None)
+
+
+_quiet = _Quiet()

@@ -1,19 +1,28 @@
-"""What all sets of images share: checked ids and labels, hashes of contents, and views of a part."""
+"""What all sets of images share: checked ids and labels, views of a part, and hashes of contents.
 
+Hashes are BLAKE2b with 16 bytes; that of a set is over its ordered ids and the hash of each image's content.
+"""
+
+import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import final
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from PIL import Image
 from torch import Tensor
 
-from dubito.data.digest import hash_images, hash_parts
 from dubito.errors import BrokenImageError, ImagesError
 from dubito.storage import encode
 from dubito.types import Images
+
+SIZE = 16
+"""Bytes of a hash."""
+_CHUNK, _THREADS = 128, 8
 
 
 class ImageSet(ABC):
@@ -43,10 +52,7 @@ class ImageSet(ABC):
         labels: Int[Tensor, "n"] | None = None,
         classes: Sequence[str] | None = None,
     ) -> None:
-        self.name = name
-        self.ids = ids
-        self.labels = labels
-        self.classes = classes
+        self.name, self.ids, self.labels, self.classes = name, ids, labels, classes
         check_unique(ids, name)
         check_labels(labels, len(ids), classes, name)
 
@@ -72,13 +78,9 @@ class ImageSet(ABC):
             image = error
         return image, self.contents([index])[0]
 
-    def digest_rows(self, rows: Sequence[int]) -> str:
-        """A hash of the ids and contents of some images, in this order."""
-        return hash_images((self.ids[row] for row in rows), self.contents(rows))
-
     def digest(self) -> str:
         """A hash of the ordered ids and of every image's content; neither the place nor labels count."""
-        return self.digest_rows(range(len(self)))
+        return hash_images(self.ids, self.contents(range(len(self))))
 
 
 class View(ImageSet):
@@ -190,6 +192,45 @@ def check_labels(labels: Tensor | None, n: int, classes: Sequence[str] | None, n
             f"labels of {name} must be below the number of class names, {len(classes)}; got {high}. "
             f"Name every class, or give no names."
         )
+
+
+def hash_bytes(*blocks: bytes) -> bytes:
+    """One hash of a content that comes in blocks; where they are cut does not matter."""
+    total = hashlib.blake2b(digest_size=SIZE)
+    for block in blocks:
+        total.update(block)
+    return total.digest()
+
+
+def hash_parts(*parts: bytes) -> bytes:
+    """One hash of several byte strings, each with its length, so that moving a border changes it."""
+    return hash_bytes(*(piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)))
+
+
+def hash_array(values: Shaped[np.ndarray, "..."]) -> bytes:
+    """One hash of an array's type, shape and values."""
+    head = f"{values.dtype.str} {values.shape}".encode()
+    return hash_parts(head, np.ascontiguousarray(values).tobytes())
+
+
+def hash_images(ids: Iterable[str], contents: Iterable[bytes]) -> str:
+    """One hash, in hexadecimal, of ids and of the content hash of each image, in order."""
+    total = hashlib.blake2b(digest_size=SIZE)
+    for name, content in zip(ids, contents, strict=True):
+        total.update(hash_parts(encode(name), content))
+    return total.hexdigest()
+
+
+def in_threads(content: Callable[[int], bytes], rows: Sequence[int]) -> list[bytes]:
+    """content(row) of every row, in order; reading files and BLAKE2b both let other threads run."""
+
+    def chunk(start: int) -> list[bytes]:
+        return [content(row) for row in rows[start : start + _CHUNK]]
+
+    if len(rows) <= _CHUNK:
+        return chunk(0)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [part for parts in pool.map(chunk, range(0, len(rows), _CHUNK)) for part in parts]
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

@@ -4,21 +4,31 @@ A key of a CSV or mapping names an image by its id, its file name, its stem or i
 `a/00000293.jpg` these are `a/00000293.jpg`, `00000293.jpg`, `00000293` and `293`. The first of the four that
 fits every image is used for all. Keys without an image are allowed: one file of labels can serve several
 subsets.
+
+Beyond one label per image, people annotate sets of labels, and votes for and against labels. Both are read by image,
+keyed by the text of its cell; `find_rows` matches such keys with the ids of a table.
+
+    val_id,label,real_labels             ReaL-like: all labels that people accept, none, one or several
+    2,970,970 795
+
+    val_id,label,votes_no,votes_maybe,votes_yes      one row for every label that people were asked about
+    2,970,0,1,4
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dubito.data.csv_table import read_csv
+from dubito.data.files import is_image
 from dubito.data.image_set import Labelled, some
-from dubito.data.tree import is_image
 from dubito.errors import ImagesError
 from dubito.types import Images
 
@@ -28,20 +38,32 @@ LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
 Labels = str | Path | Mapping[Any, Any] | LabelValues
 """What `open_images` takes as labels."""
 
+_PATH_COLUMNS = ("path", "file", "filename", "image", "id")
+_EXAMPLE = "The first line names the columns, such as: path,label"
+_SETS = "real_labels"
+
 
 def with_labels(images: Images, labels: Labels) -> Labelled:
     """The images with labels from a CSV file, a mapping, or a sequence of equal length."""
+    what = "labels"
     if isinstance(labels, (str, Path)):
         what = f"labels file '{labels}'"
-        return _by_key(images, _read(Path(labels).expanduser(), what), what)
+        labels = _read(Path(labels).expanduser(), what)
     if isinstance(labels, Mapping):
-        return _by_key(images, {str(key): value for key, value in labels.items()}, "labels")
-    if len(labels) != len(images):
+        # Class names are numbered over all keys, so that subsets with one file of labels agree on the numbers.
+        numbers, classes = to_labels(list(labels.values()), what)
+        number_of = dict(zip(map(str, labels), numbers.tolist(), strict=True))
+        numbers = torch.tensor(_match(number_of, images, what))
+    elif len(labels) != len(images):
         raise ImagesError(
             f"labels must be one per image; got {len(labels)} labels for the {len(images)} images of "
             f"'{images.name}'. Give them in the order of images.ids, or as a mapping from id to label."
         )
-    return _labelled(images, *to_labels(labels, "labels"))
+    else:
+        numbers, classes = to_labels(labels, what)
+    # Asked in this order because labels may cost a data set a reading of all its items; class names cost nothing.
+    nameless = classes is None and images.classes is not None and images.labels is None
+    return Labelled(images, numbers, images.classes if nameless else classes)
 
 
 def to_labels(
@@ -72,38 +94,147 @@ def to_labels(
             f"{what} must not be empty; {texts.count('')} of {len(texts)} are, the first at position "
             f"{texts.index('')}. Fill them in, or leave those images out."
         )
-    if all(map(_is_integer, texts)):
+    decimals = [text for text in texts if not text.removeprefix("-").isdecimal()]
+    if not decimals:
         return torch.tensor([int(text) for text in texts]), known
     if all(map(_is_number, texts)):
-        decimal = next(text for text in texts if not _is_integer(text))
-        raise ImagesError(f"{what} must be integers or class names; got '{decimal}'. Write the labels as integers.")
-    return _number_names(texts, what, known or tuple(sorted(set(texts))))
-
-
-def _number_names(
-    texts: Sequence[str], what: str, classes: tuple[str, ...]
-) -> tuple[Int[Tensor, "n"], tuple[str, ...]]:
-    number = {name: i for i, name in enumerate(classes)}
-    unknown = sorted(set(texts) - set(number))
-    if unknown:
+        raise ImagesError(f"{what} must be integers or class names; got '{decimals[0]}'. Write the labels as integers.")
+    names = known or tuple(sorted(set(texts)))
+    number = {name: i for i, name in enumerate(names)}
+    if unknown := sorted(set(texts) - set(number)):
         raise ImagesError(
-            f"{what} must be among the {len(classes)} class names, {some(classes)}; got {some(unknown)}. "
+            f"{what} must be among the {len(names)} class names, {some(names)}; got {some(unknown)}. "
             f"Correct them, or name these classes too."
         )
-    return torch.tensor([number[text] for text in texts]), classes
+    return torch.tensor([number[text] for text in texts]), names
 
 
-def _by_key(images: Images, labels: Mapping[str, Any], what: str) -> Labelled:
-    # Class names are numbered over all keys, so that subsets with one file of labels agree on the numbers.
-    numbers, classes = to_labels(list(labels.values()), what)
-    number_of = dict(zip(labels, numbers.tolist(), strict=True))
-    return _labelled(images, torch.tensor(_match(number_of, images, what)), classes)
+@dataclass(frozen=True)
+class CsvTable:
+    """The cells of a CSV file, as text."""
+
+    path: Path
+    header: tuple[str, ...]
+    rows: list[list[str]]
+
+    def column(self, index: int) -> list[str]:
+        """One column, top to bottom."""
+        return [row[index] for row in self.rows]
+
+    @property
+    def paths(self) -> int:
+        """The position of the column that names images: path, file, filename, image or id, else the first."""
+        first = 1 if self.header[0] == "label" and len(self.header) > 1 else 0
+        return next((self.header.index(name) for name in _PATH_COLUMNS if name in self.header), first)
+
+    @property
+    def label(self) -> int | None:
+        """The position of the column label, else of the other one of two columns, else None."""
+        if "label" in self.header:
+            return self.header.index("label")
+        return 1 - self.paths if len(self.header) == 2 else None
 
 
-def _labelled(images: Images, numbers: Int[Tensor, "n"], classes: tuple[str, ...] | None) -> Labelled:
-    # Asked in this order because labels may cost a data set a reading of all its items; class names cost nothing.
-    nameless = classes is None and images.classes is not None and images.labels is None
-    return Labelled(images, numbers, images.classes if nameless else classes)
+def read_csv(path: Path) -> CsvTable:
+    """A CSV file with commas, in UTF-8 but for file names; the first line names the columns, in capitals or not."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
+    except (OSError, csv.Error) as error:
+        raise _unreadable_csv(path, error) from error
+    if len(lines) < 2:
+        raise ImagesError(
+            f"CSV file '{path}' must have a header and at least one row; got {len(lines)} lines. {_EXAMPLE}."
+        )
+    header = tuple(cell.lower() for cell in lines[0][1])
+    looks_like_data = [cell for cell in header if is_image(cell) or cell.isdecimal()]
+    if looks_like_data:
+        raise ImagesError(
+            f"CSV file '{path}' must begin with a header; got '{looks_like_data[0]}', which looks "
+            f"like data. {_EXAMPLE}."
+        )
+    for number, row in lines[1:]:
+        if len(row) != len(header):
+            raise ImagesError(
+                f"CSV file '{path}' must have {len(header)} cells in every row, as its header has; "
+                f"line {number} has {len(row)}. Quote cells that contain commas."
+            )
+    table = CsvTable(path, header, [row for _, row in lines[1:]])
+    try:  # names of files may be any bytes, everything else is text
+        for row in (header, *table.rows):
+            "".join(cell for place, cell in enumerate(row) if place != table.paths).encode()
+    except UnicodeEncodeError as error:
+        raise _unreadable_csv(path, error) from error
+    return table
+
+
+class Votes(NamedTuple):
+    """How many people answered what, when asked whether an image shows a label."""
+
+    no: int
+    maybe: int
+    yes: int
+
+
+def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
+    """The labels that people accept for each image, from a CSV with a column real_labels, such as "970 795".
+
+    The column id, image, path, file or filename names the image, else the first one. An empty cell is an empty set:
+    people found no label that fits.
+    """
+    path = Path(csv).expanduser()
+    table = read_csv(path)
+    column = _column(table, _SETS)
+    label_sets: dict[str, tuple[int, ...]] = {}
+    for row in table.rows:
+        key, cell = row[table.paths], row[column]
+        if key in label_sets:
+            raise ImagesError(f"CSV file '{path}' must name each image once; '{key}' comes twice. Leave one row.")
+        label_sets[key] = tuple(_whole(part, path, _SETS) for part in cell.split())
+    return label_sets
+
+
+def read_votes(csv: str | Path) -> dict[str, dict[int, Votes]]:
+    """The votes on each image by label, from a CSV with the columns label, votes_no, votes_maybe and votes_yes.
+
+    The column id, image, path, file or filename names the image, else the first one. Images without votes
+    do not occur.
+    """
+    path = Path(csv).expanduser()
+    table = read_csv(path)
+    columns = {name: _column(table, name) for name in ("label", "votes_no", "votes_maybe", "votes_yes")}
+    by_image: dict[str, dict[int, Votes]] = {}
+    for row in table.rows:
+        label, *votes = (_whole(row[column], path, name) for name, column in columns.items())
+        of_image = by_image.setdefault(row[table.paths], {})
+        if label in of_image:
+            raise ImagesError(
+                f"CSV file '{path}' must ask about each label of an image once; label {label} of image "
+                f"'{row[table.paths]}' comes twice. Add their votes up in one row."
+            )
+        of_image[label] = Votes(*votes)
+    return by_image
+
+
+def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, int]:
+    """Which row each key names: by id, file name, stem or number, the one way that finds most of them.
+
+    Keys without a row and rows without a key are allowed, and names that two of them share are no match: it is
+    unclear which is meant. Not one match is an error.
+    """
+    listed = list(keys)
+    ways = []
+    for naming in NAMINGS:
+        row_of, key_of = _unique(map(naming, ids)), _unique(map(naming, listed))
+        ways.append({listed[number]: row_of[name] for name, number in key_of.items() if name in row_of})
+    best = max(ways, key=len)
+    if not best:
+        raise ImagesError(
+            f"{what} must name images of the table by id, file name, stem or number; none of the {len(listed)} keys "
+            f"({some(listed)}) is one of its {len(ids)} ids ({some(ids)}). Give both the same names."
+        )
+    return best
 
 
 def _read(path: Path, what: str) -> dict[str, str]:
@@ -171,13 +302,38 @@ NAMINGS: tuple[Callable[[str], str], ...] = (str, _file_name, _stem, _number)
 """How a key may name an image: its id, its file name, its stem, its number."""
 
 
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
         return False
     return True
+
+
+def _unique(names: Iterable[str]) -> dict[str, int]:
+    """The position of each name that occurs once."""
+    positions: dict[str, list[int]] = defaultdict(list)
+    for position, name in enumerate(names):
+        positions[name].append(position)
+    return {name: where[0] for name, where in positions.items() if len(where) == 1}
+
+
+def _column(table: CsvTable, name: str) -> int:
+    if name not in table.header:
+        raise ImagesError(
+            f"CSV file '{table.path}' must have a column '{name}'; its columns are {some(table.header, 8)}. "
+            f"Rename the one that is meant."
+        )
+    return table.header.index(name)
+
+
+def _whole(text: str, path: Path, column: str) -> int:
+    if not text.isdecimal():
+        raise ImagesError(
+            f"column '{column}' of CSV file '{path}' must hold whole numbers from 0; got '{text}'. Correct that row."
+        )
+    return int(text)
+
+
+def _unreadable_csv(path: Path, error: Exception) -> ImagesError:
+    return ImagesError(f"CSV file '{path}' must be readable text in UTF-8; reading it gave: {error}. Save it as UTF-8.")

@@ -1,21 +1,17 @@
 """One way in for every source of images: `open_images`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from dubito.data.archive import ArchiveImages
 from dubito.data.arrays import ArrayImages, open_npz
 from dubito.data.dataset import DatasetImages
-from dubito.data.files import FileImages, open_csv, open_folder
+from dubito.data.files import SUFFIXES, ArchiveImages, FileImages, is_image, open_folder
 from dubito.data.image_set import ImageSet, some
-from dubito.data.labels import Labels, with_labels
-from dubito.data.tree import SUFFIXES, is_image
+from dubito.data.labels import Labels, read_csv, to_labels, with_labels
 from dubito.errors import ImagesError
 from dubito.types import Images
 from dubito.validate import nearest
@@ -49,13 +45,36 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
     return images if labels is None else with_labels(images, labels)
 
 
+def open_csv(path: Path) -> FileImages:
+    """The image files that a CSV lists, in its order.
+
+    Paths are in the column path, file, filename, image or id, else in the first; they are relative to the CSV's
+    folder. Labels are in the column label, else in the other one of two columns; else the set has no labels.
+    """
+    table = read_csv(path)
+    ids = [Path(cell).as_posix() for cell in table.column(table.paths)]
+    root = path.parent
+    missing = [key for key in ids if not (root / key).is_file()]
+    if missing:
+        raise ImagesError(
+            f"CSV file '{path}' must list files that exist; {len(missing)} of {len(ids)} in column "
+            f"'{table.header[table.paths]}' do not: {some(missing)}. Paths are relative to '{root}'; "
+            f"if the CSV only labels images that are elsewhere, open those and give it as labels=."
+        )
+    if table.label is None:
+        return FileImages(root, ids, name=str(path))
+    labels, classes = to_labels(table.column(table.label), f"column '{table.header[table.label]}' of '{path}'")
+    return FileImages(root, ids, labels, classes, name=str(path))
+
+
 def _open(source: Any) -> Images:
     if isinstance(source, (str, Path)):
         return _open_path(str(source))
     if isinstance(source, (ImageSet, Images)):
         return source
     if isinstance(source, (np.ndarray, Tensor)):
-        return _open_array(source)
+        floats = source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"
+        return ArrayImages(inputs=source) if floats else ArrayImages(images=source)
     if isinstance(source, IterableDataset):
         raise ImagesError(
             f"images must be readable in any order; got {type(source).__name__}, an IterableDataset, which "
@@ -85,21 +104,14 @@ def _open_path(source: str) -> Images:
         return open_npz(path, part)
     if is_image(path.name):
         return FileImages(path.parent, [path.name], name=source)
-    opener = _OPENERS.get(path.suffix.lower())
-    if opener is None:
-        raise ImagesError(
-            f"images must come from {_ACCEPTED}; got '{path}'. "
-            f"Image files end in {' '.join(SUFFIXES)}; put others into one of those."
-        )
-    return opener(path)
-
-
-_OPENERS: dict[str, Callable[[Path], Images]] = {".csv": open_csv, ".zip": ArchiveImages}
-
-
-def _open_array(source: Shaped[np.ndarray, "..."] | Tensor) -> ArrayImages:
-    floats = source.is_floating_point() if isinstance(source, Tensor) else source.dtype.kind == "f"
-    return ArrayImages(inputs=source) if floats else ArrayImages(images=source)
+    if path.suffix.lower() == ".csv":
+        return open_csv(path)
+    if path.suffix.lower() == ".zip":
+        return ArchiveImages(path)
+    raise ImagesError(
+        f"images must come from {_ACCEPTED}; got '{path}'. "
+        f"Image files end in {' '.join(SUFFIXES)}; put others into one of those."
+    )
 
 
 def _missing(path: Path) -> ImagesError:

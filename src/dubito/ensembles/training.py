@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dubito.cache.progress import bar
+from dubito.cache.runner import bar
 from dubito.ensembles.masks import DiversityOver, LayerMasks, Span, binarised, by_layer, diversity
 from dubito.errors import TableError, ValueRangeError
 from dubito.heads.stream import generator

@@ -24,8 +24,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from dubito.cache.manifest import differing_parts
-from dubito.cache.progress import bar
-from dubito.cache.runner import kept_memory
+from dubito.cache.runner import bar, kept_memory
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure
 from dubito.heads.state import read_tensors, reading, write_tensors

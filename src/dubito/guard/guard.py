@@ -24,8 +24,7 @@ from torch import Tensor
 from dubito.cache.manifest import model_identity
 from dubito.cache.runner import predict_table
 from dubito.data import open_images
-from dubito.data.files import FileImages
-from dubito.data.tree import is_image
+from dubito.data.files import FileImages, is_image
 from dubito.errors import GuardError, ImagesError, ModelError, TableError
 from dubito.guard.combination import rank
 from dubito.guard.conformal import PredictionSets, fitted_sets

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from dubito.cache.progress import Advance, bar
+from dubito.cache.runner import Advance, bar
 from dubito.errors import ConstantHeadWarning, TableError, ValueRangeError
 from dubito.heads.held_out import HeldOut
 from dubito.heads.losses import DIRECT_LOSSES, HeadLoss, ranking_loss

@@ -23,9 +23,8 @@ import numpy as np
 import torch
 
 from dubito.data.arrays import ArrayImages
-from dubito.data.files import FileImages, open_folder
+from dubito.data.files import FileImages, class_folders, open_folder
 from dubito.data.image_set import Subset, some
-from dubito.data.tree import class_folders
 from dubito.errors import ImagesError
 from dubito.types import Images
 from dubito.validate import check_choice

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.cache import extract
-from dubito.cache.progress import bar
+from dubito.cache.runner import bar
 from dubito.data import open_images
 from dubito.data.corruptions import CORRUPTIONS, Corrupted
 from dubito.errors import TableError, ValueRangeError

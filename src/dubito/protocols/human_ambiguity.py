@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dubito.data.annotations import Votes, find_rows
+from dubito.data.labels import Votes, find_rows
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.uncertainties import uncertainties
 from dubito.metrics import Array, Interval, auroc, interval, spearman

@@ -43,28 +43,23 @@ class Shared(NamedTuple):
     there: Int[Tensor, "s"]
 
 
-class _Columns(NamedTuple):
-    """Mean and spread of the columns of one table."""
-
-    mean: Float[Tensor, "d"]
-    spread: Float[Tensor, "d"]
-
-
 def shared_rows(table: Table, other: Table) -> Shared:
     """Rows of `table` whose images are also in `other`, by features or, without these, by logits.
 
     >>> shared_rows(Table(feature=[[1.0, 5.0], [2.0, 3.0]]), Table(feature=[[2.000001, 3.0], [7.0, 8.0]])).here
     tensor([1])
     """
-    none = Shared(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
-    column = _both_have(table, other)
-    if column is None or not len(table) or not len(other):
+    same = none = Shared(torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    near = 0
+    both = [name for name in ("feature", "logit") if name in table and name in other]
+    columns = [name for name in both if table.shape(name)[1:] == other.shape(name)[1:]]
+    if not columns or not len(table) or not len(other):
         return none
-    mine, theirs = _columns(table, column), _columns(other, column)
-    candidates = _nearest(table, other, column, mine, theirs)
-    same, near = none, 0
+    column = columns[0]
+    comparison = _Comparison(table, other, column)
+    candidates = comparison.nearest()
     for first in range(0, len(table), _AT_ONCE):
-        ratio, which = _closest(table, other, column, candidates[first : first + _AT_ONCE], first, mine, theirs)
+        ratio, which = comparison.closest(candidates[first : first + _AT_ONCE], first)
         rows = (ratio <= 1).nonzero().flatten()
         same = Shared(torch.cat([same.here, rows + first]), torch.cat([same.there, which[rows]]))
         near += int(((ratio > 1) & (ratio <= _WIDER)).sum())
@@ -82,66 +77,21 @@ def example(table: Table, other: Table, shared: Shared) -> str:
     return f" (such as '{here}'" + (")" if here == there else f", there '{there}')")
 
 
-def _both_have(table: Table, other: Table) -> str | None:
-    for column in ("feature", "logit"):
-        if column in table and column in other and table.shape(column)[1:] == other.shape(column)[1:]:
-            return column
-    return None
-
-
-def _columns(table: Table, column: str) -> _Columns:
-    """Mean and spread, of finite rows."""
-    width, n = table.shape(column)[1], 0
-    mean, squares = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
-    for batch in table.batches(column, size=_AT_ONCE):
-        x = batch.whole(column).double()
-        x = x[x.isfinite().all(1)]
-        if not len(x):
-            continue
-        # Chan et al. 1983: no digits are lost where the mean is far from zero.
-        delta, n = x.mean(0) - mean, n + len(x)
-        squares += x.var(0, correction=0) * len(x) + delta**2 * (n - len(x)) * len(x) / n
-        mean += delta * len(x) / n
-    return _Columns(mean, (squares / max(n, 1)).sqrt())
-
-
-def _nearest(table: Table, other: Table, column: str, mine: _Columns, theirs: _Columns) -> Int[Tensor, "n k"]:
-    """The nearest rows of the other table; -1 where there is none near enough."""
-    projection = _Projection.of(column, mine, theirs)
-    if len(table) > len(other):
-        bank = torch.cat(list(projection.blocks(other)))
-        pairs = [_nearest_rows(queries, bank) for queries in projection.blocks(table)]
-        distance, index = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    else:
-        queries, first = torch.cat(list(projection.blocks(table))), 0
-        distance, index = torch.zeros(len(table), 0), torch.zeros(len(table), 0, dtype=torch.long)
-        for bank in projection.blocks(other):
-            near, which = _nearest_rows(queries, bank)
-            distance, index = torch.cat([distance, near], 1), torch.cat([index, which + first], 1)
-            distance, best = distance.topk(min(_CANDIDATES, distance.shape[1]), largest=False)
-            index, first = index.gather(1, best), first + len(bank)
-    return torch.where(distance <= _FAR * projection.matrix.shape[1], index, -1)
-
-
 @final
-class _Projection(NamedTuple):
-    """From the columns of two tables to at most 64 numbers per row that about preserve distances."""
+class _Comparison:
+    """One column of two tables: its spread, and a projection to at most 64 numbers that about preserves distances."""
 
-    column: str
-    mean: Float[Tensor, "d"]
-    scale: Float[Tensor, "d"]
-    matrix: Float[Tensor, "d p"]
-
-    @classmethod
-    def of(cls, column: str, mine: _Columns, theirs: _Columns) -> "_Projection":
-        width = len(mine.mean)
-        mean = (mine.mean + theirs.mean) / 2
-        spread = ((mine.spread**2 + theirs.spread**2) / 2 + (mine.mean - theirs.mean) ** 2 / 4).sqrt()
+    def __init__(self, table: Table, other: Table, column: str) -> None:
+        self.table, self.other, self.column = table, other, column
+        (mine, spread), (theirs, spread_there) = _moments(table, column), _moments(other, column)
+        self.least, self.most = torch.minimum(spread, spread_there), torch.maximum(spread, spread_there)
+        self.mean = (mine + theirs) / 2
+        joint = ((spread**2 + spread_there**2) / 2 + (mine - theirs) ** 2 / 4).sqrt()
         # A column that is almost dead would be nothing but rounding.
-        scale = 1 / (spread + 1e-3 * spread.mean()).clamp(min=torch.finfo(torch.float32).tiny)
-        draw = torch.Generator().manual_seed(0)
-        matrix = torch.randn(width, _SEARCHED, generator=draw) / width**0.5 if width > _SEARCHED else torch.eye(width)
-        return cls(column, mean, scale, matrix)
+        self.scale = 1 / (joint + 1e-3 * joint.mean()).clamp(min=torch.finfo(torch.float32).tiny)
+        width, draw = len(mine), torch.Generator().manual_seed(0)
+        wide = width > _SEARCHED
+        self.matrix = torch.randn(width, _SEARCHED, generator=draw) / width**0.5 if wide else torch.eye(width)
 
     def blocks(self, table: Table) -> Iterator[Float[Tensor, "b p"]]:
         """A table's rows, projected, many at a time."""
@@ -155,6 +105,57 @@ class _Projection(NamedTuple):
         if parts:
             yield torch.cat(parts)
 
+    def nearest(self) -> Int[Tensor, "n k"]:
+        """The nearest rows of the other table; -1 where there is none near enough."""
+        if len(self.table) > len(self.other):
+            bank = torch.cat(list(self.blocks(self.other)))
+            pairs = [_nearest_rows(queries, bank) for queries in self.blocks(self.table)]
+            distance, index = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        else:
+            queries, first = torch.cat(list(self.blocks(self.table))), 0
+            distance, index = torch.zeros(len(queries), 0), torch.zeros(len(queries), 0, dtype=torch.long)
+            for bank in self.blocks(self.other):
+                near, which = _nearest_rows(queries, bank)
+                distance, index = torch.cat([distance, near], 1), torch.cat([index, which + first], 1)
+                distance, best = distance.topk(min(_CANDIDATES, distance.shape[1]), largest=False)
+                index, first = index.gather(1, best), first + len(bank)
+        return torch.where(distance <= _FAR * self.matrix.shape[1], index, -1)
+
+    def closest(self, candidates: Int[Tensor, "b k"], first: int) -> tuple[Float[Tensor, "b"], Int[Tensor, "b"]]:
+        """The largest difference in tolerances, of each row from `first` on and the candidate that is most like it."""
+        best = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
+        which = torch.full((len(candidates),), -1)
+        for candidate in candidates.T:
+            rows = (candidate >= 0).nonzero().flatten()
+            if not len(rows):
+                continue
+            a = self.table.select(self.column).rows(rows + first).whole(self.column).double()
+            b = self.other.select(self.column).rows(candidate[rows]).whole(self.column).double()
+            allowed = _OF_SPREAD * self.least + _OF_ROW * a.abs().amax(1, keepdim=True)
+            step = (_OF_HALF * a.abs()).minimum(_MOST_OF_SPREAD * self.most)
+            allowed = allowed + torch.where((_halved(a) | _halved(b))[:, None], step, 0.0)
+            ratio = ((a - b).abs() / allowed).amax(1)
+            ratio = torch.where(_distinctive(a) & _distinctive(b), ratio, torch.inf)
+            closer = ratio < best[rows]
+            best[rows[closer]], which[rows[closer]] = ratio[closer], candidate[rows[closer]]
+        return best, which
+
+
+def _moments(table: Table, column: str) -> tuple[Float[Tensor, "d"], Float[Tensor, "d"]]:
+    """Mean and standard deviation of finite rows."""
+    width, n = table.shape(column)[1], 0
+    mean, squares = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    for batch in table.batches(column, size=_AT_ONCE):
+        x = batch.whole(column).double()
+        x = x[x.isfinite().all(1)]
+        if not len(x):
+            continue
+        # Chan et al. 1983: no digits are lost where the mean is far from zero.
+        delta, n = x.mean(0) - mean, n + len(x)
+        squares += x.var(0, correction=0) * len(x) + delta**2 * (n - len(x)) * len(x) / n
+        mean += delta * len(x) / n
+    return mean, (squares / max(n, 1)).sqrt()
+
 
 def _nearest_rows(
     queries: Float[Tensor, "n p"], bank: Float[Tensor, "b p"]
@@ -165,35 +166,6 @@ def _nearest_rows(
     k = min(_CANDIDATES, len(bank))
     distance, index = faiss.knn(queries.numpy(), bank.numpy(), k, metric=faiss.METRIC_L2)
     return torch.from_numpy(distance), torch.from_numpy(index)
-
-
-def _closest(
-    table: Table,
-    other: Table,
-    column: str,
-    candidates: Int[Tensor, "b k"],
-    first: int,
-    mine: _Columns,
-    theirs: _Columns,
-) -> tuple[Float[Tensor, "b"], Int[Tensor, "b"]]:
-    """The largest difference in tolerances, of each of these rows and the candidate that is most like it."""
-    best = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
-    which = torch.full((len(candidates),), -1)
-    spread, most = torch.minimum(mine.spread, theirs.spread), torch.maximum(mine.spread, theirs.spread)
-    for candidate in candidates.T:
-        rows = (candidate >= 0).nonzero().flatten()
-        if not len(rows):
-            continue
-        a = table.select(column).rows(rows + first).whole(column).double()
-        b = other.select(column).rows(candidate[rows]).whole(column).double()
-        allowed = _OF_SPREAD * spread + _OF_ROW * a.abs().amax(1, keepdim=True)
-        step = (_OF_HALF * a.abs()).minimum(_MOST_OF_SPREAD * most)
-        allowed = allowed + torch.where((_halved(a) | _halved(b))[:, None], step, 0.0)
-        ratio = ((a - b).abs() / allowed).amax(1)
-        ratio = torch.where(_distinctive(a) & _distinctive(b), ratio, torch.inf)
-        closer = ratio < best[rows]
-        best[rows[closer]], which[rows[closer]] = ratio[closer], candidate[rows[closer]]
-    return best, which
 
 
 def _halved(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:

@@ -9,11 +9,12 @@ with other versions still recognises its backbone.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, final
 
-from dubito.errors import ArtefactError
+from dubito.errors import ArtefactError, DubitoError, TableError
 
 MODEL_PARTS = ("weights", "head", "transform")
 """What a cache's identity compares of a model."""
@@ -75,24 +76,18 @@ class Provenance:
         if self.members or other.members:
             return self._members_differ(other)
         reasons = []
-        if not any(_both(self, other, part) for part in ("weights", "tensors")):
-            part = "tensors" if self.tensors and other.tensors else "weights"
-            what = _differing(getattr(self, part), getattr(other, part))
+        hashes = [(self.weights, other.weights), (self.tensors, other.tensors)]
+        if not any(there is not None and there == here for there, here in hashes):
+            what = describe_difference(*hashes[bool(self.tensors and other.tensors)]) or "none is recorded"
             reasons.append(f"its weights differ ({what}): the backbone was fine-tuned or is another one")
         if None not in (self.operations, other.operations) and set(self.operations) != set(other.operations):
-            gone, new = (
-                sorted({*self.operations} - {*other.operations}),
-                sorted({*other.operations} - {*self.operations}),
-            )
-            what = f"{', '.join(gone) or 'none'} there, {', '.join(new) or 'none'} here"
+            gone, new = {*self.operations} - {*other.operations}, {*other.operations} - {*self.operations}
+            what = f"{', '.join(sorted(gone)) or 'none'} there, {', '.join(sorted(new)) or 'none'} here"
             reasons.append(f"its operations differ ({what}): activations or pools were replaced")
-        for part, name, meaning in (
-            ("transform", "transform", "images were prepared in another way"),
-            ("head", "classifying layer", "features are read elsewhere in the model"),
-        ):
-            if _plain(getattr(self, part)) != _plain(getattr(other, part)):
-                what = _differing(getattr(self, part), getattr(other, part))
-                reasons.append(f"its {name} differs ({what}): {meaning}")
+        if what := describe_difference(self.transform, other.transform):
+            reasons.append(f"its transform differs ({what}): images were prepared in another way")
+        if what := describe_difference(self.head, other.head):
+            reasons.append(f"its classifying layer differs ({what}): features are read elsewhere in the model")
         return "; ".join(reasons) or None
 
     def _members_differ(self, other: "Provenance") -> str | None:
@@ -123,8 +118,39 @@ class Provenance:
         return cls(**{**written, "members": members})
 
 
-def _both(one: Provenance, other: Provenance, part: str) -> bool:
-    return getattr(one, part) is not None and getattr(one, part) == getattr(other, part)
+def check_provenance(
+    one: Provenance | None, other: Provenance | None, *, by: str, of: str, error: type[DubitoError] = TableError
+) -> None:
+    """Raise where two things come from different models or transforms, as far as that is known.
+
+    Args:
+        one: Who made the first.
+        other: Who made the second.
+        by: The function that the user called.
+        of: What the two are, for the message.
+        error: What to raise.
+    """
+    ids = [made and made.model_id for made in (one, other)]
+    if None not in ids and ids[0] != ids[1]:
+        names = [f"{made.model} ({made.model_id})" if made.model else made.model_id for made in (one, other) if made]
+        raise error(
+            f"{by}: {of} must come from one model with one transform; they come from {names[0]} and {names[1]}. "
+            f"Extract both with the same model."
+        )
+
+
+def describe_difference(there: Any, here: Any) -> str | None:
+    """How two settings or hashes differ, in words; None if they do not. Tuples and lists are the same, as in JSON.
+
+    >>> describe_difference({"lr": 0.1, "k": 2}, {"lr": 0.2, "k": 2}), describe_difference("ab12cd34ef56ab78", None)
+    ('lr=0.1 there, 0.2 here', 'ab12cd34 there, none here')
+    """
+    if _plain(there) == _plain(here):
+        return None
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        return f"{_short(there)} there, {_short(here)} here"
+    keys = [key for key in {**there, **here} if _plain(there.get(key)) != _plain(here.get(key))]
+    return ", ".join(f"{key}={_short(there.get(key))} there, {_short(here.get(key))} here" for key in keys)
 
 
 def _digest(text: str) -> str:
@@ -132,21 +158,13 @@ def _digest(text: str) -> str:
 
 
 def _plain(part: Any) -> str:
-    """As JSON: tuples and lists are the same once they have been on disk."""
     return json.dumps(part, sort_keys=True)
-
-
-def _differing(there: Any, here: Any) -> str:
-    """Of two settings only what differs."""
-    if not isinstance(there, dict) or not isinstance(here, dict):
-        return f"{_short(there)} there, {_short(here)} here"
-    keys = [key for key in {**there, **here} if _plain(there.get(key)) != _plain(here.get(key))]
-    return ", ".join(f"{key}={_short(there.get(key))} there, {_short(here.get(key))} here" for key in keys)
 
 
 def _short(value: Any) -> str:
     """A hash by its beginning, anything else as it is."""
     if value is None:
         return "none"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"{text[:8]}…" if isinstance(value, str) and len(text) > 16 else text
+    if isinstance(value, str):
+        return value[:8] if re.fullmatch("[0-9a-f]{9,}", value) else value
+    return json.dumps(value)

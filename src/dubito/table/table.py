@@ -160,13 +160,13 @@ class Table:
     def rows(self, rows: Rows) -> "Table":
         """Some rows, in memory."""
         exact = _exact(rows, len(self), self.name)
-        return self.with_only({key: _chosen(column, exact) for key, column in self._columns.items()})
+        return self.with_only({key: take(column, exact) for key, column in self._columns.items()})
 
     def row_ids(self, rows: Rows | None = None) -> list[str]:
         """The ids of some rows, of all by default; row numbers where the table has no ids."""
         names = self.column("id") if "id" in self else np.arange(len(self))
         exact = _exact(slice(None) if rows is None else rows, len(self), self.name)
-        return [str(name) for name in _chosen(names, exact)]
+        return [str(name) for name in take(names, exact)]
 
     def batches(self, *columns: str, size: int = 2048) -> Iterator["Table"]:
         """Consecutive rows in memory, at most `size` at a time."""
@@ -235,7 +235,8 @@ def _exact(rows: Rows, n: int, name: str) -> Exact:
     )
 
 
-def _chosen(column: Column, rows: Exact) -> Any:
+def take(column: Column, rows: Exact) -> Any:
+    """Some rows of a column, also of one in numpy, which does not take tensors as indices."""
     return column[rows.numpy() if isinstance(column, np.ndarray) and isinstance(rows, Tensor) else rows]  # type: ignore[index]
 
 

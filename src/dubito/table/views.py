@@ -4,9 +4,10 @@ No row is read before it is needed.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, final
 
@@ -17,13 +18,14 @@ from torch import Tensor
 
 from dubito.errors import TableError
 from dubito.table.columns import compared_names, settings_difference
-from dubito.table.provenance import Provenance
-from dubito.table.table import Column, Exact, Table
+from dubito.table.provenance import Provenance, check_provenance
+from dubito.table.table import Column, Exact, Table, take
 
 _OF_IMAGES = ("id", "label", "image_index", "epoch")
 """Columns that describe the images and not what the model made of them."""
 MEMBERS = "members"
 """What the columns of `ensemble` are called."""
+_ONE_ORDER = "Members of one ensemble share their classes, in one order."
 
 
 def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
@@ -37,7 +39,13 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
             f"rows of {table.name} must be indices from 0 to {len(table) - 1}; "
             f"got {int(index.min())} to {int(index.max())}. Choose among its rows."
         )
-    return table.with_only({name: _Chosen(table.column(name), index) for name in table.columns})
+    columns = {name: table.column(name) for name in table.columns}
+    return table.with_only(
+        {
+            name: Computed((len(index), *column.shape[1:]), lambda rows, column=column: take(column, index[rows]))
+            for name, column in columns.items()
+        }
+    )
 
 
 def concat(*tables: Table) -> Table:
@@ -52,20 +60,17 @@ def concat(*tables: Table) -> Table:
     """
     if not tables:
         raise TableError("concat needs at least one table; got none.")
-    first = tables[0]
     for other in tables[1:]:
-        if first.model_id and other.model_id and first.model_id != other.model_id:
-            raise TableError(
-                f"concat: {first.name} and {other.name} come from different models ({first.model_id} and "
-                f"{other.model_id}). Extract both with the same model and transform."
-            )
+        both = f"{tables[0].name} and {other.name}"
+        check_provenance(tables[0].provenance, other.provenance, by="concat", of=both)
     provenance = _provenance(tables)
-    tables = _with_image_indices(tables)
-    first = tables[0]
-    names = [name for name in first.columns if all(name in table for table in tables)]
+    if any("image_index" in table for table in tables):  # without, crops of one image could not be kept together
+        tables = tuple(table if "image_index" in table else _one_epoch(table) for table in tables)
+    names = [name for name in tables[0].columns if all(name in table for table in tables)]
     if not _same_labels(tables):
         names = [name for name in names if name != "label"]
-    columns: dict[str, Any] = {}
+    if not names:
+        raise TableError(f"concat: {', '.join(table.name for table in tables)} have no column in common.")
     for name in names:
         tails = {tuple(table.shape(name)[1:]) for table in tables}
         if len(tails) > 1:
@@ -73,14 +78,16 @@ def concat(*tables: Table) -> Table:
                 f"concat: column '{name}' must have one width in all tables; got {sorted(tails)}. "
                 f"Join tables of one model."
             )
-        columns[name] = Stacked([table.column(name) for table in tables])
     _check_settings(tables, names)
-    if not names:
-        raise TableError(f"concat: {', '.join(table.name for table in tables)} have no column in common.")
-    joined = first.with_only(columns, name=" + ".join(table.name for table in tables))
+    columns = {name: Stacked([table.column(name) for table in tables]) for name in names}
+    joined = tables[0].with_only(columns, name=" + ".join(table.name for table in tables))
     joined.provenance = provenance
     joined.label_names = next((table.label_names for table in tables if table.label_names), None)
     return joined
+
+
+def _one_epoch(table: Table) -> Table:
+    return table.extended(image_index=torch.arange(len(table)), epoch=torch.zeros(len(table), dtype=torch.long))
 
 
 def _same_labels(tables: Sequence[Table]) -> bool:
@@ -108,10 +115,12 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
         table.require("logit", by="ensemble")
     _check_members(tables)
     labelled = [table for table in tables if "label" in table]
+    logits = [table.column("logit") for table in tables]
+    n, c = logits[0].shape
     columns: dict[str, Any] = {
         **{name: next((table.column(name) for table in tables if name in table), None) for name in _OF_IMAGES},
-        "logit": _LogMean([table.column("logit") for table in tables]),
-        f"{MEMBERS}_logit": _Beside([table.column("logit") for table in tables]),
+        "logit": Computed((n, c), partial(_log_mean, logits)),
+        f"{MEMBERS}_logit": Computed((n, len(tables), c), lambda rows: torch.stack([each[rows] for each in logits], 1)),
     }
     members = tuple(table.provenance for table in tables if table.provenance is not None)
     models = ", ".join(str(member.model) for member in members)
@@ -128,63 +137,50 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
 
 
 def _check_members(tables: Sequence[Table]) -> None:
-    """Raise TableError unless rows, classes and labels are the same."""
-    first = tables[0]
+    """Raise TableError unless rows, classes and labels are the same. A table that lacks a column is not compared."""
     for other in tables[1:]:
-        _check_sizes(first, other)
+        _check_sizes(tables[0], other)
     named = [table for table in tables if table.classes]
     for other in named[1:]:
-        _check_names(named[0], other)
-    for column in _OF_IMAGES:  # a table that lacks one says nothing about it: the others are compared all the same
+        pairs = zip(named[0].classes or (), other.classes or (), strict=False)
+        for place, (ours, theirs) in enumerate(pairs):
+            if ours != theirs:
+                difference = f"class {place} is '{ours}' and '{theirs}'"
+                raise _unlike(named[0], other, "classes", difference, _ONE_ORDER)
+    for column in _OF_IMAGES:
         having = [table for table in tables if column in table]
         for other in having[1:]:
             _check_column(column, having[0], other)
 
 
-def _both(first: Table, other: Table) -> str:
-    return f"ensemble: {first.name} and {other.name}"
+def _unlike(first: Table, other: Table, what: str, difference: str, repair: str) -> TableError:
+    return TableError(f"ensemble: {first.name} and {other.name} must have the same {what}; {difference}. {repair}")
 
 
 def _check_sizes(first: Table, other: Table) -> None:
     if len(first) != len(other):
-        raise TableError(
-            f"{_both(first, other)} must have the same images; they have {len(first)} and {len(other)} rows"
-            + (f", {len(first.skipped)} and {len(other.skipped)} skipped" if first.skipped or other.skipped else "")
-            + ". Extract the same images with every model."
-        )
-    if first.shape("logit")[1] != other.shape("logit")[1]:
-        raise TableError(
-            f"{_both(first, other)} must have the same classes; they have {first.shape('logit')[1]} and "
-            f"{other.shape('logit')[1]} logits. Members of one ensemble share their classes, in one order."
-        )
-
-
-def _check_names(first: Table, other: Table) -> None:
-    for place, (ours, theirs) in enumerate(zip(first.classes or (), other.classes or (), strict=False)):
-        if ours != theirs:
-            raise TableError(
-                f"{_both(first, other)} must have the same classes; class {place} is '{ours}' and '{theirs}'. "
-                f"Members of one ensemble share their classes, in one order."
-            )
+        rows = f"they have {len(first)} and {len(other)} rows"
+        if first.skipped or other.skipped:
+            rows += f", {len(first.skipped)} and {len(other.skipped)} skipped"
+        raise _unlike(first, other, "images", rows, "Extract the same images with every model.")
+    widths = first.shape("logit")[1], other.shape("logit")[1]
+    if widths[0] != widths[1]:
+        raise _unlike(first, other, "classes", f"they have {widths[0]} and {widths[1]} logits", _ONE_ORDER)
 
 
 def _check_column(column: str, first: Table, other: Table) -> None:
     """Equal in every row; compared block by block."""
     if column == "label" and first.label_space != other.label_space:
-        raise TableError(
-            f"{_both(first, other)} must have the same labels; those of one are the model's classes, those of the "
-            f"other another set's. Extract both with the same labels and label_space."
-        )
+        difference = "those of one are the model's classes, those of the other another set's"
+        raise _unlike(first, other, "labels", difference, "Extract both with the same labels and label_space.")
     start = 0
     for ours, theirs in zip(first.batches(column), other.batches(column), strict=True):
         one, two = np.asarray(ours.whole(column)), np.asarray(theirs.whole(column))
         if not np.array_equal(one, two):
             row = int((one != two).nonzero()[0][0])
-            what = "labels" if column == "label" else "images"
-            raise TableError(
-                f"{_both(first, other)} must have the same {what}; row {start + row} is '{one[row]}' and '{two[row]}'. "
-                f"Extract the same images, in one order, with the same labels."
-            )
+            difference = f"row {start + row} is '{one[row]}' and '{two[row]}'"
+            repair = "Extract the same images, in one order, with the same labels."
+            raise _unlike(first, other, "labels" if column == "label" else "images", difference, repair)
         start += len(one)
 
 
@@ -201,18 +197,6 @@ def _provenance(tables: tuple[Table, ...]) -> Provenance | None:
     return first if first is None or not losses else replace(first, task_loss=losses[0])
 
 
-def _with_image_indices(tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """All with `image_index` and `epoch`, if any has them: without, crops of one image could not be kept together."""
-    if not any("image_index" in table for table in tables):
-        return tables
-    return tuple(
-        table
-        if "image_index" in table
-        else table.extended(image_index=torch.arange(len(table)), epoch=torch.zeros(len(table), dtype=torch.long))
-        for table in tables
-    )
-
-
 def _check_settings(tables: Sequence[Table], names: Sequence[str]) -> None:
     """Raise TableError for columns that probes of different settings wrote."""
     first = tables[0]
@@ -226,16 +210,20 @@ def _check_settings(tables: Sequence[Table], names: Sequence[str]) -> None:
 
 
 @final
-class _Chosen:
-    """Rows of a column, by index."""
+@dataclass(frozen=True)
+class Computed:
+    """A column whose rows are computed when they are read.
 
-    def __init__(self, column: Column, index: Int[Tensor, "k"]) -> None:
-        self._column, self._index = column, index
-        self.shape = (len(index), *column.shape[1:])
+    Attributes:
+        shape: The shape of the whole column.
+        read: Computes some rows.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[Exact], Any]
 
     def __getitem__(self, rows: Exact) -> Any:
-        index = self._index[rows]
-        return _rows(self._column, index)
+        return self.read(rows)
 
 
 @final
@@ -250,62 +238,34 @@ class Stacked:
     def __getitem__(self, rows: Exact) -> Any:
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(self.shape[0])
-            return _joined([self._columns[which][part] for which, part in self._pieces(start, stop)])
+            touched = range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1) if start < stop else ()
+            begin = [self._ends[which - 1] if which else 0 for which in touched]
+            parts = [
+                self._columns[which][max(start - first, 0) : min(stop, self._ends[which]) - first]
+                for which, first in zip(touched, begin, strict=True)
+            ]
+            return _joined(parts or [self._columns[0][0:0]])
         if not len(rows):
             return self[0:0]
         owner = torch.searchsorted(torch.tensor(self._ends), rows, right=True)
         parts, places = [], []
         for which in sorted(set(owner.tolist())):
             place = (owner == which).nonzero()[:, 0]
-            parts.append(_rows(self._columns[which], rows[place] - (self._ends[which - 1] if which else 0)))
+            parts.append(take(self._columns[which], rows[place] - (self._ends[which - 1] if which else 0)))
             places.append(place)
         gathered, place = _joined(parts), torch.cat(places)
         ordered = np.empty_like(gathered) if isinstance(gathered, np.ndarray) else torch.empty_like(gathered)
         ordered[place.numpy() if isinstance(ordered, np.ndarray) else place] = gathered
         return ordered
 
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, slice]]:
-        pieces = []
-        while start < stop:
-            which = bisect_right(self._ends, start)
-            first = self._ends[which - 1] if which else 0
-            end = min(stop, self._ends[which])
-            pieces.append((which, slice(start - first, end - first)))
-            start = end
-        return pieces or [(0, slice(0, 0))]
 
-
-@final
-class _Beside:
-    """Columns of the same shape side by side: (n, c) of m tables as (n, m, c)."""
-
-    def __init__(self, columns: list[Column]) -> None:
-        self._columns = columns
-        n, *tail = columns[0].shape
-        self.shape = (n, len(columns), *tail)
-
-    def __getitem__(self, rows: Exact) -> Tensor:
-        return torch.stack([torch.as_tensor(column[rows]) for column in self._columns], 1)
-
-
-@final
-class _LogMean:
+def _log_mean(columns: Sequence[Column], rows: Exact) -> Tensor:
     """The logarithm of the mean probability of several columns of logits; one of them is in memory at a time."""
-
-    def __init__(self, columns: list[Column]) -> None:
-        self._columns = columns
-        self.shape = tuple(columns[0].shape)
-
-    def __getitem__(self, rows: Exact) -> Tensor:
-        mean = torch.tensor(-torch.inf, dtype=torch.float64)
-        for column in self._columns:
-            logits = torch.as_tensor(column[rows])
-            mean = torch.logaddexp(mean, logits.double().log_softmax(-1) - math.log(len(self._columns)))
-        return mean.to(logits.dtype)
-
-
-def _rows(column: Any, index: Tensor) -> Any:
-    return column[index.numpy() if isinstance(column, np.ndarray) else index]
+    mean = torch.tensor(-torch.inf, dtype=torch.float64)
+    for column in columns:
+        logits = torch.as_tensor(column[rows])
+        mean = torch.logaddexp(mean, logits.double().log_softmax(-1) - math.log(len(columns)))
+    return mean.to(logits.dtype)
 
 
 def _joined(parts: list[Any]) -> Any:
