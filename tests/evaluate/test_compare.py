@@ -170,7 +170,7 @@ def test_one_that_fails_on_these_images_is_left_out_with_its_reason_unless_it_wa
     found = compare(table.extended(feature=feature), train=train, resamples=20)
     assert "entropy" in found.costs
     assert "neighbours" not in found.costs
-    assert "features must be finite and not all zero; row 3 of the batch is not" in found.left_out["neighbours"]
+    assert "features must be finite; feature 0 of row 3 of set 0 is nan" in found.left_out["neighbours"]
     odd = images(60, 2)
     odd.feature[3] = float("nan")
     ood = compare(table, {"odd": odd}, train=train, resamples=20)

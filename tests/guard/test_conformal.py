@@ -95,7 +95,7 @@ def test_what_else_can_be_wrong() -> None:
         PredictionSets(1.0)
     with pytest.raises(TableError, match="labels of the model's own classes"):
         PredictionSets().fit(Table(logit=table.logit, label=table.label, label_space="own"))
-    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 3; got 0 to 9"):
+    with pytest.raises(TableError, match="must be classes from 0 to 3; got 0 to 9"):
         PredictionSets().fit(Table(logit=table.logit, label=torch.arange(30) % 10))
     with pytest.warns(DubitoWarning):
         fitted = PredictionSets(class_wise=True).fit(table)

@@ -109,7 +109,7 @@ def test_arguments_that_do_not_fit_are_errors(metric):
     with pytest.raises(TableError, match=f"{name}: labels must be integers; got torch.float64"):
         metric([[1.0, 2.0]], [0.0])
     for label, classes in ((2, "2 to 2"), (-1, "-1 to -1")):
-        with pytest.raises(ValueRangeError, match=f"{name}: labels must be classes of .*, 0 to 1; got {classes}"):
+        with pytest.raises(TableError, match=f"{name}: the labels must be classes from 0 to 1; got {classes}"):
             metric([[1.0, 2.0]], [label])
     with pytest.raises(ValueRangeError, match=f"{name}: logits from row 0 on: 1 of 2 values are NaN or infinite"):
         metric([[1.0, float("nan")]], [0])
@@ -151,7 +151,7 @@ def test_without_rows_the_repair_is_given() -> None:
 
 @pytest.mark.parametrize(("label", "classes"), [([0, 1, 3], "0 to 3"), ([-1, 0, 1], "-1 to 1")])
 def test_labels_beyond_the_classes_are_refused(label: list[int], classes: str) -> None:
-    with pytest.raises(ValueRangeError, match=f"here: labels must be classes of the logits, 0 to 2; got {classes} in"):
+    with pytest.raises(TableError, match=f"here: the labels of table in .* classes from 0 to 2; got {classes}"):
         wrong_predictions(Table(logit=LOGIT, label=label), by="here")
 
 

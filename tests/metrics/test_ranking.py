@@ -3,10 +3,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.metrics import auroc, average_precision, fpr_at_tpr
+from dubito.metrics import auroc, average_precision, fpr_at_tpr, interval, spearman
 
 METRICS = [auroc, average_precision, fpr_at_tpr]
 
@@ -157,5 +158,68 @@ def test_arguments_that_do_not_fit_are_errors(metric):
 
 @pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, float("nan")])
 def test_fpr_at_tpr_refuses_a_rate_outside_its_range(rate):
-    with pytest.raises(ValueRangeError, match=r"tpr must lie in \(0, 1\]"):
+    with pytest.raises(ValueRangeError, match=r"fpr_at_tpr: tpr must be a number in \(0, 1\]; got"):
         fpr_at_tpr([1.0, 2.0], [0, 1], tpr=rate)
+
+
+def test_spearman_by_hand():
+    # ranks 0 1 2 3 and 3 0 1 2: Σ d² = 9 + 1 + 1 + 1 = 12, 1 - 6 · 12 / (4 · 15) = -0.2
+    assert spearman([1, 2, 3, 4], [9.0, -4.0, 0.0, 5.0]) == pytest.approx(-0.2, abs=1e-15)
+
+
+def test_tied_ranks_share_the_middle():
+    # ranks 0 1.5 1.5 3 and 0 1 2 3, centred -1.5 0 0 1.5 and -1.5 -.5 .5 1.5: 4.5 / sqrt(4.5 · 5)
+    assert spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / 22.5**0.5, abs=1e-15)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_spearman_agrees_with_scipy(levels):
+    rng = np.random.default_rng(levels)
+    x = rng.integers(levels, size=300)
+    y = x + rng.integers(levels, size=300)
+    assert spearman(x, y) == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
+    assert 0.3 < spearman(x, y) < 0.95
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=20))
+def test_only_the_orders_count_for_spearman(pairs):
+    x, y = np.array(pairs, dtype=float).T
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        with pytest.raises(TableError, match="at least two different values"):
+            spearman(x, y)
+        return
+    value = spearman(x, y)
+    assert -1 - 1e-12 <= value <= 1 + 1e-12
+    assert spearman(y, x) == pytest.approx(value, abs=1e-12)
+    assert spearman(np.exp(x), y) == pytest.approx(value, abs=1e-12)
+    assert spearman(-x, y) == pytest.approx(-value, abs=1e-12)
+    turned = np.random.default_rng(0).permutation(len(x))
+    assert spearman(x[turned], y[turned]) == pytest.approx(value, abs=1e-12)
+
+
+def test_an_interval_of_spearman_holds_the_value_and_leaves_out_constant_resamples():
+    x = torch.arange(40.0)
+    y = x + 12 * torch.randn(40, generator=torch.Generator().manual_seed(0))
+    value, low, high, _ = interval(spearman, x, y, resamples=100)
+    assert value == spearman(x, y)
+    assert 0 < low < value < high < 1
+    # Of three rows one resample in nine is constant; those are drawn again.
+    _, low, high, _ = interval(spearman, [1.0, 2.0, 3.0], [1.0, 3.0, 2.0], resamples=50)
+    assert -1 <= low <= high <= 1
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], TableError, "x must hold at least two different values; all 3 rows have 1"),
+        ([1.0, 2.0], [5.0, 5.0], TableError, "y must hold at least two different values; all 2 rows have 5"),
+        ([1.0], [2.0], TableError, "a constant has no order"),
+        ([1.0, 2.0], [1.0, 2.0, 3.0], TableError, "spearman needs columns of one length; x has 2, y has 3"),
+        ([1.0, float("nan")], [1.0, 2.0], ValueRangeError, "spearman: x: 1 of 2 values are NaN"),
+        ([[1.0, 2.0]], [1.0, 2.0], TableError, r"spearman: x must have one axis"),
+    ],
+)
+def test_spearman_is_undefined(x, y, error, message):
+    with pytest.raises(error, match=message):
+        spearman(x, y)

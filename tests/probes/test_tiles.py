@@ -357,7 +357,7 @@ def test_grids_that_are_none(grids):
     [
         ("keep", "all", "keep must be one of summary, logits; got 'all'"),
         ("dtype", "int8", "dtype must be one of float16, float32; got 'int8'"),
-        ("temperature", 0.0, r"temperature must be positive and finite; got 0\.0"),
+        ("temperature", 0.0, r"temperature must be a number, above 0; got 0\.0"),
     ],
 )
 def test_settings_that_are_none(name, value, text):

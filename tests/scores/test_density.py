@@ -264,11 +264,11 @@ def test_far_is_more_uncertain():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"regularisation": -1.0}, "regularisation must be at least 0; got -1.0."),
-        ({"regularisation": float("nan")}, "regularisation must be at least 0; got nan."),
-        ({"components": 0}, "components must be at least 1; got 0."),
-        ({"max_iterations": -1}, "max_iterations must be at least 0; got -1."),
-        ({"memory": 0.0}, "memory must be more than 0 gigabytes; got 0.0."),
+        ({"regularisation": -1.0}, "regularisation must be a number, at least 0; got -1.0."),
+        ({"regularisation": float("nan")}, "regularisation must be a number, at least 0; got nan."),
+        ({"components": 0}, "components must be a number, at least 1; got 0."),
+        ({"max_iterations": -1}, "max_iterations must be a number, at least 0; got -1."),
+        ({"memory": 0.0}, "memory must be a number, above 0; got 0.0. It is in gigabytes."),
     ],
 )
 def test_settings_that_cannot_be(settings, said):

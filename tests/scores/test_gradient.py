@@ -226,15 +226,15 @@ def test_weights_that_cannot_be(bad):
 
 
 def test_names_that_are_not_there():
-    said = r"regrad: layers must be one of exponential, uniform, kept, or a weight for each layer; got 'deep'\."
+    said = r"regrad: layers must be one of exponential, uniform, kept; got 'deep'\."
     with pytest.raises(ValueRangeError, match=said):
         check_layers("deep", "regrad")
     for beta in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueRangeError, match=f"regrad: beta must be finite and not negative; got {beta}"):
+        with pytest.raises(ValueRangeError, match=f"regrad: beta must be a number, at least 0; got {beta}"):
             REGrad(beta=beta)
 
 
-@pytest.mark.parametrize("column", [torch.ones(3), torch.ones(3, 2, 2), torch.ones(3, 2).long(), torch.ones(3, 0)])
+@pytest.mark.parametrize("column", [torch.ones(3), torch.ones(3, 2, 2), torch.ones(3, 0)])
 def test_a_column_without_layers(column):
     with pytest.raises(TableError, match=r"regrad\.score: column 'gradient' must have one number per layer, \(n, l\)"):
         REGrad().score(Table(gradient=column))

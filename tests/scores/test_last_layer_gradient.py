@@ -151,7 +151,7 @@ def test_grad_norm_of_all_layers():
     assert GradNorm("gradient", layers=(0.0, 1.0)).score(table).tolist() == [-2.0, -0.5]
     with pytest.raises(MissingColumnError, match=r"needs column 'gradient_uniform'.* with uniform=True\.$"):
         GradNorm("gradient").score(Table(feature=torch.ones(1, 1), logit=torch.ones(1, 2)))
-    with pytest.raises(ValueRangeError, match="grad_norm: layers must be one of uniform, kept, or a weight for each"):
+    with pytest.raises(ValueRangeError, match="grad_norm: layers must be one of uniform, kept; got 'exponential'"):
         GradNorm("gradient", layers="exponential")
 
 

@@ -90,7 +90,7 @@ def test_a_fit_that_fails_leaves_nothing_behind():
 
 
 def test_what_cannot_be():
-    with pytest.raises(ValueRangeError, match=r"mahalanobis: regularisation must be at least 0; got -1\.0\."):
+    with pytest.raises(ValueRangeError, match=r"mahalanobis: regularisation must be a number, at least 0; got -1\.0\."):
         Mahalanobis(regularisation=-1.0)
     with pytest.raises(TableError, match=r"mahalanobis\.fit needs labelled rows; table in memory has none\."):
         Mahalanobis().fit(table().rows(slice(0, 0)))

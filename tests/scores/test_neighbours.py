@@ -128,6 +128,8 @@ def test_features_without_a_direction(bad):
     message = r"features must be finite and not all zero; row 4 of the batch is not\. Look at that image's feature"
     with pytest.raises(ValueRangeError, match=rf"neighbours\.fit: {message}"):
         Neighbours(k=1).fit(Table(feature=broken))
+    if bad != 0:
+        message = rf"features must be finite; feature 0 of row 4 of table in memory is {bad}\. Look at"
     with pytest.raises(ValueRangeError, match=rf"neighbours\.score: {message}"):
         Neighbours(k=1).fit(Table(feature=features(6))).score(Table(feature=broken))
 

@@ -139,7 +139,7 @@ def test_one_class_has_no_margin():
 def test_settings_that_would_turn_the_score_round_are_refused(value):
     with pytest.raises(ValueRangeError, match=rf"scaled_entropy: scale must be .*; got {value}\. The paper"):
         ScaledEntropy(value)
-    with pytest.raises(ValueRangeError, match=rf"energy: temperature must be a positive number; got {value}\."):
+    with pytest.raises(ValueRangeError, match=rf"energy: temperature must be a number, above 0; got {value}\."):
         make_score("energy", temperature=value)
 
 

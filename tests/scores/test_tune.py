@@ -29,7 +29,7 @@ def test_tune_prefers_what_explains_held_out_rows():
         ("full", None, None, 1e-4),
         ("tied", None, None, 1e-4),
     ]
-    assert best["log_likelihood"] == pytest.approx(-tuned.density.score(held_out).mean().item(), rel=1e-9)
+    assert best["log_likelihood"] == pytest.approx(-tuned.score.score(held_out).mean().item(), rel=1e-9)
     values = [row["log_likelihood"] for row in tuned.tried]
     assert values == sorted(values, reverse=True)
     assert str(tuned).splitlines()[1].split()[:3] == ["covariance", "space", "components"]
@@ -72,8 +72,8 @@ def test_constant_features_have_no_part():
     alive = Density.tune(train, held_out, grid=grid, budget=20)
     tuned = Density.tune(with_dead(train), with_dead(held_out), grid=grid, budget=20)
     assert tuned.tried == alive.tried
-    assert tuned.density.width_ == 36
-    assert torch.equal(tuned.density.score(with_dead(held_out)), alive.density.score(held_out))
+    assert tuned.score.width_ == 36
+    assert torch.equal(tuned.score.score(with_dead(held_out)), alive.score.score(held_out))
 
 
 @pytest.mark.parametrize("space", ["z", "log"])
@@ -84,10 +84,10 @@ def test_the_density_found_is_the_one_that_was_judged(space):
     alive = Density.tune(train, held_out, grid=grid, budget=20, space=space)
     tuned = Density.tune(with_dead(train), with_dead(held_out), grid=grid, budget=20, space=space)
     assert tuned.tried == alive.tried
-    assert tuned.density.neurons_.tolist() == [30 + neuron for neuron in alive.density.neurons_.tolist()]
-    assert (len(tuned.density.neurons_), tuned.density.width_) == (3, 36)
-    assert torch.equal(tuned.density.mixture.means, alive.density.mixture.means)
-    assert torch.equal(tuned.density.score(with_dead(held_out)), alive.density.score(held_out))
+    assert tuned.score.neurons_.tolist() == [30 + neuron for neuron in alive.score.neurons_.tolist()]
+    assert (len(tuned.score.neurons_), tuned.score.width_) == (3, 36)
+    assert torch.equal(tuned.score.mixture.means, alive.score.mixture.means)
+    assert torch.equal(tuned.score.score(with_dead(held_out)), alive.score.score(held_out))
 
 
 def test_no_fit_is_spent_on_what_cannot_be():
@@ -143,9 +143,9 @@ def test_tune_of_what_cannot_be():
         TableError, match=r"density\.tune: grid may have covariance, space, .*; got 'colour'\. Give one"
     ):
         Density.tune(train, held_out, grid={"colour": ("red",)})
-    with pytest.raises(ValueRangeError, match=r"density\.tune: budget must be at least 1 fit; got 0\."):
+    with pytest.raises(ValueRangeError, match=r"density\.tune: budget must be a whole number, at least 1; got 0\."):
         Density.tune(train, held_out, budget=0)
-    with pytest.raises(TableError, match=r"density\.tune needs rows to fit on and rows to compare by; none has none\."):
+    with pytest.raises(TableError, match=r"density\.tune: table needs at least 1 row; none has 0\."):
         Density.tune(train, data(0, name="none"))
     with pytest.raises(TableError, match=r"density\.tune: features must have one width; got 6 and 5, the latter in"):
         Density.tune(train, data(9, d=5, name="narrow"))
@@ -163,7 +163,7 @@ def test_a_search_before_the_non_linearity_ends_with_a_density_that_reads_there(
         return Table(feature=before.relu(), pre_activation=before)
 
     grid = {"covariance": ("full", "diagonal"), "components": (1,), "space": ("z",), "neurons": (None,)}
-    found = Density.tune(signed(0), signed(1), grid=grid, budget=4, nonlinearity="before").density
+    found = Density.tune(signed(0), signed(1), grid=grid, budget=4, nonlinearity="before").score
     assert found.nonlinearity == "before"
     assert found.width_ == 3
     assert found.neurons_.tolist() == [0, 1]
@@ -321,7 +321,7 @@ def test_rows_that_cannot_tell():
         TableError, match="needs labels of the model's own classes; those of table in memory are another"
     ):
         tune_regrad(foreign)
-    with pytest.raises(ValueRangeError, match="labels must be classes of the logits, 0 to 1; got 0 to 5"):
+    with pytest.raises(TableError, match="labels of table in memory must be classes from 0 to 1; got 0 to 5"):
         tune_regrad(Table(logit=torch.eye(2), label=[0, 5], gradient=torch.ones(2, 1)))
     with pytest.raises(ValueRangeError, match=r"regrad\.score of table in memory: 1 of 4 values are NaN"):
         tune_regrad(table(gradient=[[math.nan, 1.0, 2.0, 3.0]]))

@@ -30,7 +30,7 @@ from dubito.active.loop import Acquisition, Picks, Round
 from dubito.active.strategies import Distances, diverse, stochastic, top
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.evaluate.uncertainties import uncertainty
+from dubito.evaluate.evaluate import uncertainty
 from dubito.metrics import Array
 from dubito.scores import Entropy, MutualInformation
 from dubito.storage import locked

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 
 from dubito.errors import TableError
-from dubito.evaluate.uncertainties import uncertainty
+from dubito.evaluate.evaluate import uncertainty
 from dubito.metrics import Array
 from dubito.result import Result, cell
 from dubito.scores import Entropy

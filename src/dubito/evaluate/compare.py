@@ -18,13 +18,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from dubito.errors import DubitoError, TableError, ValueRangeError
-from dubito.evaluate.uncertainties import check_fitted_scores, has_both
-from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, paired_draws, wrong_predictions
+from dubito.evaluate.evaluate import TITLES, check_fitted_scores, has_both
+from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, join_ood, paired_draws, wrong_predictions
 from dubito.metrics.bootstrap import percentiles
 from dubito.result import Result, axes, plain, plot_intervals
 from dubito.scores import UncertaintyHead
@@ -37,7 +36,6 @@ from dubito.validate import check_bootstrap, check_rows, check_same_model, has_m
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TITLES = {"error_auroc": "error AUROC", "aurc": "AURC", "ood_auroc": "OOD AUROC"}
 ERRORS = ("error_auroc", "aurc")
 """Metrics of the model's errors."""
 FEWEST = 10
@@ -91,12 +89,13 @@ def compare(
     """
     check_rows(table, by="compare")
     check_bootstrap(by="compare", confidence=confidence, resamples=resamples, seed=seed, least=2)
-    if train is not None:
-        check_rows(train, by="compare", what="train")
     ood_tables = _named_tables(ood)
     _check_tables(table, train, ood_tables)
-    chosen = available_scores(table, train) if scores is None else AvailableScores(_fitted(scores))
-    _leave_out_incomparable(chosen, table, ood_tables)
+    if scores is None:
+        chosen = available_scores(table, train)
+    else:
+        chosen = AvailableScores(by_name(scores, by="compare", arrays=False))
+        check_fitted_scores(chosen.scores, by="compare")
     u, costs = _score_tables(chosen, table, ood_tables, strict=scores is not None)
     if not u:
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
@@ -107,8 +106,13 @@ def compare(
         result.questions.append(question)
     if not result.questions:
         raise TableError(f"compare: {' '.join(result.remarks)}")
-    heads = {name: score for name, score in chosen.scores.items() if isinstance(score, UncertaintyHead)}
-    result.remarks += [_training_remark(name, head.trained_) for name, head in heads.items()]
+    for name, score in chosen.scores.items():
+        if isinstance(score, UncertaintyHead):  # whether it learned from the very images here, only the user knows
+            corpus = str(score.trained_.get("corpus") or "images that it does not name")
+            result.remarks.append(
+                f"{name} was trained on losses of {shorten(corpus, _CORPUS, placeholder=' ...')}: if these images were "
+                f"among them, it looks better than it is."
+            )
     return result
 
 
@@ -330,10 +334,8 @@ def _named_tables(ood: Any) -> dict[str, Table]:
     """OOD tables by name, each with rows."""
     if ood is None:
         return {}
-    several = [ood] if isinstance(ood, Table | str | PathLike) else ood  # a path would be a sequence, too
-    pairs = (
-        list(several.items()) if isinstance(several, Mapping) else [(getattr(one, "name", ""), one) for one in several]
-    )
+    tables = [ood] if isinstance(ood, Table | str | PathLike) else ood  # a path would be a sequence, too
+    pairs = list(tables.items() if isinstance(tables, Mapping) else ((getattr(one, "name", ""), one) for one in tables))
     for _, one in pairs:
         check_rows(one, by="compare", what="ood")
     if len(dict(pairs)) < len(pairs):
@@ -344,8 +346,10 @@ def _named_tables(ood: Any) -> dict[str, Table]:
     return dict(pairs)
 
 
-def _check_tables(table: Table, train: Table | None, ood: Mapping[str, Table]) -> None:
+def _check_tables(table: Table, train: Any, ood: Mapping[str, Table]) -> None:
     """Raise for tables of several models; warn of images that two tables share."""
+    if train is not None:
+        check_rows(train, by="compare", what="train")
     others = {} if train is None else {"train": train}
     others |= {f"ood '{name}'": one for name, one in ood.items()}
     check_same_model(table, others, by="compare")
@@ -353,38 +357,29 @@ def _check_tables(table: Table, train: Table | None, ood: Mapping[str, Table]) -
         warn_shared(table, other, by="compare", what=name, harm=_HARM[name.partition(" ")[0]])
 
 
-def _fitted(scores: Any) -> dict[str, Score]:
-    named = by_name(scores, by="compare", arrays=False)
-    check_fitted_scores(named, by="compare")
-    return named
-
-
-def _leave_out_incomparable(chosen: AvailableScores, table: Table, ood: Mapping[str, Table]) -> None:
-    """Move scores that cannot be compared between tables to those that are left out."""
-    for name, score in list(chosen.scores.items()):
-        reasons = (why_not_comparable(score, table, other) for other in ood.values())
-        if why := next(filter(None, reasons), None):
-            chosen.left_out[name] = why
-            del chosen.scores[name]
-
-
 def _score_tables(
     chosen: AvailableScores, table: Table, ood: Mapping[str, Table], *, strict: bool
 ) -> tuple[Uncertainties, dict[str, Cost]]:
-    """Every score on every table; one that fails is left out with its reason, unless the user named it."""
+    """Every score on every table; one that fails is left out with its reason, unless the user named it.
+
+    Scores whose values cannot be compared between the tables are always left out.
+    """
     u: Uncertainties = {}
     costs = {}
-    for name, score in list(chosen.scores.items()):
+    for name, score in chosen.scores.items():
+        if why := next(filter(None, (why_not_comparable(score, table, other) for other in ood.values())), None):
+            chosen.left_out[name] = why
+            continue
         try:
             values, seconds = _timed(score, table)
             u[name] = {None: values} | {other: score.score(one) for other, one in ood.items()}
-        except DubitoError as error:  # noqa: PERF203 (one failure must not end the others)
+        except DubitoError as error:
             if strict:
                 raise
             chosen.left_out[name] = str(error)
-            del chosen.scores[name]
         else:
             costs[name] = Cost(1e6 * seconds / len(table), chosen.fit_seconds.get(name), score.columns_in(table))
+    chosen.scores = {name: score for name, score in chosen.scores.items() if name in u}
     return u, costs
 
 
@@ -416,8 +411,9 @@ def _questions(
         values = {name: of[None] for name, of in u.items()}
         questions += [(Question(metric, "errors", len(wrong), int(wrong.sum())), values, wrong) for metric in ERRORS]
     for name, other in ood.items():
-        values = {one: torch.cat([of[None], of[name]]) for one, of in u.items()}
-        is_ood = torch.arange(len(table) + len(other)) >= len(table)
+        joined = {one: join_ood(of[None], of[name]) for one, of in u.items()}
+        is_ood = next(iter(joined.values()))[1]
+        values = {one: scores for one, (scores, _) in joined.items()}
         questions.append((Question("ood_auroc", name, len(is_ood), len(other)), values, is_ood))
     return questions
 
@@ -441,12 +437,6 @@ def _ranked(
         names[i]: RankedScore(rank, Interval(float(exact[i]), float(low[i]), float(high[i]), confidence), gaps[i])
         for rank, i in enumerate(np.argsort(-sign * exact, kind="stable").tolist(), start=1)
     }
-
-
-def _training_remark(name: str, trained: Mapping[str, Any]) -> str:
-    """A head may have learned from the very images that it is compared on; only the user knows."""
-    corpus = shorten(str(trained.get("corpus") or "images that it does not name"), _CORPUS, placeholder=" ...")
-    return f"{name} was trained on losses of {corpus}: if these images were among them, it looks better than it is."
 
 
 def _listed(names: Sequence[str], most: int = _NAMES) -> str:

@@ -22,14 +22,13 @@ from torch import Tensor
 
 from dubito import metrics as measures
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.uncertainties import has_both, uncertainty
 from dubito.metrics import Array, Interval
 from dubito.result import Result, axes
 from dubito.scores.available import why_not_comparable
-from dubito.scores.registry import by_name
-from dubito.table import Table
-from dubito.types import Score
-from dubito.validate import check_choice, check_rows, check_same_model, has_model_labels
+from dubito.scores.registry import by_name, make_score
+from dubito.table import Table, to_tensor
+from dubito.types import Score, finite
+from dubito.validate import check_choice, check_per_row, check_rows, check_same_model, has_model_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,12 +51,29 @@ TITLES = {
 """Every metric by name, and its heading."""
 
 Plot = Literal["risk_coverage", "ood", "reliability"]
-Task = tuple[Any, ...]
-"""A metric and its arrays."""
+Definition = tuple[Any, ...]
+"""A metric, and the names of the columns that it takes."""
 
-_OF_OOD = frozenset({"ood_auroc", "ood_average_precision", "ood_fpr95"})
-_OF_NEIGHBOURS = frozenset({"r_auroc", "recall_at_1"})
-_OF_LOGITS = frozenset(TITLES) - _OF_OOD - _OF_NEIGHBOURS
+_OF_MODEL: Mapping[str, Definition] = {
+    "accuracy": (measures.mean, "correct"),
+    "nll": (measures.mean, "nll"),
+    "brier": (measures.mean, "brier"),
+    "ece": (measures.ece, "confidence", "correct"),
+    "recall_at_1": (measures.mean, "matches"),
+}
+_OF_SCORE: Mapping[str, Definition] = {
+    "error_auroc": (measures.auroc, "u", "wrong"),
+    "aurc": (measures.aurc, "u", "wrong"),
+    "excess_aurc": (measures.excess_aurc, "u", "wrong"),
+    "augrc": (measures.augrc, "u", "wrong"),
+    "r_auroc": (measures.auroc, "u", "mismatches"),
+}
+_OF_OOD: Mapping[str, Definition] = {
+    "ood_auroc": (measures.auroc, "u", "is_ood"),
+    "ood_average_precision": (measures.average_precision, "u", "is_ood"),
+    "ood_fpr95": (measures.fpr_at_tpr, "u", "is_ood"),
+}
+_OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
 _POINTS, _BINS, _CONFIDENCE_BINS = 200, 50, 15
 _TAIL = 1e-3
 """Share of images at either end that a histogram puts into its outermost bins: a few outliers must not flatten it."""
@@ -97,27 +113,93 @@ def evaluate(
         check_rows(ood, by="evaluate", what="ood")
         check_same_model(table, {"ood": ood}, by="evaluate")
     named = by_name(scores, by="evaluate")
-    chosen = _chosen(metrics)
+    chosen = frozenset(TITLES if metrics is None else [metrics] if isinstance(metrics, str) else metrics)
+    for name in sorted(chosen):
+        check_choice(name, TITLES, by="evaluate", what="metrics")
+    of_ood = ood is not None and bool(chosen & _OF_OOD.keys())
+    if of_ood and named:
+        check_fitted_scores(named, by="evaluate")
     bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)
-    truth = _Truth.of(table, chosen)
+    columns = _columns(table, chosen)
 
-    def measured(tasks: dict[str, Task]) -> dict[str, Interval]:
-        return {key: bootstrap(*task) for key, task in tasks.items() if key in chosen}
+    def measured(definitions: Mapping[str, Definition], columns: Mapping[str, Tensor]) -> dict[str, Interval]:
+        return {
+            key: bootstrap(metric, *(columns[name] for name in names))
+            for key, (metric, *names) in definitions.items()
+            if key in chosen and set(names) <= columns.keys()
+            # With positives or negatives alone there is nothing to rank.
+            if metric is not measures.auroc or has_both(columns[names[1]])
+        }
 
-    result = Evaluation(table.name, len(table), measured(truth.of_model()), reliability=truth.reliability())
+    result = Evaluation(table.name, len(table), measured(_OF_MODEL, columns), reliability=_reliability(columns))
     for name, score in named.items():
         start = time.perf_counter()
         u = uncertainty(score, table, by="evaluate", name=name)
         seconds = time.perf_counter() - start
         result.microseconds[name] = 1e6 * seconds / len(table) if isinstance(score, Score) else None
-        result.scores[name] = measured(truth.of_score(u))
-        if truth.wrong is not None:
-            result.risk_coverage[name] = _risk_coverage(u, truth.wrong)
-        if ood is not None and chosen & _OF_OOD:
-            u_ood = _score_ood(name, score, table, ood)
-            result.scores[name] |= measured(_of_ood(u, u_ood))
+        result.scores[name] = measured(_OF_SCORE, {**columns, "u": u})
+        if "wrong" in columns:
+            result.risk_coverage[name] = _risk_coverage(u, columns["wrong"])
+        if ood is not None and of_ood:
+            u_ood = score.score(ood)
+            if why := why_not_comparable(score, table, ood):
+                raise TableError(f"evaluate: '{name}' cannot be compared between tables: {why}. Extract both alike.")
+            result.scores[name] |= measured(
+                _OF_OOD, dict(zip(("u", "is_ood"), measures.join_ood(u, u_ood), strict=True))
+            )
             result.ood[name] = _histogram(u.numpy(), u_ood.numpy())
     return result
+
+
+def uncertainties(
+    scores: Mapping[str, Array | Score], table: Table, *, by: str, baselines: Sequence[str] = ()
+) -> dict[str, Float[Tensor, "n"]]:
+    """The uncertainty of every row, by score; then that of the baselines, if the table has logits.
+
+    Args:
+        scores: Fitted scores or arrays (n,), by name.
+        table: The table to score.
+        by: The function that the user called.
+        baselines: Names of scores of the logits; one that is among the scores is not computed again.
+    """
+    check_rows(table, by=by)
+    check_any_scores(scores, by=by)
+    values = {name: uncertainty(score, table, by=by, name=name) for name, score in scores.items()}
+    if "logit" in table:
+        values |= {name: make_score(name).score(table) for name in baselines if name not in values}
+    return values
+
+
+def uncertainty(score: Array | Score, table: Table, *, by: str, name: str) -> Float[Tensor, "n"]:
+    """The uncertainty of every row by one fitted score; an array is returned if it has one finite number per row."""
+    if isinstance(score, Score):
+        return score.score(table)
+    u = finite(to_tensor(score, f"{by}: score '{name}'").double(), f"{by}: score '{name}'")
+    check_per_row(u, table, by=by, what=f"score '{name}'")
+    return u
+
+
+def check_fitted_scores(scores: Mapping[str, Any], *, by: str) -> None:
+    """Raise TableError for an array where several tables are to be scored, NotFittedError before anything runs."""
+    check_any_scores(scores, by=by)
+    for name, score in scores.items():
+        if not isinstance(score, Score):
+            raise TableError(
+                f"{by}: '{name}' must be a fitted score, so that every table can be scored; "
+                f"got {type(score).__name__}. Pass the score itself."
+            )
+        score.check_fitted()
+
+
+def check_any_scores(scores: Mapping[str, Any], *, by: str) -> None:
+    """Raise TableError if there are no scores."""
+    if not scores:
+        raise TableError(f"{by} needs at least one score; got none. Give some by name: {{'entropy': Entropy()}}.")
+
+
+def has_both(flags: Bool[Tensor, "n"]) -> bool:
+    """Whether there are positives and negatives; without both, nothing can be ranked."""
+    return bool(flags.any()) and not bool(flags.all())
 
 
 class Reliability(NamedTuple):
@@ -201,145 +283,73 @@ class Evaluation(Result):
             score: The score of the histograms. Default: the first.
             ax: Axes to draw on. Default: those of a new figure.
         """
-        has: dict[str, object] = {
-            "risk_coverage": self.risk_coverage,
-            "ood": self.ood,
-            "reliability": self.reliability,
-        }
+        has: dict[str, object]
+        has = {"risk_coverage": self.risk_coverage, "ood": self.ood, "reliability": self.reliability}
         chosen: str = kind or next((name for name, data in has.items() if data), "risk_coverage")
         check_choice(chosen, has, by="Evaluation.plot", what="kind")
         if not has[chosen]:
             missing = "OOD images: evaluate(..., ood=table)" if chosen == "ood" else "labels of the model's classes"
             raise ValueRangeError(f"Evaluation.plot: '{chosen}' needs {missing}; {self.name} was evaluated without.")
-        if chosen == "reliability":
-            return _plot_reliability(self, axes(ax))
-        if chosen == "ood":
-            return _plot_ood(self, score, axes(ax))
         picture = axes(ax)
-        for name, points in self.risk_coverage.items():
-            picture.plot(*zip(*points, strict=True), label=name)
-        picture.set(xlabel="coverage", ylabel="risk (error rate)", title=self.title(), xlim=(0, 1))
+        if chosen == "reliability":
+            _plot_reliability(self, picture)
+        elif chosen == "ood":
+            _plot_ood(self, score, picture)
+        else:
+            for name, points in self.risk_coverage.items():
+                picture.plot(*zip(*points, strict=True), label=name)
+            picture.set(xlabel="coverage", ylabel="risk (error rate)", xlim=(0, 1))
+        picture.set(title=self.title())
         picture.legend(frameon=False)
         return picture
 
 
-def _plot_reliability(result: Evaluation, picture: "Axes") -> "Axes":
+def _plot_reliability(result: Evaluation, picture: "Axes") -> None:
     bins = result.reliability or Reliability((), (), ())
     largest = max(bins.images, default=1)
     picture.plot([0, 1], [0, 1], color="grey", linestyle="--", label="calibrated")
     picture.plot(bins.confidence, bins.accuracy, label="model")
     picture.scatter(bins.confidence, bins.accuracy, s=[10 + 90 * count / largest for count in bins.images])
-    picture.set(xlabel="confidence", ylabel="accuracy", title=result.title(), xlim=(0, 1), ylim=(0, 1))
-    picture.legend(frameon=False)
-    return picture
+    picture.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
 
 
-def _plot_ood(result: Evaluation, score: str | None, picture: "Axes") -> "Axes":
+def _plot_ood(result: Evaluation, score: str | None, picture: "Axes") -> None:
     name = score or next(iter(result.ood))
     check_choice(name, result.ood, by="Evaluation.plot", what="score")
     edges, *both = result.ood[name]
     for label, counts in zip(("in-distribution", "OOD"), both, strict=True):
         # As shares of the images: the two tables may have very different sizes.
         picture.stairs([count / sum(counts) for count in counts], edges, fill=True, alpha=0.5, label=label)
-    picture.set(xlabel=name, ylabel="share of images", title=result.title())
-    picture.legend(frameon=False)
-    return picture
+    picture.set(xlabel=name, ylabel="share of images")
 
 
-@dataclass
-class _Truth:
-    """What the labels say about a table's rows, computed once for all scores."""
-
-    wrong: Bool[Tensor, "n"] | None = None
-    mismatched: Bool[Tensor, "n"] | None = None
-    """Whether the nearest other row has another label."""
-    confidence: Float[Tensor, "n"] | None = None
-    nll: Float[Tensor, "n"] | None = None
-    brier: Float[Tensor, "n"] | None = None
-
-    @classmethod
-    def of(cls, table: Table, chosen: frozenset[str]) -> "_Truth":
-        truth = cls()
-        if has_model_labels(table) and chosen & _OF_LOGITS:
-            parts = [_row_values(batch) for batch in table.batches("logit", "label")]
-            truth.wrong, truth.confidence, truth.nll, truth.brier = map(torch.cat, zip(*parts, strict=True))
-        if "feature" in table and "label" in table and len(table) > 1 and chosen & _OF_NEIGHBOURS:
-            truth.mismatched = ~measures.neighbour_matches(table.column("feature"), table.label)
-        return truth
-
-    def of_model(self) -> dict[str, Task]:
-        tasks: dict[str, Task] = {}
-        if self.wrong is not None:
-            tasks["accuracy"] = (_mean, (~self.wrong).double())
-            tasks["nll"] = (_mean, self.nll)
-            tasks["brier"] = (_mean, self.brier)
-            tasks["ece"] = (measures.ece, self.confidence, ~self.wrong)
-        if self.mismatched is not None:
-            tasks["recall_at_1"] = (_mean, (~self.mismatched).double())
-        return tasks
-
-    def of_score(self, u: Float[Tensor, "n"]) -> dict[str, Task]:
-        tasks: dict[str, Task] = {}
-        if self.wrong is not None:
-            if has_both(self.wrong):
-                tasks["error_auroc"] = (measures.auroc, u, self.wrong)
-            tasks["aurc"] = (measures.aurc, u, self.wrong)
-            tasks["excess_aurc"] = (measures.excess_aurc, u, self.wrong)
-            tasks["augrc"] = (measures.augrc, u, self.wrong)
-        if self.mismatched is not None and has_both(self.mismatched):
-            tasks["r_auroc"] = (measures.auroc, u, self.mismatched)
-        return tasks
-
-    def reliability(self) -> Reliability | None:
-        """In the bins of `metrics.ece`, where an edge belongs to the bin below it."""
-        if self.wrong is None or self.confidence is None:
-            return None
-        q, right = self.confidence.double().numpy(), (~self.wrong).double().numpy()
-        place = np.searchsorted(np.arange(1, _CONFIDENCE_BINS) / _CONFIDENCE_BINS, q)
-        count = np.bincount(place, minlength=_CONFIDENCE_BINS)
-        some = count > 0
-        means = [np.bincount(place, values, minlength=_CONFIDENCE_BINS)[some] / count[some] for values in (q, right)]
-        return Reliability(*(tuple(one.tolist()) for one in (*means, count[some])))
+def _columns(table: Table, chosen: frozenset[str]) -> dict[str, Tensor]:
+    """What the labels say about the rows, computed once for all scores; only what the table allows."""
+    columns: dict[str, Tensor] = {}
+    if has_model_labels(table) and chosen - _OF_OOD.keys() - _OF_NEIGHBOURS:
+        per_row = {"correct": measures.correct, "nll": measures.nll_per_row, "brier": measures.brier_per_row}
+        parts = [
+            [measures.confidence(batch.logit), *(values(batch.logit, batch.label) for values in per_row.values())]
+            for batch in table.batches("logit", "label")
+        ]
+        columns = dict(zip(("confidence", *per_row), map(torch.cat, zip(*parts, strict=True)), strict=True))
+        columns["wrong"] = ~columns["correct"]
+    if "feature" in table and "label" in table and len(table) > 1 and chosen & _OF_NEIGHBOURS:
+        columns["matches"] = measures.neighbour_matches(table.column("feature"), table.label)
+        columns["mismatches"] = ~columns["matches"]
+    return columns
 
 
-def _chosen(names: Sequence[str] | None) -> frozenset[str]:
-    chosen = frozenset(TITLES if names is None else [names] if isinstance(names, str) else names)
-    for name in sorted(chosen):
-        check_choice(name, TITLES, by="evaluate", what="metrics")
-    return chosen
-
-
-def _row_values(batch: Table) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    logit, label = batch.logit, batch.label
-    return (
-        ~measures.correct(logit, label),
-        measures.confidence(logit),
-        measures.nll_per_row(logit, label),
-        measures.brier_per_row(logit, label),
-    )
-
-
-def _score_ood(name: str, score: Array | Score, table: Table, ood: Table) -> Float[Tensor, "m"]:
-    """The OOD images by the same score; TableError if its columns were extracted with other settings there."""
-    if not isinstance(score, Score):
-        raise TableError(
-            f"evaluate: with ood=..., '{name}' must be a fitted score, so that the OOD table can be scored too; "
-            f"got an array. Pass the score itself."
-        )
-    u = score.score(ood)
-    if why := why_not_comparable(score, table, ood):
-        raise TableError(f"evaluate: '{name}' cannot be compared between tables: {why}. Extract both alike.")
-    return u
-
-
-def _of_ood(u: Float[Tensor, "n"], u_ood: Float[Tensor, "m"]) -> dict[str, Task]:
-    both = torch.cat([u, u_ood])
-    is_ood = torch.arange(len(both)) >= len(u)
-    return {
-        "ood_auroc": (measures.auroc, both, is_ood),
-        "ood_average_precision": (measures.average_precision, both, is_ood),
-        "ood_fpr95": (measures.fpr_at_tpr, both, is_ood),
-    }
+def _reliability(columns: Mapping[str, Tensor]) -> Reliability | None:
+    """In the bins of `metrics.ece`, where an edge belongs to the bin below it."""
+    if "confidence" not in columns:
+        return None
+    q, right = columns["confidence"].double().numpy(), columns["correct"].double().numpy()
+    place = np.searchsorted(np.arange(1, _CONFIDENCE_BINS) / _CONFIDENCE_BINS, q)
+    count = np.bincount(place, minlength=_CONFIDENCE_BINS)
+    some = count > 0
+    means = [np.bincount(place, values, minlength=_CONFIDENCE_BINS)[some] / count[some] for values in (q, right)]
+    return Reliability(*(tuple(one.tolist()) for one in (*means, count[some])))
 
 
 def _risk_coverage(u: Float[Tensor, "n"], wrong: Bool[Tensor, "n"]) -> tuple[tuple[float, float], ...]:
@@ -353,7 +363,3 @@ def _histogram(u: Float[np.ndarray, "n"], u_ood: Float[np.ndarray, "m"]) -> OodH
     edges = np.histogram_bin_edges([low, high], bins=_BINS)
     counts = (np.histogram(np.clip(one, edges[0], edges[-1]), edges)[0] for one in (u, u_ood))
     return OodHistogram(tuple(edges.tolist()), *(tuple(one.tolist()) for one in counts))
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean())

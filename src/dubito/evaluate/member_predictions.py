@@ -6,11 +6,11 @@ At T = 1 an ensemble's summary and loss columns suffice. At any other temperatur
 logits are read in batches of bounded size. Pooled weights w_m are learned on other images and are equal for all rows.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.choices import WeighedBy
@@ -39,16 +39,14 @@ _ROUNDING = 1e-5
 _COMPARED, _CLOSE = 16, 2e-2
 """Rows whose summary is compared with their logits, and the tolerance: stored logits may be in half precision."""
 
-Weights = Mapping[str, Float64[Tensor, "m"]]
-
 
 class MemberPredictions(NamedTuple):
-    """Of every row: whether the prediction is correct, its probability, the label's loss; and uncertainties by name."""
+    """Of every row: correctness, the label's loss and confidence minus correctness; and uncertainties by name."""
 
     members: int
-    correct: Bool[Tensor, "n"]
-    confidence: Float64[Tensor, "n"]
+    correct: Float64[Tensor, "n"]
     nll: Float64[Tensor, "n"]
+    gap: Float64[Tensor, "n"]
     uncertainties: dict[str, Float64[Tensor, "n"]]
 
 
@@ -58,13 +56,14 @@ def model_predictions(table: Table, temperature: float) -> MemberPredictions:
     for batch in table.batches("logit", "label"):
         logit = batch.logit.double() / temperature
         entropy = entropy_of(logit.softmax(-1))
-        parts.append((correct(logit, batch.label), confidence(logit), nll_per_row(logit, batch.label), entropy))
-    right, sure, nll, entropy = map(torch.cat, zip(*parts, strict=True))
-    return MemberPredictions(1, right, sure, nll, {"entropy": entropy})
+        right = correct(logit, batch.label).double()
+        parts.append((right, nll_per_row(logit, batch.label), confidence(logit) - right, entropy))
+    right, nll, gap, entropy = map(torch.cat, zip(*parts, strict=True))
+    return MemberPredictions(1, right, nll, gap, {"entropy": entropy})
 
 
 def ensemble_predictions(
-    table: Table, name: str, temperature: float, uncertainties: Collection[str], weights: Weights
+    table: Table, name: str, temperature: float, uncertainties: Collection[str], calibration: Table | None
 ) -> MemberPredictions:
     """What the members' mean predicts, with uncertainties by name.
 
@@ -73,7 +72,7 @@ def ensemble_predictions(
         name: Name of the ensemble.
         temperature: Temperature of the members' logits.
         uncertainties: Names in SUMMARY_FIELDS and POOLED.
-        weights: Weights of those in POOLED, from `pooled_weights`.
+        calibration: Other images, on which the weights of those in POOLED are learned.
     """
     logits = f"{name}_logit" in table
     stored = temperature == 1 == _summary_temperature(table, name) and name in table
@@ -88,15 +87,20 @@ def ensemble_predictions(
             f"image. Give at least two members."
         )
     values = {one: summary[:, SUMMARY.index(SUMMARY_FIELDS[one])] for one in uncertainties if one in SUMMARY_FIELDS}
-    for one in uncertainties:
-        if one in POOLED:
-            values[one] = _pooled_uncertainty(table, name, temperature, POOLED[one], weights[one])
+    if calibration is not None and (pooled_ones := [one for one in uncertainties if one in POOLED]):
+        weights = pooled_weights(calibration, name, temperature)
+        for one in pooled_ones:
+            score = WeightedMutualInformation(by=POOLED[one], over="pooled", of=name)
+            score.weights_ = weights[one]
+            parts = [score.of_logits(batch, temperature) for batch in member_batches(table, name)]
+            values[one] = torch.cat(parts)
+    right = (summary[:, SUMMARY.index("predicted")].long() == table.label).double()
     return MemberPredictions(
         members,
-        summary[:, SUMMARY.index("predicted")].long() == table.label,
-        # float32 may hold a probability as one plus a rounding error.
-        summary[:, SUMMARY.index("confidence")].clamp(0, 1),
+        right,
         nll,
+        # float32 may hold a probability as one plus a rounding error.
+        summary[:, SUMMARY.index("confidence")].clamp(0, 1) - right,
         {one: _without_rounding(finite(values[one], f"{one} of {name}")) for one in uncertainties},
     )
 
@@ -230,12 +234,3 @@ def _computed(table: Table, name: str, temperature: float) -> tuple[Float64[Tens
 
 def _logits(batch: Table, name: str) -> Float[Tensor, "n m c"]:
     return finite(batch.whole(f"{name}_logit"), f"rejection_study: column '{name}_logit' of {batch.name}")
-
-
-def _pooled_uncertainty(
-    table: Table, name: str, temperature: float, by: WeighedBy, weights: Float64[Tensor, "m"]
-) -> Float64[Tensor, "n"]:
-    """The score's own values, with weights that were learned at this temperature."""
-    score = WeightedMutualInformation(by=by, over="pooled", of=name)
-    score.weights_ = weights
-    return torch.cat([score.of_logits(batch, temperature) for batch in member_batches(table, name)])

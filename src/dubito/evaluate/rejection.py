@@ -20,7 +20,7 @@ over images, are not in the paper.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
@@ -33,12 +33,12 @@ from dubito.evaluate.member_predictions import (
     ensemble_predictions,
     ensembles_of,
     model_predictions,
-    pooled_weights,
     require_ensemble,
 )
 from dubito.evaluate.rejection_result import FIGURES, ORIGINAL, RejectionCurves, RejectionOrder, RejectionStudy
 from dubito.metrics import Interval, acceptance_curve, bucket_curve
-from dubito.metrics.bootstrap import area_under_ranks, aurc_weights, chance_after, draw_counts, percentiles
+from dubito.metrics.bootstrap import area_under_ranks, aurc_weights, draw_counts, percentiles
+from dubito.metrics.ranking import chance_after
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
 from dubito.validate import (
@@ -46,6 +46,7 @@ from dubito.validate import (
     check_choice,
     check_disjoint,
     check_model_labels,
+    check_number,
     check_rows,
     check_same_model,
 )
@@ -98,21 +99,17 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     check_bootstrap(by=_BY, confidence=confidence, resamples=resamples, seed=seed)
     check_choice(predictions, get_args(Predictions), by=_BY, what="predictions")
     check_choice(against, get_args(Against), by=_BY, what="against")
-    if not 2 <= buckets <= len(table):
-        raise ValueRangeError(
-            f"rejection_study: buckets must be 2 to the number of rows, {len(table)} in {table.name}; got {buckets}. "
-            f"Ten, with a hundred rows or more in each, are usual."
-        )
-    plan = _Plan(
-        table,
-        ensembles_of(table) if ensembles is None else _names(ensembles),
-        _names(uncertainties),
-        calibration,
-        predictions,
-    )
-    chosen = _temperatures(table, temperatures, calibration)
-    plan.check(chosen)
-    orders = [one for temperature in chosen for one in plan.orders(temperature)]
+    hint = f"{table.name} has {len(table)} rows; ten buckets, with a hundred rows or more in each, are usual."
+    check_number(buckets, f"[2, {len(table)}]", by=_BY, what="buckets", whole=True, hint=hint)
+    ensembles = ensembles_of(table) if ensembles is None else _names(ensembles)
+    uncertainties = _names(uncertainties)
+    fitted = _temperatures(table, temperatures, calibration)
+    _check_columns(table, ensembles, uncertainties, calibration, fitted, own=predictions == "own")
+    orders = [
+        one
+        for temperature in fitted
+        for one in _orders(table, ensembles, uncertainties, calibration, temperature, own=predictions == "own")
+    ]
     levels = np.arange(1, buckets + 1) / buckets
     return RejectionStudy(
         name=table.name,
@@ -126,17 +123,8 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     )
 
 
-class RankedRows(NamedTuple):
-    """Uncertainty, correctness, loss and confidence minus correctness of every row."""
-
-    uncertainty: Float64[np.ndarray, "n"]
-    correct: Float64[np.ndarray, "n"]
-    nll: Float64[np.ndarray, "n"]
-    gap: Float64[np.ndarray, "n"]
-
-
 def figures_of(
-    rows: RankedRows,
+    rows: Float64[np.ndarray, "4 n"],
     counts: Shaped[np.ndarray, "b n"],
     levels: Float64[np.ndarray, "q"],
     *,
@@ -148,19 +136,18 @@ def figures_of(
     values, lie at or below each distinct uncertainty; between two of them, quantiles are interpolated linearly.
 
     Args:
-        rows: The values of every row.
+        rows: Of every image, uncertainty, correctness, loss, and confidence minus correctness.
         counts: How often each row was drawn, one line per resample with n draws.
         levels: Rising in (0, 1], the last 1.
         against_uncertainty: Whether covariances are with the mean uncertainty in the bucket that ends at a level,
             instead of the level itself.
     """
-    order = np.argsort(rows.uncertainty, kind="stable")
-    u, n = rows.uncertainty[order], len(order)
+    order = np.argsort(rows[0], kind="stable")
+    u, n = rows[0, order], len(order)
     ends = np.append(np.flatnonzero(u[1:] != u[:-1]), n - 1)
     drawn = counts[:, order].astype(np.float64)
     number = np.cumsum(drawn, axis=1)[:, ends]
-    columns = (rows.correct, rows.nll, rows.gap, rows.uncertainty)
-    sums = [np.cumsum(drawn * column[order], axis=1)[:, ends] for column in columns]
+    sums = [np.cumsum(drawn * rows[column, order], axis=1)[:, ends] for column in (1, 2, 3, 0)]
     below = [_interpolated(number, total, levels * n) for total in sums]
     bucket = [np.diff(total, axis=1, prepend=0.0) / (np.diff(levels, prepend=0.0) * n) for total in below]
     accepted = [total / (levels * n) for total in below[:3]]
@@ -172,47 +159,49 @@ def figures_of(
     return np.stack([*ranking, *(-_covariance(x, curve) for curve in curves)], axis=1)
 
 
-class _Plan(NamedTuple):
-    """Which orders of a table's rows are studied."""
+def _check_columns(
+    table: Table,
+    ensembles: Sequence[str],
+    uncertainties: Sequence[str],
+    calibration: Table | None,
+    temperatures: Sequence[float],
+    *,
+    own: bool,
+) -> None:
+    """Raise for unknown uncertainties and for columns that are missing."""
+    for name in uncertainties:
+        check_choice(name, (*SUMMARY_FIELDS, *POOLED), by=_BY, what="uncertainties")
+    pooled = [name for name in uncertainties if name in POOLED]
+    if pooled and calibration is None:
+        raise TableError(
+            f"rejection_study: {pooled[0]} learns its weights on other images and needs calibration=...; "
+            f"got none. Give a table of other images of the same model, or choose weighted_logsumexp."
+        )
+    needs_logits = [*(f"T = {temperature:.3g}" for temperature in temperatures if temperature != 1), *pooled]
+    for name in ensembles:
+        require_ensemble(table, name, logits_for=needs_logits[0] if needs_logits else None, own=own)
+        if pooled and calibration is not None:
+            require_ensemble(calibration, name, logits_for=pooled[0], own=False)
 
-    table: Table
-    ensembles: list[str]
-    uncertainties: list[str]
-    calibration: Table | None
-    predictions: Predictions
 
-    @property
-    def pooled(self) -> list[str]:
-        return [name for name in self.uncertainties if name in POOLED]
-
-    def check(self, temperatures: Sequence[float]) -> None:
-        """Raise for unknown uncertainties and for columns that are missing."""
-        for name in self.uncertainties:
-            check_choice(name, (*SUMMARY_FIELDS, *POOLED), by=_BY, what="uncertainties")
-        if self.pooled and self.calibration is None:
-            raise TableError(
-                f"rejection_study: {self.pooled[0]} learns its weights on other images and needs calibration=...; "
-                f"got none. Give a table of other images of the same model, or choose weighted_logsumexp."
-            )
-        other = [f"T = {temperature:.3g}" for temperature in temperatures if temperature != 1]
-        needs_logits = next(iter([*other, *self.pooled]), None)
-        for name in self.ensembles:
-            require_ensemble(self.table, name, logits_for=needs_logits, own=self.predictions == "own")
-            if self.pooled and self.calibration is not None:
-                require_ensemble(self.calibration, name, logits_for=self.pooled[0], own=False)
-
-    def orders(self, temperature: float) -> Iterator[tuple[RejectionOrder, MemberPredictions]]:
-        """The original first, then every ensemble by every uncertainty."""
-        original = model_predictions(self.table, temperature)
-        yield RejectionOrder(ORIGINAL, 1, "entropy", temperature), original
-        for name in self.ensembles:
-            pooled = self.calibration if self.pooled else None
-            weights = {} if pooled is None else pooled_weights(pooled, name, temperature)
-            own = ensemble_predictions(self.table, name, temperature, self.uncertainties, weights)
-            if self.predictions == "original":
-                own = original._replace(members=own.members, uncertainties=own.uncertainties)
-            for uncertainty in self.uncertainties:
-                yield RejectionOrder(name, own.members, uncertainty, temperature), own
+def _orders(
+    table: Table,
+    ensembles: Sequence[str],
+    uncertainties: Sequence[str],
+    calibration: Table | None,
+    temperature: float,
+    *,
+    own: bool,
+) -> Iterator[tuple[RejectionOrder, MemberPredictions]]:
+    """The original first, then every ensemble by every uncertainty."""
+    original = model_predictions(table, temperature)
+    yield RejectionOrder(ORIGINAL, 1, "entropy", temperature), original
+    for name in ensembles:
+        predicted = ensemble_predictions(table, name, temperature, uncertainties, calibration)
+        if not own:
+            predicted = original._replace(members=predicted.members, uncertainties=predicted.uncertainties)
+        for uncertainty in uncertainties:
+            yield RejectionOrder(name, predicted.members, uncertainty, temperature), predicted
 
 
 def _results(
@@ -223,8 +212,8 @@ def _results(
     confidence: float,
 ) -> list[RejectionCurves]:
     """Curves and figures of every order, on all rows first and then on resamples, the same for all orders."""
-    ranked = [_ranked(predictions, order.uncertainty) for order, predictions in orders]
-    everyone = np.ones((1, len(ranked[0].uncertainty)), dtype=np.int64)
+    ranked = [np.stack([one.uncertainties[order.uncertainty], one.correct, one.nll, one.gap]) for order, one in orders]
+    everyone = np.ones((1, ranked[0].shape[1]), dtype=np.int64)
     by_uncertainty = against == "uncertainty"
     blocks = [
         np.stack([figures_of(rows, counts, levels, against_uncertainty=by_uncertainty) for rows in ranked])
@@ -235,38 +224,30 @@ def _results(
     reference = figures[0]
     for (order, predictions), rows, values in zip(orders, ranked, figures, strict=True):
         original = order.ensemble == ORIGINAL
-        right = predictions.correct.double()
         reference = values if original else reference
         results.append(
             RejectionCurves(
                 order=order,
-                accuracy=float(right.mean()),
+                accuracy=float(predictions.correct.mean()),
                 nll=float(predictions.nll.mean()),
-                calibration_error=abs(float((predictions.confidence - right).mean())),
+                calibration_error=abs(float(predictions.gap.mean())),
                 curves=_curves(rows, levels.tolist()),
                 figures=_intervals(values, confidence),
                 differences=None if original else _intervals(values - reference, confidence),
-                constant=bool(rows.uncertainty.min() == rows.uncertainty.max()),
+                constant=bool(rows[0].min() == rows[0].max()),
             )
         )
     return results
 
 
-def _ranked(predictions: MemberPredictions, uncertainty: str) -> RankedRows:
-    right = predictions.correct.double()
-    values = (predictions.uncertainties[uncertainty], right, predictions.nll, predictions.confidence - right)
-    return RankedRows(*(column.numpy() for column in values))
-
-
-def _curves(rows: RankedRows, levels: list[float]) -> dict[str, dict[str, tuple[float, ...]]]:
-    columns = {"accuracy": rows.correct, "nll": rows.nll, "calibration_error": rows.gap}
-    return {
-        kind: {
-            metric: tuple((y.abs() if metric == "calibration_error" else y).tolist())
-            for metric, y in ((name, curve(rows.uncertainty, values, levels)) for name, values in columns.items())
-        }
-        for kind, curve in (("bucket", bucket_curve), ("acceptance", acceptance_curve))
-    }
+def _curves(rows: Float64[np.ndarray, "4 n"], levels: list[float]) -> dict[str, dict[str, tuple[float, ...]]]:
+    u, *columns = rows
+    curves: dict[str, dict[str, tuple[float, ...]]] = {}
+    for kind, curve in (("bucket", bucket_curve), ("acceptance", acceptance_curve)):
+        accuracy, nll, gap = (curve(u, column, levels) for column in columns)
+        values = {"accuracy": accuracy, "nll": nll, "calibration_error": gap.abs()}
+        curves[kind] = {metric: tuple(y.tolist()) for metric, y in values.items()}
+    return curves
 
 
 def _intervals(figures: Float64[np.ndarray, "r f"], confidence: float) -> dict[str, Interval | None]:
@@ -274,12 +255,8 @@ def _intervals(figures: Float64[np.ndarray, "r f"], confidence: float) -> dict[s
     intervals: dict[str, Interval | None] = {}
     for name, (value, *resampled) in zip(FIGURES, figures.T.tolist(), strict=True):
         defined = np.array([one for one in resampled if np.isfinite(one)])
-        known = np.isfinite(value) and len(defined)
-        if not known:
-            intervals[name] = None
-            continue
-        low, high = percentiles(defined, confidence).tolist()
-        intervals[name] = Interval(value, low, high, confidence)
+        ends = percentiles(defined, confidence).tolist() if np.isfinite(value) and len(defined) else None
+        intervals[name] = None if ends is None else Interval(value, *ends, confidence)
     return intervals
 
 
@@ -293,7 +270,10 @@ def _temperatures(
 ) -> list[float]:
     """Temperatures as numbers, each once."""
     if calibration is not None:
-        _check_calibration(table, calibration)
+        check_model_labels(calibration, by=f"{_BY}: calibration")
+        check_same_model(table, {"calibration": calibration}, by=_BY)
+        harm = "What is fitted on the studied images flatters them: keep the two sets apart."
+        check_disjoint(table, calibration, by=_BY, what="calibration", harm=harm)
     default: tuple[float | str, ...] = (1.0,) if calibration is None else (1.0, "optimal")
     chosen: list[float] = []
     for one in default if temperatures is None else temperatures:
@@ -315,13 +295,6 @@ def _temperatures(
     if not chosen:
         raise ValueRangeError("rejection_study needs at least one temperature; got none. Use (1.0,).")
     return list(dict.fromkeys(chosen))
-
-
-def _check_calibration(table: Table, calibration: Table) -> None:
-    check_model_labels(calibration, by="rejection_study: calibration")
-    check_same_model(table, {"calibration": calibration}, by=_BY)
-    harm = "What is fitted on the studied images flatters them: keep the two sets apart."
-    check_disjoint(table, calibration, by=_BY, what="calibration", harm=harm)
 
 
 def _interpolated(

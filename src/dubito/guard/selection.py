@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, GuardError
-from dubito.evaluate.uncertainties import check_any_scores
+from dubito.evaluate.evaluate import check_any_scores
 from dubito.guard.combination import Combination, choose, quantiles
 from dubito.guard.thresholds import Guarantee, Outcomes, Threshold
 from dubito.metrics import wrong_predictions

@@ -19,7 +19,6 @@ from dubito.metrics.classification import (
     table_accuracy,
     wrong_predictions,
 )
-from dubito.metrics.correlation import spearman
 from dubito.metrics.information import (
     ChainRule,
     Decomposition,
@@ -31,8 +30,8 @@ from dubito.metrics.information import (
     sub_ensembles,
     variation_ratio,
 )
-from dubito.metrics.intervals import GapToBest, Interval, MedianSpread, gap_to_best, interval, median_spread
-from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
+from dubito.metrics.intervals import GapToBest, Interval, MedianSpread, gap_to_best, interval, mean, median_spread
+from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr, join_ood, spearman
 from dubito.metrics.rejection import (
     RiskCoverage,
     acceptance_curve,
@@ -77,7 +76,9 @@ __all__ = [
     "fpr_at_tpr",
     "gap_to_best",
     "interval",
+    "join_ood",
     "labelled_logits",
+    "mean",
     "median_spread",
     "member_weights",
     "nearest",

@@ -13,6 +13,7 @@ t over its ranks. Any other metric is called once per resample. All scores that 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from dubito.errors import TableError
 from dubito.metrics._arrays import Array, flags, numbers, same_length
-from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr
+from dubito.metrics.ranking import auroc, average_precision, chance_after, false_alarms, fpr_at_tpr, mean_precision
 from dubito.metrics.rejection import augrc, aurc, excess_aurc
 from dubito.table import to_tensor
 from dubito.validate import check_bootstrap
@@ -185,22 +186,13 @@ def resampled(metric: Metric, columns: Sequence[Tensor]) -> Resampled:
     if name in _COUNTED and not getattr(metric, "args", ()):
         return _COUNTED[name](*columns, **options)
 
-    def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
-        return np.array([_value(metric, columns, torch.from_numpy(drawn)) for drawn in rows])
+    def value(rows: Int64[Tensor, "n"]) -> float:
+        try:
+            return float(metric(*(column.index_select(0, rows) for column in columns)))
+        except TableError:
+            return math.nan
 
-    return values
-
-
-def chance_after(first: Shaped[np.ndarray, "b g"], second: Shaped[np.ndarray, "b g"]) -> Float64[np.ndarray, "b"]:
-    """The chance that one of `second` stands after one of `first`, ties counting one half; NaN where either has none.
-
-    Args:
-        first: How many stand at each of g ordered levels, per resample.
-        second: Likewise.
-    """
-    before = np.cumsum(first, axis=1)
-    twice_the_area = (second * (2 * before - first)).sum(axis=1)
-    return _ratio(twice_the_area, 2 * before[:, -1] * second.sum(axis=1))
+    return lambda rows: np.array([value(drawn) for drawn in torch.from_numpy(rows)])
 
 
 def area_under_ranks(
@@ -225,84 +217,29 @@ def aurc_weights(n: int) -> Float64[np.ndarray, "n"]:
     return weights
 
 
-def _value(metric: Metric, columns: Sequence[Tensor], rows: Int64[Tensor, "n"]) -> float:
-    try:
-        return float(metric(*(column.index_select(0, rows) for column in columns)))
-    except TableError:
-        return math.nan
-
-
-def _auroc(scores: Array, positives: Array) -> Resampled:
-    drawn = _ranking(scores, positives)
-    return lambda rows: chance_after(*drawn(rows))
-
-
-def _average_precision(scores: Array, positives: Array) -> Resampled:
-    drawn = _ranking(scores, positives)
-
-    def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
-        hit, alarm = drawn(rows)
-        hits = np.cumsum(hit, axis=1)
-        precision = hits / np.maximum(np.cumsum(hit + alarm, axis=1), 1)
-        area = _ratio((hit * precision).sum(axis=1), hits[:, -1])
-        return np.where(hits[:, -1] < rows.shape[1], area, np.nan)
-
-    return values
-
-
-def _fpr_at_tpr(scores: Array, positives: Array, *, tpr: float = 0.95) -> Resampled:
-    drawn = _ranking(scores, positives)
-
-    def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
-        hit, alarm = drawn(rows)
-        hits, alarms = np.cumsum(hit, axis=1), np.cumsum(alarm, axis=1)
-        enough = _ratio(hits, hits[:, -1:]) >= tpr
-        rate = _ratio(alarms[np.arange(len(rows)), enough.argmax(axis=1)], alarms[:, -1])
-        return np.where(enough[:, -1], rate, np.nan)
-
-    return values
-
-
-def _aurc(scores: Array, errors: Array) -> Resampled:
-    return _area(scores, errors, "aurc", aurc_weights)
-
-
 def _excess_aurc(scores: Array, errors: Array) -> Resampled:
-    area, best = (_area(order, errors, "excess_aurc", aurc_weights) for order in (scores, errors))
+    area, best = (_area(order, errors) for order in (scores, errors))
     return lambda rows: area(rows) - best(rows)
 
 
-def _augrc(scores: Array, errors: Array) -> Resampled:
-    return _area(scores, errors, "augrc", lambda n: (n - np.arange(1, n + 1) + 0.5) / n)
-
-
-_COUNTED: dict[Any, Callable[..., Resampled]] = {
-    auroc: _auroc,
-    average_precision: _average_precision,
-    fpr_at_tpr: _fpr_at_tpr,
-    aurc: _aurc,
-    excess_aurc: _excess_aurc,
-    augrc: _augrc,
-}
-"""By metric: from its arguments, which it has accepted, to its values on resamples of them."""
-
-
-def _ranking(scores: Array, positives: Array) -> Callable[[Int64[np.ndarray, "b n"]], tuple[np.ndarray, np.ndarray]]:
-    """From rows to the positives and the negatives drawn of every distinct score (b, g), from the highest on."""
+def _ranking(
+    metric: Callable[..., Float64[np.ndarray, "b"]], scores: Array, positives: Array, **options: Any
+) -> Resampled:
+    """The metric of the positives and the negatives drawn of every distinct score (b, g), from the highest on."""
     level = _levels(-numbers(scores, "interval: scores"))
     levels = int(level.max()) + 1
     cell = level + levels * flags(positives, "interval: positives")
 
-    def drawn(rows: Int64[np.ndarray, "b n"]) -> tuple[Int64[np.ndarray, "b g"], Int64[np.ndarray, "b g"]]:
+    def values(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
         count = np.bincount(_by_line(cell[rows], 2 * levels), minlength=2 * levels * len(rows))
         negative, positive = count.reshape(-1, 2, levels).swapaxes(0, 1)
-        return positive, negative
+        return metric(positive, negative, **options)
 
-    return drawn
+    return values
 
 
-def _area(scores: Array, errors: Array, by: str, weights: Callable[[int], Float64[np.ndarray, "n"]]) -> Resampled:
-    level, values = _levels(numbers(scores, f"{by}: scores")), numbers(errors, f"{by}: errors")
+def _area(scores: Array, errors: Array, weights: Callable[[int], Float64[np.ndarray, "n"]] = aurc_weights) -> Resampled:
+    level, values = _levels(numbers(scores, "interval: scores")), numbers(errors, "interval: errors")
     levels, of_ranks = int(level.max()) + 1, weights(len(values))
 
     def area(rows: Int64[np.ndarray, "b n"]) -> Float64[np.ndarray, "b"]:
@@ -326,7 +263,12 @@ def _by_line(cell: Int64[np.ndarray, "b n"], cells: int) -> Int64[np.ndarray, "_
     return cell.ravel()
 
 
-def _ratio(part: Shaped[np.ndarray, "..."], whole: Shaped[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share: np.ndarray = part / whole
-    return share
+_COUNTED: dict[Any, Callable[..., Resampled]] = {
+    auroc: partial(_ranking, chance_after),
+    average_precision: partial(_ranking, mean_precision),
+    fpr_at_tpr: partial(_ranking, false_alarms),
+    aurc: _area,
+    excess_aurc: _excess_aurc,
+    augrc: lambda scores, errors: _area(scores, errors, lambda n: (n - np.arange(1, n + 1) + 0.5) / n),
+}
+"""By metric: from its arguments, which it has accepted, to its values on resamples of them."""

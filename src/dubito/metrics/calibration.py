@@ -22,6 +22,7 @@ from jaxtyping import Float64
 
 from dubito.errors import ValueRangeError
 from dubito.metrics._arrays import Array, flags, in_expected_order, numbers, same_length, sum_below
+from dubito.validate import check_choice, check_number
 
 
 def ece(confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["width", "mass"] = "width") -> float:
@@ -38,11 +39,10 @@ def ece(confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["
     """
     gap = _gap(confidence, correct, "ece")
     q = numbers(confidence, "ece: confidence")
-    _at_least_one(bins, "ece: bins")
+    check_number(bins, "[1, inf)", by="ece", what="bins", whole=True)
+    check_choice(binning, ("width", "mass"), by="ece", what="binning")
     if binning == "mass":
         return _over_quantiles(q, gap, bins)
-    if binning != "width":
-        raise ValueRangeError(f"ece: binning must be 'width' or 'mass'; got {binning!r}. Choose one of the two.")
     inner_edges = np.arange(1, bins) / bins
     return float(np.abs(np.bincount(np.searchsorted(inner_edges, q), weights=gap)).sum() / len(gap))
 
@@ -62,7 +62,7 @@ def bucket_calibration_error(scores: Array, confidence: Array, correct: Array, *
     gap = _gap(confidence, correct, "bucket_calibration_error")
     u = numbers(scores, "bucket_calibration_error: scores")
     same_length("bucket_calibration_error", scores=len(u), confidence=len(gap))
-    _at_least_one(buckets, "bucket_calibration_error: buckets")
+    check_number(buckets, "[1, inf)", by="bucket_calibration_error", what="buckets", whole=True)
     return _over_quantiles(u, gap, buckets)
 
 
@@ -81,8 +81,3 @@ def _gap(confidence: Array, correct: Array, by: str) -> Float64[np.ndarray, "n"]
 def _over_quantiles(scores: Float64[np.ndarray, "n"], gap: np.ndarray, buckets: int) -> float:
     edges = np.arange(buckets + 1) / buckets
     return float(np.abs(np.diff(sum_below(in_expected_order(scores, gap), edges))).sum() / len(gap))
-
-
-def _at_least_one(count: int, what: str) -> None:
-    if count < 1:
-        raise ValueRangeError(f"{what} must be at least 1; got {count}. Ten to fifteen are usual.")

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.metrics._arrays import Array, integers, same_length
 from dubito.table import Table, to_tensor
 from dubito.types import finite
-from dubito.validate import check_model_labels, has_model_labels
+from dubito.validate import check_classes, check_model_labels, has_model_labels
 
 _ROWS = 8192
 
@@ -57,12 +57,18 @@ def correct(logits: Array, labels: Array) -> Bool[Tensor, "n"]:
 
 def nll_per_row(logits: Array, labels: Array) -> Float64[Tensor, "n"]:
     """The negative log-likelihood of each label, in nats."""
-    return _each_row("nll", _nll, logits, labels)
+    return _each_row("nll", lambda z, y: -z.log_softmax(1).gather(1, y[:, None])[:, 0], logits, labels)
 
 
 def brier_per_row(logits: Array, labels: Array) -> Float64[Tensor, "n"]:
     """The Brier score of each row, summed over classes."""
-    return _each_row("brier", _brier, logits, labels)
+
+    def squared_distance(z: Float64[Tensor, "b c"], y: Int[Tensor, "b"]) -> Float64[Tensor, "b"]:
+        miss = z.softmax(1)
+        miss[torch.arange(len(y)), y] -= 1
+        return miss.square().sum(1)
+
+    return _each_row("brier", squared_distance, logits, labels)
 
 
 def confidence(logits: Array) -> Float64[Tensor, "n"]:
@@ -101,25 +107,15 @@ def labelled_logits(
     """Logits and labels of a table, block by block.
 
     Raises:
-        TableError: There are no rows; `repair` says what to do.
-        ValueRangeError: Logits are not finite, or labels are not columns of them.
+        TableError: There are no rows, of which `repair` says what to do, or labels are not columns of the logits.
+        ValueRangeError: Logits are not finite.
     """
     if len(table) == 0:
         raise TableError(f"{by} needs labelled rows; {table.name} has none. {repair}")
     for batch in table.batches("logit", "label"):
         finite(batch.logit, f"{by}: logits of {table.name}")
-        _check_classes(batch.label, batch.logit.shape[1], by, f" in {table.name}")
+        check_classes(batch.label, batch.logit.shape[1], by=by, of=f"the labels of {table.name}")
         yield batch.logit, batch.label
-
-
-def _nll(z: Float64[Tensor, "n c"], y: Int[Tensor, "n"]) -> Float64[Tensor, "n"]:
-    return -z.log_softmax(1).gather(1, y[:, None])[:, 0]
-
-
-def _brier(z: Float64[Tensor, "n c"], y: Int[Tensor, "n"]) -> Float64[Tensor, "n"]:
-    miss = z.softmax(1)
-    miss[torch.arange(len(y)), y] -= 1
-    return miss.square().sum(1)
 
 
 def _each_row(
@@ -127,18 +123,8 @@ def _each_row(
 ) -> Shaped[Tensor, "n"]:
     z, y = _logits(logits, by), integers(labels, f"{by}: labels")
     same_length(by, logits=len(z), labels=len(y))
-    _check_classes(y, z.shape[1], by)
-    parts = [per_row(block, y[start : start + _ROWS]) for start, block in _blocks(z, by)]
-    return torch.cat(parts)
-
-
-def _check_classes(labels: Int[Tensor, "n"], c: int, by: str, where: str = "") -> None:
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= c:
-        raise ValueRangeError(
-            f"{by}: labels must be classes of the logits, 0 to {c - 1}; got {low} to {high}{where}. "
-            f"Give labels in the order of the logits' columns."
-        )
+    check_classes(y, z.shape[1], by=by)
+    return torch.cat([per_row(block, y[start : start + _ROWS]) for start, block in _blocks(z, by)])
 
 
 def _logits(logits: Array, by: str) -> Shaped[Tensor, "n c"]:

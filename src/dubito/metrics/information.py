@@ -13,10 +13,10 @@ entropies, so that identical members have an epistemic part of zero, and no part
 members of many classes: `dubito.metrics.streaming` takes members one by one.
 """
 
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from dubito.choices import WeighedBy, WeighedOver
@@ -24,6 +24,7 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.metrics._arrays import Array
 from dubito.table import to_tensor
 from dubito.types import finite
+from dubito.validate import check_choice
 
 _ONE = 1e-3
 """How far the sum of a row's probabilities may be from one: what float16 leaves. In bfloat16 it is its own step."""
@@ -62,8 +63,8 @@ def decompose(probs: Array, weights: Array | None = None) -> Decomposition:
     aleatoric = (w * entropy_of(p)).sum(0)
     # xlogy twice instead of a logarithm of the ratio: a class with no probability adds nothing, in p_m or in both.
     # Where only members without weight give a class any, its mean is zero: no logarithm of that, to multiply by zero.
-    known = mean.clamp_min(torch.finfo(torch.float64).tiny)
-    divergence = (torch.xlogy(p, p) - torch.xlogy(p, known)).sum(-1)
+    positive = mean.clamp_min(torch.finfo(torch.float64).tiny)
+    divergence = (torch.xlogy(p, p) - torch.xlogy(p, positive)).sum(-1)
     return Decomposition(entropy_of(mean), aleatoric, (w * divergence).sum(0).clamp_min(0))
 
 
@@ -118,10 +119,8 @@ def member_weights(
         over: "input": w_mn = exp l_mn / sum_k exp l_kn. "pooled": w_m = sum_n exp l_mn / sum_kn exp l_kn, one for all
             inputs, as the paper's formula has it.
     """
-    z = finite(_tensor(logits, "member_weights: logits", "m n c"), "member_weights: logits")
-    size = log_size(z, by)
-    if over not in get_args(WeighedOver):
-        raise ValueRangeError(f"over must be 'input' or 'pooled'; got '{over}'. Choose one of the two.")
+    size = log_size(_tensor(logits, "member_weights: logits", "m n c").double(), by)
+    check_choice(over, get_args(WeighedOver), by="member_weights", what="over")
     if over == "input":
         return size.softmax(0)
     return size.logsumexp(1).softmax(0)[:, None].expand_as(size)
@@ -129,8 +128,7 @@ def member_weights(
 
 def log_size(logits: Float[Tensor, "*m c"], by: WeighedBy) -> Float[Tensor, "*m"]:
     """L of `member_weights`: the logarithm of a member's weight, before it is made relative."""
-    if by not in get_args(WeighedBy):
-        raise ValueRangeError(f"by must be 'logsumexp' or 'sum'; got '{by}'. Choose one of the two.")
+    check_choice(by, get_args(WeighedBy), by="member_weights", what="by")
     return logits.logsumexp(-1) if by == "logsumexp" else logits.sum(-1)
 
 
@@ -155,10 +153,10 @@ def decompose_variance(means: Array, variances: Array | None = None) -> Decompos
     >>> decompose_variance([[1.0], [3.0]], [[0.5], [1.5]])  # 1 + 1
     Decomposition(total=tensor([2.], ...), aleatoric=tensor([1.], ...), epistemic=tensor([1.], ...))
     """
-    mean = finite(_tensor(means, "decompose_variance: means", "m n"), "decompose_variance: means")
+    mean = _tensor(means, "decompose_variance: means", "m n").double()
     noise = torch.zeros_like(mean)
     if variances is not None:
-        noise = finite(_tensor(variances, "decompose_variance: variances", "m n"), "decompose_variance: variances")
+        noise = _tensor(variances, "decompose_variance: variances", "m n").double()
     if noise.shape != mean.shape or bool((noise < 0).any()):
         raise ValueRangeError(
             f"decompose_variance: variances must be {tuple(mean.shape)} and not negative; got {tuple(noise.shape)}, "
@@ -175,9 +173,11 @@ def entropy_of(probs: Float[Tensor, "*n c"]) -> Float[Tensor, "*n"]:
 
 def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
     """Checked, and brought to a sum of one to the last bit, so that what is exact in theory is so in numbers."""
-    p = finite(_tensor(values, f"{by}: probs", axes), f"{by}: probs")
+    tensor = _tensor(values, f"{by}: probs", axes)
+    tolerance = max(_ONE, torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else _ONE
+    p = tensor.double()
     sums = p.sum(-1)
-    wrong = ((sums - 1).abs() > _rounding(values)) | (p < 0).any(-1)
+    wrong = ((sums - 1).abs() > tolerance) | (p < 0).any(-1)
     if bool(wrong.any()):
         where = wrong.nonzero()[0].tolist()
         place = ", ".join(f"{name} {index}" for name, index in zip(axes.split(), where, strict=False))
@@ -187,13 +187,6 @@ def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
             f"logits over the last axis."
         )
     return p / sums[..., None]
-
-
-def _rounding(values: Any) -> float:
-    while isinstance(values, list | tuple):
-        values = values[0]
-    kind = values.dtype if isinstance(values, Tensor) and values.is_floating_point() else torch.float64
-    return max(_ONE, torch.finfo(kind).eps)
 
 
 def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tensor, "m n"]:
@@ -215,24 +208,22 @@ def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tens
     return (w / sums).expand(p.shape[:2])
 
 
-def _tensor(values: Array, what: str, axes: str) -> Float64[Tensor, "..."]:
-    """Float64 with these axes, none of them empty."""
-    if isinstance(values, list | tuple) and len({_shape(part) for part in values}) > 1:
-        shapes = ", ".join(str(_shape(part)) for part in values)
-        raise TableError(
-            f"{what}: members must have equal inputs and classes; they have {shapes}. "
-            f"Members of one ensemble share their classes, in one order."
-        )
-    if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
-        values = torch.stack([to_tensor(part, what) for part in values])
+def _tensor(values: Array, what: str, axes: str) -> Shaped[Tensor, "..."]:
+    """Finite numbers with these axes, none of them empty."""
+    if isinstance(values, list | tuple) and values:
+        members = [to_tensor(part, what) for part in values]
+        if len({member.shape for member in members}) > 1:
+            shapes = ", ".join(str(tuple(member.shape)) for member in members)
+            raise TableError(
+                f"{what}: members must have equal inputs and classes; they have {shapes}. "
+                f"Members of one ensemble share their classes, in one order."
+            )
+        values = torch.stack(members)
     tensor = to_tensor(values, what)
     if tensor.dim() != len(axes.split()) or 0 in tensor.shape:
         raise TableError(
             f"{what} must have the axes ({axes.replace(' ', ', ')}), none of them empty; got shape "
             f"{tuple(tensor.shape)}. m is the members, n the inputs, c the classes."
         )
-    return tensor.double()
-
-
-def _shape(part: object) -> tuple[int, ...]:
-    return tuple(to_tensor(part, "probs").shape)
+    finite(tensor.double(), what)
+    return tensor

@@ -125,7 +125,7 @@ def interval(
     '0.8889 [0.5000, 1.0000]'
     """
     check_bootstrap(by="interval", confidence=confidence, resamples=resamples, seed=seed)
-    rows, summary = _ONCE.get(metric, (_unchanged, metric))
+    rows, summary = _ONCE.get(metric, (lambda *columns: columns, metric))
     columns = [to_tensor(column, f"interval: array {i}") for i, column in enumerate(rows(*arrays))]
     same_length("interval", **{f"array {i}": len(column) for i, column in enumerate(columns)})
     value = summary(*columns)
@@ -134,7 +134,9 @@ def interval(
             f"interval needs a metric that is defined on these rows; got {value}. "
             f"Call it alone on the same arrays to see why."
         )
-    draws = _defined_draws(resampled(summary, columns), len(columns[0]), resamples, _number(seed))
+    if isinstance(seed, torch.Generator):
+        seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
+    draws = _defined_draws(resampled(summary, columns), len(columns[0]), resamples, seed)
     if metric in _CENTRED or getattr(metric, "func", None) in _CENTRED:
         draws = np.maximum(draws - (draws.mean() - value), 0)
     low, high = percentiles(draws, confidence).tolist()
@@ -170,19 +172,16 @@ def gap_to_best(
     return gaps
 
 
-def _unchanged(*arrays: Array | Column) -> tuple[Array | Column, ...]:
-    return arrays
-
-
-def _mean(values: Shaped[Tensor, "n"]) -> float:
+def mean(values: Shaped[Tensor, "n"]) -> float:
+    """The mean of a column, as a metric for `interval`."""
     return float(values.double().mean())
 
 
 _ONCE: Mapping[Metric, tuple[Callable[..., tuple[Array | Column, ...]], Metric]] = {
-    accuracy: (lambda logits, labels: (correct(logits, labels),), _mean),
-    nll: (lambda logits, labels: (nll_per_row(logits, labels),), _mean),
-    brier: (lambda logits, labels: (brier_per_row(logits, labels),), _mean),
-    recall_at_1: (lambda features, labels: (neighbour_matches(features, labels),), _mean),
+    accuracy: (lambda logits, labels: (correct(logits, labels),), mean),
+    nll: (lambda logits, labels: (nll_per_row(logits, labels),), mean),
+    brier: (lambda logits, labels: (brier_per_row(logits, labels),), mean),
+    recall_at_1: (lambda features, labels: (neighbour_matches(features, labels),), mean),
     r_auroc: (lambda features, labels, scores: (scores, ~neighbour_matches(features, labels)), auroc),
 }
 """Metrics in two steps: the columns to resample, computed once on all rows, and the metric of a resample."""
@@ -209,9 +208,3 @@ def _defined_draws(values: Resampled, n: int, resamples: int, seed: int) -> Floa
                         f"in succession were not. Give it more rows, or more rows of the rarer class."
                     )
     return np.array(draws)
-
-
-def _number(seed: int | torch.Generator) -> int:
-    if isinstance(seed, torch.Generator):
-        return int(torch.randint(2**62, (), generator=seed, device=seed.device))
-    return seed

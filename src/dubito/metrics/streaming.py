@@ -12,16 +12,15 @@ float32, and a loss of 150 is one.
 `VarianceStream` sums deviations from the running mean (Welford 1962): a mean of squares minus a square of means would
 leave nothing of the small variances of confident inputs. The variance is that of the members at hand, with 1/m.
 
-`Groups` summarises several ensembles whose members come out of one pass anyway, such as tiles of an image, where
-summarising costs as much as computing them: (n, m, c) logits of all members, one product for all ensembles and
-weightings. With s = logit - max, p = softmax(s) and log Σ exp s = -log max p, an entropy is -Σ p s - log max p: one
-softmax gives everything, and nothing large is subtracted. It works in the precision of the logits.
+`summarise_groups` is for several ensembles whose members come out of one pass anyway, such as tiles of an image: one
+product for all ensembles and weightings, in the precision of the logits. With s = logit - max, p = softmax(s) and
+log Σ exp s = -log max p, an entropy is -Σ p s - log max p: one softmax gives everything, and nothing large is
+subtracted.
 """
 
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -31,6 +30,7 @@ from dubito.choices import WeighedBy
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics.information import entropy_of, log_size
 from dubito.types import finite
+from dubito.validate import check_number
 
 SUMMARY = (
     "members",
@@ -97,20 +97,9 @@ class MemberStream:
     def summary(self) -> Float64[Tensor, "n s"]:
         """All of SUMMARY, one row per input."""
         means = self._means()
-        total, aleatoric = entropy_of(means), self._entropies / self._masses
-        epistemic = (total - aleatoric).clamp_min(0)
-        confidence, predicted = means[:, 0].max(-1)
-        fields = {
-            "members": torch.full_like(confidence, self._members),
-            "total": total[:, 0],
-            "aleatoric": aleatoric[:, 0],
-            "epistemic": epistemic[:, 0],
-            **{f"weighted_{by}": epistemic[:, 1 + number] for number, by in enumerate(_WEIGHINGS)},
-            "variation": 1 - self._votes.amax(-1).double() / self._members,
-            "predicted": predicted.double(),
-            "confidence": confidence,
-        }
-        return finite(torch.stack([fields[name] for name in SUMMARY], 1), "uncertainty of members")
+        variation = 1 - self._votes.amax(-1).double() / self._members
+        summary = _summary(self._members, variation, means, entropy_of(means), self._entropies / self._masses)
+        return finite(summary, "uncertainty of members")
 
     def probs(self) -> Float64[Tensor, "n c"]:
         """The mean of the members' probabilities, which is the ensemble's prediction."""
@@ -203,83 +192,47 @@ class VarianceStream:
         return finite(self._squares.clamp_min(0) / self._members, "variance of members")
 
 
-class Summaries(NamedTuple):
-    """Of several ensembles on n inputs: the fields of SUMMARY and, where labels are known, -log p̄ of the label."""
-
-    summary: Float[Tensor, "g n s"]
-    loss: Float[Tensor, "g n"] | None
-
-
-class Groups:
-    """Summarises ensembles that lie side by side.
+def summarise_groups(
+    logits: Float[Tensor, "n m c"],
+    sizes: Sequence[int],
+    label: Int[Tensor, "n"] | None = None,
+    *,
+    temperature: float = 1.0,
+) -> tuple[Float[Tensor, "g n s"], Float[Tensor, "g n"] | None]:
+    """SUMMARY of ensembles that lie side by side and, with labels, their losses -log p̄ of the label.
 
     Args:
-        sizes: Number of members of each, in order.
+        logits: Logits of all members.
+        sizes: Number of members of each ensemble, in order.
+        label: True classes.
         temperature: Logits are divided by it.
 
-    >>> groups = Groups([2, 1])
-    >>> summaries = groups.summarise(torch.tensor([[[40.0, 0.0], [0.0, 40.0], [40.0, 0.0]]]))
-    >>> [round(float(value), 4) for value in summaries.summary[:, 0, SUMMARY.index("epistemic")]]
+    >>> summary, _ = summarise_groups(torch.tensor([[[40.0, 0.0], [0.0, 40.0], [40.0, 0.0]]]), [2, 1])
+    >>> [round(float(value), 4) for value in summary[:, 0, SUMMARY.index("epistemic")]]
     [0.6931, 0.0]
     """
-
-    def __init__(self, sizes: Sequence[int], *, temperature: float = 1.0) -> None:
-        if not sizes or min(sizes) < 1:
-            raise ValueRangeError(f"sizes must be at least 1; got {list(sizes)}. Give the number of members per group.")
-        self.sizes, self._temperature = tuple(sizes), check_temperature(temperature)
-        self._group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.sizes))
-        self._mine = self._group == torch.arange(len(sizes))[:, None]
-
-    def summarise(self, logits: Float[Tensor, "n m c"], label: Int[Tensor, "n"] | None = None) -> Summaries:
-        """Summary and, with labels, loss of every ensemble."""
-        z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        z = z if self._temperature == 1 else z / self._temperature
-        largest = z.amax(-1)
-        shifted = z - largest[..., None]
-        p = shifted.softmax(-1)
-        log_sum = -p.amax(-1).log()
-        entropy = log_sum - torch.linalg.vecdot(p, shifted)
-        weights = self._weights(largest + log_sum, z.sum(-1))
-        means = (weights.flatten(1, 2) @ p).view(*weights.shape[:3], p.shape[-1])
-        aleatoric = (weights * entropy[:, None, None]).sum(-1)
-        total = -torch.linalg.vecdot(means, means.clamp_min(torch.finfo(p.dtype).tiny).log())
-        epistemic = (total - aleatoric).clamp_min(0)
-        confidence, predicted = means[:, :, 0].max(-1)
-        fields = {
-            "members": torch.tensor(self.sizes).to(total).expand_as(confidence),
-            "total": total[..., 0],
-            "aleatoric": aleatoric[..., 0],
-            "epistemic": epistemic[..., 0],
-            "weighted_logsumexp": epistemic[..., 1],
-            "weighted_sum": epistemic[..., 2],
-            "variation": self._variation(shifted),
-            "predicted": predicted.to(total),
-            "confidence": confidence,
-        }
-        loss = None if label is None else self._loss(shifted, log_sum, label)
-        return Summaries(torch.stack([fields[name] for name in SUMMARY], -1).transpose(0, 1), loss)
-
-    def _weights(self, log_sum: Float[Tensor, "n m"], plain_sum: Float[Tensor, "n m"]) -> Float[Tensor, "n g w m"]:
-        """Equal, by log-sum-exp and by sum of logits: a softmax over each ensemble's members, zero for all others."""
-        size = torch.stack([torch.zeros_like(log_sum), log_sum, plain_sum], 1)
-        others = ~self._mine.to(size.device)
-        return size[:, None].masked_fill(others[:, None], -torch.inf).softmax(-1)
-
-    def _loss(
-        self, z: Float[Tensor, "n m c"], log_sum: Float[Tensor, "n m"], label: Int[Tensor, "n"]
-    ) -> Float[Tensor, "g n"]:
-        """From the logarithms of the members' probabilities: one that vanishes in p still has its loss."""
-        log_p = z[torch.arange(len(z)), :, label.to(z.device)] - log_sum
-        parts = torch.split(log_p, list(self.sizes), dim=1)
-        return torch.stack([(math.log(part.shape[1]) - part.logsumexp(1)).clamp_min(0) for part in parts])
-
-    def _variation(self, z: Float[Tensor, "n m c"]) -> Float[Tensor, "n g"]:
-        """The share of members that do not vote for the class with most votes."""
-        n, _, c = z.shape
-        place = z.argmax(-1) + c * self._group.to(z.device)
-        votes = z.new_zeros(n, len(self.sizes) * c).scatter_add_(1, place, z.new_ones(()).expand_as(place))
-        most = votes.view(n, len(self.sizes), c).amax(-1)
-        return 1 - most / torch.tensor(self.sizes).to(most)
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    z = z if temperature == 1 else z / check_temperature(temperature)
+    largest = z.amax(-1)
+    shifted = z - largest[..., None]
+    p = shifted.softmax(-1)
+    log_sum = -p.amax(-1).log()
+    entropy = log_sum - torch.linalg.vecdot(p, shifted)
+    # Equal, by log-sum-exp and by sum of logits: a softmax over each ensemble's members, zero for all others.
+    group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(z.device)
+    others = group != torch.arange(len(sizes), device=z.device)[:, None]
+    log_weights = torch.stack([torch.zeros_like(log_sum), largest + log_sum, z.sum(-1)], 1)
+    weights = log_weights[:, None].masked_fill(others[:, None], -torch.inf).softmax(-1)
+    means = (weights.flatten(1, 2) @ p).view(*weights.shape[:3], p.shape[-1])
+    aleatoric = (weights * entropy[:, None, None]).sum(-1)
+    total = -torch.linalg.vecdot(means, means.clamp_min(torch.finfo(p.dtype).tiny).log())
+    summary = _summary(torch.tensor(sizes), _variation(shifted, group, sizes), means, total, aleatoric).transpose(0, 1)
+    if label is None:
+        return summary, None
+    # From the logarithms of the members' probabilities: one that vanishes in p still has its loss.
+    log_p = shifted[torch.arange(len(z)), :, label.to(z.device)] - log_sum
+    parts = torch.split(log_p, list(sizes), dim=1)
+    return summary, torch.stack([(math.log(part.shape[1]) - part.logsumexp(1)).clamp_min(0) for part in parts])
 
 
 def summing_device(device: torch.device) -> torch.device:
@@ -292,12 +245,41 @@ def summing_device(device: torch.device) -> torch.device:
 
 
 def check_temperature(temperature: float) -> float:
-    """Raise ValueRangeError for what logits cannot be divided by."""
-    if not 0 < temperature < float("inf"):
-        raise ValueRangeError(
-            f"temperature must be positive and finite; got {temperature}. 1 leaves logits as they are."
-        )
+    """The temperature; ValueRangeError for one that logits cannot be divided by."""
+    check_number(temperature, "(0, inf)", by="members", what="temperature", hint="1 leaves logits as they are.")
     return temperature
+
+
+def _summary(
+    members: int | Int[Tensor, "g"],
+    variation: Float[Tensor, "*n"],
+    means: Float[Tensor, "*n w c"],
+    total: Float[Tensor, "*n w"],
+    aleatoric: Float[Tensor, "*n w"],
+) -> Float[Tensor, "*n s"]:
+    """All of SUMMARY; the three weightings of w are equal, by log-sum-exp and by sum."""
+    epistemic = (total - aleatoric).clamp_min(0)
+    confidence, predicted = means[..., 0, :].max(-1)
+    count = torch.as_tensor(members).to(total).expand_as(confidence)
+    fields = [
+        count,
+        total[..., 0],
+        aleatoric[..., 0],
+        *epistemic.unbind(-1),
+        variation,
+        predicted.to(total),
+        confidence,
+    ]
+    return torch.stack(fields, -1)
+
+
+def _variation(z: Float[Tensor, "n m c"], group: Int[Tensor, "m"], sizes: Sequence[int]) -> Float[Tensor, "n g"]:
+    """The share of each ensemble's members that do not vote for the class with most votes."""
+    n, _, c = z.shape
+    place = z.argmax(-1) + c * group
+    votes = z.new_zeros(n, len(sizes) * c).scatter_add_(1, place, z.new_ones(()).expand_as(place))
+    most = votes.view(n, len(sizes), c).amax(-1)
+    return 1 - most / torch.tensor(sizes).to(most)
 
 
 def _check_alike(before: tuple[int, ...], now: tuple[int, ...]) -> None:

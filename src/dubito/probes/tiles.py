@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dubito.choices import Keep
 from dubito.errors import ModelError, ValueRangeError
-from dubito.metrics.streaming import Groups, check_temperature
+from dubito.metrics.streaming import check_temperature, summarise_groups
 from dubito.probes.forward import Precision, as_classes, stored
 from dubito.types import Classifier, Json, Tiled, Tiling
 from dubito.validate import check_choice
@@ -84,7 +84,6 @@ class Tiles:
         tiled = model.tiled(x) if isinstance(model, Tiling) else _in_two_passes(model, x)
         grids = self._fitting(tiled.grid, model.name)
         pool = pooling(tiled.grid, grids).to(tiled.features.device)
-        groups = Groups([k * k for k in grids], temperature=self.temperature)
         classes = tiled.logits(0, 0).shape[-1]
         targets = as_classes(label, classes)
         parts: list[dict[str, Tensor]] = []
@@ -95,7 +94,7 @@ class Tiles:
             tiles = tiles.to(torch.promote_types(tiles.dtype, pool.dtype))
             for first in range(0, max(1, len(tiles)), block):
                 own = None if targets is None else targets[start : start + step][first : first + block]
-                parts.append(self._columns(groups, grids, pool.to(tiles) @ tiles[first : first + block], own))
+                parts.append(self._columns(grids, pool.to(tiles) @ tiles[first : first + block], own))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, tiled.features
 
     def settings(self) -> Json:
@@ -105,16 +104,17 @@ class Tiles:
         return {"grids": grids, "keep": self.keep, "temperature": self.temperature, **kept}
 
     def _columns(
-        self, groups: Groups, grids: Sequence[int], members: Float[Tensor, "n m c"], label: Int[Tensor, "n"] | None
+        self, grids: Sequence[int], members: Float[Tensor, "n m c"], label: Int[Tensor, "n"] | None
     ) -> dict[str, Tensor]:
         """Those of consecutive images, by name."""
-        result = groups.summarise(members, label)
-        columns = {f"tiles_{k}": one.float() for k, one in zip(grids, result.summary, strict=True)}
-        if result.loss is not None:
-            columns |= {f"tiles_{k}_loss": one.float() for k, one in zip(grids, result.loss, strict=True)}
+        sizes = [k * k for k in grids]
+        summary, loss = summarise_groups(members, sizes, label, temperature=self.temperature)
+        columns = {f"tiles_{k}": one.float() for k, one in zip(grids, summary, strict=True)}
+        if loss is not None:
+            columns |= {f"tiles_{k}_loss": one.float() for k, one in zip(grids, loss, strict=True)}
         if self.keep == "logits":
             kept = stored(members, self.dtype, "tiles: logits", "Tiles(keep='logits', dtype='float32')")
-            split = torch.split(kept, list(groups.sizes), dim=1)
+            split = torch.split(kept, sizes, dim=1)
             columns |= {f"tiles_{k}_logit": one for k, one in zip(grids, split, strict=True)}
         return columns
 

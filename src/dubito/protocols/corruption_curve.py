@@ -27,8 +27,8 @@ from dubito.cache.runner import bar
 from dubito.data import open_images
 from dubito.data.corruptions import CORRUPTIONS, Corrupted
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
-from dubito.metrics import Interval, interval
+from dubito.evaluate.evaluate import check_fitted_scores, uncertainties
+from dubito.metrics import Interval, interval, mean
 from dubito.result import Result, axes, plain
 from dubito.types import Classifier, Images, Json, Score
 from dubito.validate import check_choice
@@ -164,7 +164,7 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     check_fitted_scores(scores, by="corruption_curve")
     opened = open_images(images)
     levels = _levels(opened, corruptions, severities, seed)
-    bootstrap = partial(interval, _mean, confidence=confidence, resamples=resamples, seed=seed)
+    bootstrap = partial(interval, mean, confidence=confidence, resamples=resamples, seed=seed)
     values: dict[str, dict[str, Float[Tensor, "n"]]] = {}
     ids: list[str] = []
     with bar(f"corruption_curve {opened.name}", len(opened) * len(levels), show=progress) as advance:
@@ -220,7 +220,3 @@ def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int
 
 def _level(corruption: str, severity: int) -> str:
     return f"{corruption}-{severity}" if severity else CLEAN
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean())

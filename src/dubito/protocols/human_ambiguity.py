@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dubito.data.labels import Votes, find_rows
 from dubito.errors import TableError, ValueRangeError
-from dubito.evaluate.uncertainties import uncertainties
+from dubito.evaluate.evaluate import uncertainties
 from dubito.metrics import Array, Interval, auroc, interval, spearman
 from dubito.result import Result, axes, plot_intervals
 from dubito.scores import Entropy, MaxProbability

@@ -14,12 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.evaluate.uncertainties import check_fitted_scores, uncertainties
-from dubito.metrics import Interval, auroc, interval
+from dubito.evaluate.evaluate import check_fitted_scores, uncertainties
+from dubito.metrics import Interval, auroc, interval, join_ood
 from dubito.result import Result, axes, plot_intervals
 from dubito.table import Table
 from dubito.types import Json, Score
@@ -61,8 +59,8 @@ def ood_auroc_by_dataset(
     by_dataset: dict[str, dict[str, Interval]] = {}
     pooled: dict[str, Interval] = {}
     for score, u in u_id.items():
-        by_dataset[score] = {name: bootstrap(*_against(u, values[score])) for name, values in u_ood.items()}
-        pooled[score] = bootstrap(*_against(u, torch.cat([values[score] for values in u_ood.values()])))
+        by_dataset[score] = {name: bootstrap(*join_ood(u, values[score])) for name, values in u_ood.items()}
+        pooled[score] = bootstrap(*join_ood(u, torch.cat([values[score] for values in u_ood.values()])))
     rows = {name: len(table) for name, table in ood.items()}
     return OodAurocByDataset(in_distribution.name, len(in_distribution), rows, by_dataset, pooled)
 
@@ -125,8 +123,3 @@ class OodAurocByDataset(Result):
         picture.axvline(0.5, color="grey", linestyle="--")
         picture.set(xlabel=f"AUROC against {self.in_distribution}")
         return picture
-
-
-def _against(u_id: Float[Tensor, "n"], u_ood: Float[Tensor, "m"]) -> tuple[Tensor, Tensor]:
-    u = torch.cat([u_id, u_ood])
-    return u, torch.arange(len(u)) >= len(u_id)

@@ -15,12 +15,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from jaxtyping import Float
-from torch import Tensor
-
 from dubito.errors import TableError
-from dubito.evaluate.uncertainties import check_fitted_scores, has_both, uncertainties
-from dubito.metrics import Interval, MedianSpread, auroc, interval, median_spread, neighbour_matches
+from dubito.evaluate.evaluate import check_fitted_scores, has_both, uncertainties
+from dubito.metrics import Interval, MedianSpread, auroc, interval, mean, median_spread, neighbour_matches
 from dubito.result import Result, axes, plain, plot_intervals
 from dubito.scores import Entropy
 from dubito.table import Table
@@ -88,7 +85,7 @@ def transfer(
     for name, table in tables.items():
         table.require("feature", "label", by=f"transfer ({name})")
         near = neighbour_matches(table.column("feature"), table.label)
-        result.recall_at_1[name] = bootstrap(_mean, near.double())
+        result.recall_at_1[name] = bootstrap(mean, near)
         for score, u in uncertainties(scores, table, by=f"transfer ({name})", baselines=(Entropy.name,)).items():
             row = result.r_auroc.setdefault(score, {})
             if has_both(near):
@@ -165,7 +162,3 @@ class Transfer(Result):
         picture.axvline(0.5, color="grey", linestyle="--")
         picture.set(xlabel="R-AUROC")
         return picture
-
-
-def _mean(values: Float[Tensor, "n"]) -> float:
-    return float(values.double().mean())

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float64, Int64
 
 from dubito.choices import Colouring, Layout
-from dubito.evaluate.uncertainties import uncertainty
+from dubito.evaluate.evaluate import uncertainty
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
 from dubito.report.layout import lay_out

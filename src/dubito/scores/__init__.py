@@ -8,6 +8,7 @@ from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,
+    PerturbationVariance,
     PredictiveEntropy,
     VariationRatio,
     WeightedMutualInformation,
@@ -16,7 +17,6 @@ from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
-from dubito.scores.perturbation import PerturbationVariance
 from dubito.scores.registry import SCORES, make_score
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature

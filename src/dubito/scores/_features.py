@@ -1,7 +1,6 @@
-"""Features of a table, checked and by class, block by block: what scores of features read."""
+"""Features of a table, checked and by class, batch by batch: what scores of features read."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -9,51 +8,43 @@ from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
+from dubito.types import Score
 
 
-def finite_features(feature: Float[Tensor, "n d"], where: str) -> Float64[Tensor, "n d"]:
-    """In float64; ValueRangeError for NaN and infinity, which names the row within `rows_named`."""
-    z = feature.double()
-    _check_finite(z, where, "the batch")
-    return z
+class ScoreOfFeatures(Score):
+    """A score that reads one column of features, which must be finite and as wide as in fit."""
+
+    def batches(self, table: Table) -> Iterator[Table]:
+        """Rows of the features; ValueRangeError names the row where one is not finite."""
+        return finite_batches(table, self.needs[0], by=f"{self.name}.score")
+
+    def check_width(self, batch: Table, width: int) -> None:
+        """Raise TableError for features of another width than those that were learned from."""
+        if batch.shape("feature")[1] != width:
+            raise TableError(
+                f"{self.name}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} in "
+                f"{batch.name}. Score a table of the same model."
+            )
 
 
-def check_width(batch: Table, width: int, by: str) -> None:
-    """Raise TableError for features of another width than those that were learned from."""
-    if batch.shape("feature")[1] != width:
-        raise TableError(
-            f"{by}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} in {batch.name}. "
-            f"Score a table of the same model."
-        )
+def finite_batches(table: Table, column: str, *more: str, by: str) -> Iterator[Table]:
+    """Batches of a table; ValueRangeError names the row whose features, in `column`, are not finite."""
+    start = 0
+    for batch in table.batches(column, *more):
+        check_finite(batch.whole(column), range(start, start + len(batch)), table.name, by=by)
+        start += len(batch)
+        yield batch
 
 
-@contextmanager
-def rows_named(table: Table, column: str = "feature") -> Iterator[None]:
-    """A block does not know where it stands: in here, the error of `finite_features` names the row of the table."""
-    try:
-        yield
-    except _NotFiniteError as error:
-        start = 0
-        for batch in table.batches(column):
-            _check_finite(batch.whole(column), error.where, table.name, start)
-            start += len(batch)
-        raise
-
-
-class _NotFiniteError(ValueRangeError):
-    """Features that are not finite, and which function met them."""
-
-    def __init__(self, where: str, which: str) -> None:
-        super().__init__(f"{where}: features must be finite; {which}. Look at that image's feature.")
-        self.where = where
-
-
-def _check_finite(feature: Float[Tensor, "n d"], where: str, of: str, start: int = 0) -> None:
+def check_finite(feature: Float[Tensor, "n d"], rows: Sequence[int], name: str, *, by: str) -> None:
+    """Raise ValueRangeError for NaN and infinity in these rows of the table of that name."""
     bad = ~torch.isfinite(feature)
     if bool(bad.any()):
         row, column = bad.nonzero()[0].tolist()
-        value = float(feature[row, column])
-        raise _NotFiniteError(where, f"feature {column} of row {start + row} of {of} is {value}") from None
+        raise ValueRangeError(
+            f"{by}: features must be finite; feature {column} of row {int(rows[row])} of {name} is "
+            f"{float(feature[row, column])}. Look at that image's feature."
+        )
 
 
 def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
@@ -67,10 +58,10 @@ def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
 
 
 def labelled(
-    table: Table, classes: Int64[Tensor, "c"], prepare: Callable[[Tensor], Tensor]
+    table: Table, classes: Int64[Tensor, "c"], prepare: Callable[[Tensor], Tensor] = Tensor.double, *, by: str
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Prepared features (n, d), and where each row's label stands among the classes (n)."""
-    for batch in table.batches("feature", "label"):
+    for batch in finite_batches(table, "feature", "label", by=by):
         yield prepare(batch.feature), torch.searchsorted(classes, batch.label)
 
 

@@ -31,7 +31,7 @@ def save_score(score: Score, to: str | Path) -> Path:
     plain = {name: value for name, value in learned.items() if name not in tensors}
     described = {
         "format": FORMAT,
-        **_described(score),
+        **_plain(score),
         "learned": plain,
         "provenance": None if score.provenance_ is None else score.provenance_.to_json(),
     }
@@ -53,10 +53,11 @@ def load_score(path: str | Path) -> Score:
         tensors = load_file(folder / _STATE)
     except (ValueError, OSError, SafetensorError) as error:
         raise ArtefactError(f"saved score in '{folder}' cannot be read ({error}). Save it again.") from error
-    if _get(described, "format") != FORMAT or _get(described, "score") not in [*SCORES]:
+    kind, name = (described.get(key) if isinstance(described, dict) else None for key in ("format", "score"))
+    if kind != FORMAT or name not in [*SCORES]:
         raise ArtefactError(
-            f"saved score in '{folder}' is of a kind that this dubito does not know "
-            f"(format {_get(described, 'format')}, score {_get(described, 'score')}). Update dubito or save it again."
+            f"saved score in '{folder}' is of a kind that this dubito does not know (format {kind}, score {name}). "
+            f"Update dubito or save it again."
         )
     try:
         score = _restored(described)
@@ -71,32 +72,20 @@ def load_score(path: str | Path) -> Score:
     return score
 
 
-def _described(score: Score) -> Json:
-    settings = {setting.name: getattr(score, setting.name) for setting in fields(score) if setting.init}  # type: ignore[arg-type]
-    return {
-        "score": score.name,
-        "settings": {name: _plain(value) for name, value in settings.items()},
-    }
-
-
 def _plain(value: Any) -> Any:
     """A setting as JSON: of a score or a recipe, its own settings."""
     if isinstance(value, Score):
-        return _described(value)
+        settings = {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.init}  # type: ignore[arg-type]
+        return {"score": value.name, "settings": settings}
     return value.to_json() if hasattr(value, "to_json") else value
 
 
 def _restored(described: Json) -> Score:
-    settings = {name: _setting(name, value) for name, value in described["settings"].items()}
-    return make_score(described["score"], **settings)
-
-
-def _setting(name: str, value: Any) -> Any:
     """Back from `_plain`."""
-    if name == "recipe":
-        return as_recipe(value)
-    return _restored(value) if isinstance(value, dict) and "score" in value else value
-
-
-def _get(described: Any, key: str) -> Any:
-    return described.get(key) if isinstance(described, dict) else None
+    settings = dict(described["settings"])
+    for name, value in settings.items():
+        if name == "recipe":
+            settings[name] = as_recipe(value)
+        elif isinstance(value, dict) and "score" in value:
+            settings[name] = _restored(value)
+    return make_score(described["score"], **settings)

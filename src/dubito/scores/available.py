@@ -84,17 +84,6 @@ def available_scores(
     return available
 
 
-def ensembles_to_score(table: Table) -> tuple[str, ...]:
-    """The ensembles of a table, of tiles only the finest grid.
-
-    >>> ensembles_to_score(Table(tiles_2=[[0.0]], tiles_7=[[0.0]], members=[[0.0]]))
-    ('tiles_7', 'members')
-    """
-    names = ensembles_in(table.columns)
-    tiles = sorted((one for one in names if one.startswith("tiles_")), key=lambda one: int(one.rpartition("_")[2]))
-    return tuple(one for one in names if one not in tiles[:-1])
-
-
 def why_not_comparable(score: Score, table: Table, other: Table) -> str | None:
     """Why the values of a score on two tables cannot be compared: a column is missing, or settings differ.
 
@@ -103,8 +92,7 @@ def why_not_comparable(score: Score, table: Table, other: Table) -> str | None:
     missing = [column for column in score.columns_in(other) if column not in other]
     if missing:
         return f"{other.name} lacks column '{missing[0]}'"
-    differs = settings_difference(table, other, score.family) if score.family is not None else None
-    if differs is None:
+    if score.family is None or (differs := settings_difference(table, other, score.family)) is None:
         return None
     return f"'{score.family}' of {table.name} and of {other.name} were extracted with different settings ({differs})"
 
@@ -113,7 +101,9 @@ def _per_ensemble(name: str, options: Mapping[str, Any], table: Table) -> dict[s
     """A score by the name that is shown, with its settings; one of an ensemble once for each, unless `of` is set."""
     if name not in SCORES or not SCORES[name].per_ensemble or "of" in options:
         return {name: dict(options)}
-    ensembles = ensembles_to_score(table)
+    ensembles = ensembles_in(table.columns)
+    tiles = sorted((one for one in ensembles if one.startswith("tiles_")), key=lambda one: int(one.rpartition("_")[2]))
+    ensembles = [one for one in ensembles if one not in tiles[:-1]]  # of tiles, the finest grid alone
     if len(ensembles) < 2:
         return {name: {**options, "of": ensembles[0]} if ensembles else dict(options)}
     return {f"{name}:{one}": {**options, "of": one} for one in ensembles}
@@ -138,29 +128,21 @@ def _add(available: AvailableScores, name: str, score: Score, table: Table, fit:
     if score.learned and fit is not None:
         start = perf_counter()
         if not strict and isinstance(score, Density):
-            score = _suiting_density(available, fit)
+            # One that is fitted in seconds: full covariances of wide features take minutes by EM.
+            score = default_density(fit, by="density.fit", most=QUICK)
+            if score != Density():
+                described = f"density: {describe_density(score, fit)}"
+                available.remarks.append(f"{described}, to suit {len(fit):,} images of {fit.name}.")
         score.fit(fit)
         available.fit_seconds[name] = perf_counter() - start
     available.scores[name] = score
 
 
-def _suiting_density(available: AvailableScores, fit: Table) -> Density:
-    """One that is fitted in seconds: full covariances of wide features take minutes by EM."""
-    density = default_density(fit, by="density.fit", most=QUICK)
-    if density != Density():
-        available.remarks.append(
-            f"density: {describe_density(density, fit)}, to suit {len(fit):,} images of {fit.name}."
-        )
-    return density
-
-
 def _add_head(available: AvailableScores, table: Table) -> None:
-    name = UncertaintyHead.name
-    entry = entry_for(table.provenance)
+    name, entry = UncertaintyHead.name, entry_for(table.provenance)
     if entry is None:
-        available.left_out[name] = (
-            "no head here was trained for the model that made the table (dubito.train trains one)"
-        )
+        reason = "no head here was trained for the model that made the table (dubito.train trains one)"
+        available.left_out[name] = reason
     elif "feature" in table:
         available.scores[name] = UncertaintyHead.from_pretrained(entry.path)
     else:

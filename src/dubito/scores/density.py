@@ -2,9 +2,9 @@
 
     u(x) = -log q(z),   q(z) = sum_k pi_k N(z; mu_k, Sigma_k)                     (eq. 3, appendices C.5, C.6 and E.1)
 
-The mixture and its fit by EM are in `gaussians`. The paper starts from k-means; here the
-classes are the default start, because they are known and need no luck. `space="log"` fits log(z + offset): the paper
-does so for pre-trained networks, and leaves open what it does with features that are zero.
+The mixture and its fit by EM are in `gaussians`. The paper starts from k-means; here the classes are the default start,
+because they are known and need no luck. `space="log"` fits log(z + offset): the paper does so for pre-trained networks,
+and leaves open what it does with features that are zero.
 
 `default_density` chooses the settings that suit a table of n rows of d features and c classes:
 
@@ -19,9 +19,8 @@ one. Size and cost are known before anything is fitted. The rule is ours; the pa
 it can.
 """
 
-import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, final, get_args
@@ -33,20 +32,20 @@ from torch import Tensor
 from dubito.choices import Covariance, Nonlinearity, Space, Start
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.scores._features import (
-    check_width,
+    ScoreOfFeatures,
+    check_finite,
     classes_of,
-    finite_features,
+    finite_batches,
     labelled,
     means_of_classes,
-    rows_named,
 )
 from dubito.scores.gaussians import Mixture, improve, kmeans, maximise, nearest_centre
 from dubito.table import Table
 from dubito.types import Score
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_number
 
 if TYPE_CHECKING:
-    from dubito.scores.tune import TunedDensity
+    from dubito.scores.tune import Tuned
 
 _AT_ONCE = 2048
 _SAMPLE = 16_384
@@ -65,15 +64,14 @@ QUICK = 1e10
 
 def in_space(feature: Float[Tensor, "n d"], space: Space, offset: float, where: str) -> Float64[Tensor, "n d"]:
     """The features in float64, or log(z + offset); ValueRangeError where there is no such number."""
-    z = finite_features(feature, where)
+    z = feature.double()
     if space == "z":
         return z
     if not bool((z > -offset).all()):
         value, column = float(z.min()), int(z.min(0).values.argmin())
         raise ValueRangeError(
-            f"{where}: with space='log', features must be larger than -offset = {-offset:g}; got {value:g} in "
-            f"feature {column}. Choose space='z' (features before a non-linearity may be "
-            f"negative), or a larger offset."
+            f"{where}: with space='log', features must be larger than -offset = {-offset:g}; got {value:g} in feature "
+            f"{column}. Choose space='z' (features before a non-linearity may be negative), or a larger offset."
         )
     return (z + offset).log()
 
@@ -92,7 +90,7 @@ def class_count(table: Table) -> int | None:
 
 @final
 @dataclass
-class Density(Score):
+class Density(ScoreOfFeatures):
     """Minus the log-density of the feature under a Gaussian mixture of training features.
 
     Attributes:
@@ -144,22 +142,24 @@ class Density(Score):
         choices = {"covariance": Covariance, "space": Space, "start": Start, "nonlinearity": Nonlinearity}
         for name, kinds in choices.items():
             check_choice(getattr(self, name), get_args(kinds), by="density", what=name)
-        _check_numbers(self)
+        at_least = {
+            "components": 1,
+            "neurons": 1,
+            "max_iterations": 0,
+            "regularisation": 0,
+            "tolerance": 0,
+            "offset": 0,
+        }
+        for name, least in at_least.items():
+            if getattr(self, name) is not None:
+                check_number(getattr(self, name), f"[{least}, inf)", by="density", what=name)
+        check_number(self.memory, "(0, inf)", by="density", what="memory", hint="It is in gigabytes.")
         self.needs = ("feature",) if self.nonlinearity == "after" else ("pre_activation",)
         self.learns_from = (*self.needs, "label") if self.start == "class" else self.needs
 
     def learn(self, table: Table) -> None:
         """Fit the mixture; the table is read block by block, in every iteration again."""
         table = reads(table, self.nonlinearity)
-        with rows_named(table):
-            self._learn(table)
-
-    def score(self, table: Table) -> Float[Tensor, "n"]:
-        """-log q of every row of a table; see `Score.score`."""
-        with rows_named(table, self.needs[0]):
-            return super().score(table)
-
-    def _learn(self, table: Table) -> None:
         self.width_ = table.shape("feature")[1]
         self.neurons_ = _drawn(self.width_, self.neurons, self.seed)
         classes = classes_of(table, "density.fit") if self.start == "class" else None
@@ -178,7 +178,7 @@ class Density(Score):
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """-log q of every row, in the space of the fit."""
         batch = reads(batch, self.nonlinearity)
-        check_width(batch, self.width_, self.name)
+        self.check_width(batch, self.width_)
         return -self.mixture.log_density(self._prepared(batch.feature, "score"))
 
     @property
@@ -197,11 +197,11 @@ class Density(Score):
         budget: int = 32,
         seed: int = 0,
         **settings: Any,
-    ) -> "TunedDensity":
+    ) -> "Tuned":
         """Choose the settings by the log-likelihood of held-out rows of the same kind as the training's (C.5).
 
         OOD images have no part in it: a score tuned on them must not be tested on them. Likelihoods are those of all
-        features in z, so that spaces and numbers of neurons can be compared; see `TunedDensity`.
+        features in z, so that spaces and numbers of neurons can be compared; see `Tuned`.
 
         Args:
             train: Rows to fit on.
@@ -256,33 +256,37 @@ class Density(Score):
 
     def _by_class(self, table: Table, classes: Int64[Tensor, "c"]) -> Mixture:
         prepare = partial(self._prepared, verb="fit")
-        means, counts = means_of_classes(labelled(table, classes, prepare), len(classes), len(self.neurons_))
-        if self.covariance != "tied":
-            _warn_of_needles(classes[counts == 1], self.regularisation, table.name)
-        return maximise(labelled(table, classes, prepare), means, self.covariance, self.regularisation)
+        pairs = partial(labelled, table, classes, prepare, by="density.fit")
+        means, counts = means_of_classes(pairs(), len(classes), len(self.neurons_))
+        single = classes[counts == 1].tolist()
+        if single and self.covariance != "tied":
+            which = ", ".join(map(str, single[:3])) + (" ..." if len(single) > 3 else "")
+            warnings.warn(
+                f"density.fit: a class with a single row gets a Gaussian without variance but the regularisation, "
+                f"{self.regularisation:g}, which knows no other image; {table.name} has {len(single)} of that kind "
+                f"(label {which}). Fit on more images of them, or choose covariance='tied'.",
+                DubitoWarning,
+                stacklevel=5,
+            )
+        return maximise(pairs(), means, self.covariance, self.regularisation)
 
     def _free(self, table: Table, k: int) -> Mixture:
-        centres = kmeans(self._sample(table, self._sample_size(len(table), k)), k, self.seed)
+        centres = kmeans(self._sample(table, k), k, self.seed)
+        blocks = (self._prepared(batch.feature, "fit") for batch in finite_batches(table, "feature", by="density.fit"))
+        pairs = ((z, nearest_centre(z, centres)) for z in blocks)
+        return maximise(pairs, centres, self.covariance, self.regularisation)
 
-        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in table.batches("feature"):
-                z = self._prepared(batch.feature, "fit")
-                yield z, nearest_centre(z, centres)
-
-        return maximise(pairs(), centres, self.covariance, self.regularisation)
-
-    def _sample_size(self, n: int, k: int) -> int:
+    def _sample(self, table: Table, k: int) -> Float[Tensor, "s d"]:
         """Rows that k-means sees: no more than memory has room for, but one for each component."""
-        room = int(min(_SAMPLE_BYTES, self.memory * 1e9) / _sample_bytes(1, len(self.neurons_)))
-        return min(n, max(_SAMPLE, _SAMPLE_EACH * k), max(room, k))
-
-    def _sample(self, table: Table, size: int) -> Float[Tensor, "s d"]:
-        draw = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))
-        features = table.select("feature")
-        parts = [
-            self._prepared(features.rows(rows).feature, "fit").float()
-            for rows in torch.split(draw[:size].sort().values, _AT_ONCE)
-        ]
+        # Four times float32 (rows, centred, and two while distances are summed), and as much for float64 on reading.
+        room = int(min(_SAMPLE_BYTES, self.memory * 1e9) / (32 * len(self.neurons_)))
+        size = min(len(table), max(_SAMPLE, _SAMPLE_EACH * k), max(room, k))
+        draw = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))[:size].sort().values
+        parts = []
+        for rows in torch.split(draw, _AT_ONCE):
+            feature = table.select("feature").rows(rows).feature
+            check_finite(feature, rows.tolist(), table.name, by="density.fit")
+            parts.append(self._prepared(feature, "fit").float())
         return torch.cat(parts)
 
 
@@ -307,7 +311,10 @@ def default_density(
     classes = _labels(train) if "label" in train else train.shape("logit")[1] if "logit" in train else 1
     by_class = "label" in train and rows >= _ROWS_PER_CLASS * classes
     components = classes if by_class else max(1, min(classes, rows // _ROWS_PER_CLUSTER))
-    covariance = covariance or _covariance(rows, width, components)
+    if covariance is None:
+        small = 16 * components * width**2 <= _FULL_BYTES
+        covariance = "tied" if rows >= _ROWS_PER_FEATURE * width else "diagonal"
+        covariance = "full" if small and rows >= _ROWS_PER_FEATURE * components * width else covariance
     numbers = {"full": components * width * width, "tied": width * (width + components)}
     costly = rows * numbers.get(covariance, components * width) > most
     return Density(
@@ -337,11 +344,6 @@ def describe_density(density: Score, train: Table | None) -> str:
     return f"{many}{by}, {density.covariance} covariances of {width} features{where}, {fit}{size}"
 
 
-def _sample_bytes(rows: int, d: int) -> int:
-    """Of k-means: four times float32 (rows, centred, and two while distances are summed), float64 as they are read."""
-    return 16 * (rows + min(rows, _AT_ONCE)) * d
-
-
 def _drawn(width: int, neurons: int | None, seed: int) -> Int64[Tensor, "d"]:
     if neurons is None:
         return torch.arange(width)
@@ -350,36 +352,6 @@ def _drawn(width: int, neurons: int | None, seed: int) -> Int64[Tensor, "d"]:
             f"density.fit: neurons must be at most the {width} features; got {neurons}. Leave it out to use all."
         )
     return torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:neurons].sort().values
-
-
-def _warn_of_needles(single: Int64[Tensor, "c"], regularisation: float, name: str) -> None:
-    """A Gaussian of one row is as narrow as the regularisation: it knows copies of that row and nothing else."""
-    if len(single) == 0:
-        return
-    which = ", ".join(map(str, single[:3].tolist())) + (" ..." if len(single) > 3 else "")
-    warnings.warn(
-        f"density.fit: a class with a single row gets a Gaussian without variance but the regularisation, "
-        f"{regularisation:g}, which knows no other image; {name} has {len(single)} of that kind (label {which}). Fit "
-        f"on more images of them, or choose covariance='tied'.",
-        DubitoWarning,
-        stacklevel=6,
-    )
-
-
-def _check_numbers(score: Density) -> None:
-    at_least = {"components": 1, "neurons": 1, "max_iterations": 0, "regularisation": 0, "tolerance": 0, "offset": 0}
-    for name, least in at_least.items():
-        value = getattr(score, name)
-        if value is not None and not (math.isfinite(value) and value >= least):
-            raise ValueRangeError(f"density: {name} must be at least {least}; got {value}.")
-    if not score.memory > 0:
-        raise ValueRangeError(f"density: memory must be more than 0 gigabytes; got {score.memory}.")
-
-
-def _covariance(rows: int, width: int, components: int) -> Covariance:
-    if rows >= _ROWS_PER_FEATURE * components * width and 16 * components * width**2 <= _FULL_BYTES:
-        return "full"
-    return "tied" if rows >= _ROWS_PER_FEATURE * width else "diagonal"
 
 
 def _labels(table: Table) -> int:

@@ -152,9 +152,11 @@ class Maximiser:
         """Count rows, each shared out among the components."""
         self._counts += shares.sum(0)
         if self.covariance == "full":
-            for k in range(len(self.around)):
+            for k, mean in enumerate(self.around):
                 rows = (shares[:, k] > NEGLIGIBLE).nonzero()[:, 0]
-                self._add_to(k, z[rows], shares[rows, k])
+                near, share = z[rows] - mean, shares[rows, k]
+                self._firsts[k] += share @ near
+                _add_products(self._seconds[k], near.mul_(share.sqrt()[:, None]))
             return
         z = z - self._middle
         self._firsts.addmm_(shares.T, z)
@@ -173,11 +175,6 @@ class Maximiser:
         weights = torch.where(lost, 0.0, counts)
         factors = self._factors(shifts, counts.clamp(min=_LOST), lost, before)
         return Mixture(self.covariance, weights / weights.sum(), means, factors)
-
-    def _add_to(self, k: int, z: Float64[Tensor, "m d"], shares: Float64[Tensor, "m"]) -> None:
-        z = z - self.around[k]
-        self._firsts[k] += shares @ z
-        _add_products(self._seconds[k], z.mul_(shares.sqrt()[:, None]))
 
     def _factors(
         self,
@@ -199,8 +196,7 @@ class Maximiser:
             between = (shifts * self._counts[:, None]).T @ shifts
             covariance = (_mirrored(self._seconds) - between).div_(self._counts.sum())
             return self._factor(covariance, "all components")
-        variances = (self._seconds / counts[:, None] - shifts.square()).clamp_(min=0)
-        variances = variances + self.regularisation
+        variances = (self._seconds / counts[:, None] - shifts.square()).clamp_(min=0) + self.regularisation
         if self.covariance == "spherical":
             variances = variances.mean(1)
         if before is not None:

@@ -32,7 +32,7 @@ from dubito.choices import ClassWeighting, LayerWeighting
 from dubito.errors import TableError, ValueRangeError
 from dubito.table import Table
 from dubito.types import Score, depth_weight
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_number
 
 SUFFIXES: dict[str, str] = {"fisher": "", "root": "_root", "expected_l1": "_l1"}
 """How the column of a class weighting is called, after the probe's name."""
@@ -72,39 +72,55 @@ class ScoreOfLayers(Score, ABC):
     """A weighted sum over the layers of one column of the gradient probe.
 
     Attributes:
-        of: The probe's name.
+        of: The probe's name; None for a score that can do without one.
         layers: How layers are weighed.
         beta: Of exponential weights.
     """
 
-    of: str
+    of: str | None
     layers: Layers
     beta: float
+
+    own_probe = True
 
     @property
     @abstractmethod
     def column(self) -> str:
         """The column to read."""
 
-    own_probe = True
-
     def __post_init__(self) -> None:
-        self.layers, self.beta = check_layers(self.layers, self.name), check_beta(self.beta, self.name)
+        self.layers = check_layers(self.layers, self.name)
+        hint = "0 weighs all layers alike; the larger, the more the last layers count."
+        check_number(self.beta, "[0, inf)", by=self.name, what="beta", hint=hint)
         self.needs = (self.column,)
 
     @property
-    def family(self) -> str:
+    def family(self) -> str | None:
         """The gradient probe."""
         return self.of
 
     def check_columns(self, table: Table) -> None:
         """Raise TableError also where the table lacks layers that are to be weighed."""
         super().check_columns(table)
-        check_layers_of(table, self.column, of=self.of, layers=self.layers, beta=self.beta, by=self.name)
+        if self.of is not None:
+            self.weights_of(table)
 
     def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """The weighted sum."""
-        return sum_over_layers(batch, self.column, of=self.of, layers=self.layers, beta=self.beta, by=self.name)
+        summed: Tensor = batch.whole(self.column).double() @ self.weights_of(batch)
+        return summed
+
+    def weights_of(self, table: Table) -> Float64[Tensor, "l"]:
+        """The weight of each layer of a table's column; TableError where a layer to weigh is not there."""
+        shape, where = table.shape(self.column), f"{self.name}.score: column '{self.column}'"
+        if len(shape) != 2 or shape[1] == 0:
+            raise TableError(
+                f"{where} must have one number per layer, (n, l); got shape {shape} in {table.name}. "
+                f"Extract it with the gradient probe."
+            )
+        where += f" of {table.name}"
+        kept = layers_kept(table, str(self.of), shape[1], where)
+        return layer_weights(self.layers, self.beta, kept, where)
 
 
 @final
@@ -131,7 +147,7 @@ class REGrad(ScoreOfLayers):
     needs = ("gradient",)
 
     def __post_init__(self) -> None:
-        check_weighting(self.weighting, self.name)
+        check_choice(self.weighting, get_args(ClassWeighting), by=self.name, what="weighting")
         super().__post_init__()
 
     @property
@@ -163,33 +179,6 @@ class PredictedGradient(ScoreOfLayers):
     def column(self) -> str:
         """That of the predicted class."""
         return f"{self.of}_predicted"
-
-
-def check_weighting(weighting: str, by: str) -> None:
-    """Raise ValueRangeError for a class weighting that does not exist."""
-    check_choice(weighting, get_args(ClassWeighting), by=by, what="weighting")
-
-
-def sum_over_layers(
-    table: Table, column: str, *, of: str, layers: Layers, beta: float, by: str
-) -> Float64[Tensor, "n"]:
-    """sum_l lambda_l s_l of every row; `of` is the probe's name, `by` the score's, for errors."""
-    values = table.whole(column)
-    if values.dim() != 2 or not values.is_floating_point() or values.shape[1] == 0:
-        raise TableError(
-            f"{by}.score: column '{column}' must have one number per layer, (n, l); got {values.dtype} of shape "
-            f"{tuple(values.shape)} in {table.name}. Extract it with the gradient probe."
-        )
-    where = f"{by}.score: column '{column}' of {table.name}"
-    kept = layers_kept(table, of, values.shape[1], where)
-    summed: Tensor = values.double() @ layer_weights(layers, beta, kept, where)
-    return summed
-
-
-def check_layers_of(table: Table, column: str, *, of: str, layers: Layers, beta: float, by: str) -> None:
-    """Raise TableError where a table lacks layers that are to be weighed, before any row is read."""
-    where = f"{by}.score: column '{column}' of {table.name}"
-    layer_weights(layers, beta, layers_kept(table, of, table.shape(column)[-1], where), where)
 
 
 def layers_kept(table: Table, of: str, width: int, where: str) -> LayersKept:
@@ -228,10 +217,7 @@ def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> 
 def check_layers(layers: str | Sequence[float], by: str, names: Sequence[str] = get_args(LayerWeighting)) -> Layers:
     """The setting, weights as a tuple of numbers; ValueRangeError for what cannot weigh."""
     if isinstance(layers, str):
-        if layers not in names:
-            raise ValueRangeError(
-                f"{by}: layers must be one of {', '.join(names)}, or a weight for each layer; got '{layers}'."
-            )
+        check_choice(layers, names, by=by, what="layers")
         return cast("Layers", layers)
     weights = tuple(float(weight) for weight in layers)
     if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
@@ -240,16 +226,6 @@ def check_layers(layers: str | Sequence[float], by: str, names: Sequence[str] = 
             f"Give one for each layer, in order of depth."
         )
     return weights
-
-
-def check_beta(beta: float, by: str) -> float:
-    """The setting; ValueRangeError for what weighs deep layers less."""
-    if not 0 <= beta < math.inf:
-        raise ValueRangeError(
-            f"{by}: beta must be finite and not negative; got {beta}. 0 weighs all layers alike; the larger, the more "
-            f"the last layers count."
-        )
-    return beta
 
 
 def _check_truncated(layers: str, beta: float, kept: LayersKept, where: str) -> None:

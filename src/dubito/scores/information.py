@@ -5,6 +5,7 @@
     mutual_information   I[Y; M] = H(p̄) - mean_m H(p_m)      epistemic
     weighted ...         the same with weights w_m            epistemic
     variation_ratio      the share of members that do not vote for the class with most votes
+    perturbation_variance   sum_c Var_m p_mc                  epistemic, over copies m of the image with Gaussian noise
 
 Kirsch 2024 (arXiv 2409.02628), eqs 2 to 5, and B.1 for the weights; Freeman 1965 for the variation ratio. B.1 weighs
 members by the size of their logits, and says in its steps that this is done for each input, in its formula that it is
@@ -20,7 +21,7 @@ Temperatures and pooled weights need the logits (n, m, c), which are read a few 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final, get_args
+from typing import ClassVar, final, get_args
 
 import torch
 from jaxtyping import Float, Float64
@@ -29,7 +30,7 @@ from torch import Tensor
 from dubito.choices import WeighedBy, WeighedOver
 from dubito.errors import TableError
 from dubito.metrics.information import entropy_of, log_size
-from dubito.metrics.streaming import SUMMARY, MemberStream
+from dubito.metrics.streaming import SUMMARY, MemberStream, VarianceStream
 from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
 from dubito.types import Score, finite
@@ -51,6 +52,7 @@ def pooled(before: Float64[Tensor, "m"] | None, sizes: Float64[Tensor, "n m"]) -
     return size if before is None else torch.logaddexp(before, size)
 
 
+@dataclass
 class ScoreOfMembers(Score, ABC):
     """An uncertainty of one ensemble of a table.
 
@@ -59,9 +61,10 @@ class ScoreOfMembers(Score, ABC):
         disagrees: Whether it measures how members differ, which takes two of them.
     """
 
-    of: str
-    disagrees: bool = True
+    of: str = "members"
 
+    needs = ("members",)
+    disagrees: ClassVar[bool] = True
     per_ensemble = True
     own_probe = True
 
@@ -88,13 +91,16 @@ class ScoreOfMembers(Score, ABC):
         return member_batches(self, table)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
-        """Of one in-memory batch."""
-        if self.columns_in(batch) == (self.logits,):
-            return self.of_logits(batch)
-        summary: Tensor = batch.whole(self.of)
+        """Of one in-memory batch, from what its probe summarised or from the members' logits."""
+        (column,) = self.columns_in(batch)
+        return self.of_logits(batch) if column == self.logits else self.of_summary(column, batch)
+
+    def of_summary(self, column: str, batch: Table) -> Float[Tensor, "n"]:
+        """The score's own field of the summary column."""
+        summary: Tensor = batch.whole(column)
         if summary.dim() != 2 or summary.shape[1] != len(SUMMARY):
             raise TableError(
-                f"{self.name}.score: column '{self.of}' must be the summary of an ensemble, (n, {len(SUMMARY)}); "
+                f"{self.name}.score: column '{column}' must be the summary of an ensemble, (n, {len(SUMMARY)}); "
                 f"got {tuple(summary.shape)} in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
             )
         if len(summary):
@@ -109,8 +115,8 @@ class ScoreOfMembers(Score, ABC):
         return stream.field(self.field)
 
     def columns_in(self, table: Table) -> tuple[str, ...]:
-        """The summary, or else the members' logits."""
-        return (self.logits,) if self.of not in table and self.logits in table else (self.of,)
+        """What the ensemble's probe summarised, or else the members' logits."""
+        return (self.logits,) if self.needs[0] not in table and self.logits in table else self.needs
 
     def check_members(self, count: int, table: Table) -> None:
         """Raise TableError where one member is to differ from itself."""
@@ -130,11 +136,8 @@ class MutualInformation(ScoreOfMembers):
         of: The ensemble: "members", "checkpoints", "dropout", "views", "tiles_2" to "tiles_7", "masks", or your own.
     """
 
-    of: str = "members"
-
     name = "mutual_information"
     kind = "epistemic"
-    needs = ("members",)
     field = "epistemic"
 
 
@@ -144,20 +147,18 @@ class WeightedMutualInformation(ScoreOfMembers):
     """Mutual information where members with larger logits count more.
 
     Attributes:
+        of: The ensemble; see `MutualInformation`.
         by: What makes a member count: the "logsumexp" of its logits, or their "sum".
         over: "input": weights of their own for each input. "pooled": one weight per member, learned from a table, whose
             `of_logit` it needs.
-        of: The ensemble; see `MutualInformation`.
         weights_: (m) pooled weights, once fitted.
     """
 
     by: WeighedBy = "logsumexp"
     over: WeighedOver = "input"
-    of: str = "members"
 
     name = "weighted_mutual_information"
     kind = "epistemic"
-    needs = ("members",)
 
     def __post_init__(self) -> None:
         for setting, kinds in (("by", WeighedBy), ("over", WeighedOver)):
@@ -171,10 +172,6 @@ class WeightedMutualInformation(ScoreOfMembers):
     def field(self) -> str:
         """With weights by input."""
         return f"weighted_{self.by}"
-
-    def columns_in(self, table: Table) -> tuple[str, ...]:
-        """A summary has no pooled weights."""
-        return (self.logits,) if self.over == "pooled" else super().columns_in(table)
 
     def learn(self, table: Table) -> None:
         """Pooled weights: w_m = Σ_n exp l_mn / Σ_kn exp l_kn, with l the size of the logits; one pass."""
@@ -218,11 +215,8 @@ class ExpectedEntropy(ScoreOfMembers):
         of: The ensemble; see `MutualInformation`.
     """
 
-    of: str = "members"
-
     name = "expected_entropy"
     kind = "aleatoric"
-    needs = ("members",)
     field = "aleatoric"
     disagrees = False
 
@@ -236,11 +230,8 @@ class VariationRatio(ScoreOfMembers):
         of: The ensemble; see `MutualInformation`.
     """
 
-    of: str = "members"
-
     name = "variation_ratio"
     kind = "epistemic"
-    needs = ("members",)
     field = "variation"
 
 
@@ -253,13 +244,52 @@ class PredictiveEntropy(ScoreOfMembers):
         of: The ensemble; see `MutualInformation`.
     """
 
-    of: str = "members"
-
     name = "predictive_entropy"
     kind = "total"
-    needs = ("members",)
     field = "total"
     disagrees = False
+
+
+@final
+@dataclass
+class PerturbationVariance(ScoreOfMembers):
+    """How far the predictions for noisy copies of an image scatter.
+
+    A baseline beside gradients with respect to weights, which needs forward passes only: to first order in the noise it
+    expects sigma^2 sum_c ||grad_x p_c||_2^2, the gradients with respect to the image. The probe `Noise` writes
+    the variance as `NAME_variance`; any other ensemble will do whose members' logits are kept.
+
+    Attributes:
+        of: The ensemble: "noise", or another one whose `NAME_variance` or `NAME_logit` is there.
+    """
+
+    of: str = "noise"
+
+    name = "perturbation_variance"
+    kind = "epistemic"
+    needs = ("noise_variance",)
+    field = "variance"
+    per_ensemble = False
+
+    def __post_init__(self) -> None:
+        self.needs = (f"{self.of}_variance",)
+
+    def of_summary(self, column: str, batch: Table) -> Float[Tensor, "n"]:
+        """The variances as they are."""
+        variance: Tensor = batch.whole(column)
+        if variance.dim() != 1:
+            raise TableError(
+                f"{self.name}.score: column '{column}' must have one variance per image, (n); got "
+                f"{tuple(variance.shape)} in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
+            )
+        return variance
+
+    def of_logits(self, batch: Table, temperature: float = 1.0) -> Float64[Tensor, "n"]:
+        """Of one in-memory batch, from logits / temperature."""
+        stream = VarianceStream(temperature=temperature)
+        for block in members_of(self, batch):
+            stream.add(block)
+        return stream.variance()
 
 
 def member_batches(score: Score, table: Table) -> Iterator[Table]:
@@ -276,7 +306,7 @@ def blocks(table: Table, column: str) -> Iterator[Table]:
     m, c = tail if len(tail) == 2 else (1, 1)
     # Four bytes per logit; for every class, the sums that a stream keeps and what it needs to add to them.
     size = _BYTES // (c * (4 * m + 64)) if m * c else _ROWS
-    yield from table.batches(column, size=max(1, min(_ROWS, size)))
+    return table.batches(column, size=max(1, min(_ROWS, size)))
 
 
 def members_of(score: ScoreOfMembers, batch: Table, by: str = "score") -> Iterator[Float[Tensor, "n b c"]]:

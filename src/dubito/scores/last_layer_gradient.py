@@ -18,18 +18,17 @@ Confident rows keep their order: 1 - p_y is the sum of the other probabilities, 
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final, get_args
 
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.choices import ClassWeighting
-from dubito.scores.gradient import Layers, check_layers, check_layers_of, check_weighting, sum_over_layers
+from dubito.scores.gradient import Layers, ScoreOfLayers, check_layers
 from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
 from dubito.types import Score, finite
-
-_LAST_LAYER: tuple[str, ...] = ("feature", "logit")
+from dubito.validate import check_choice
 
 
 def last_layer_gradient(
@@ -83,10 +82,10 @@ class LastLayerGradient(Score):
 
     name = "last_layer_gradient"
     kind = "epistemic"
-    needs = _LAST_LAYER
+    needs = ("feature", "logit")
 
     def __post_init__(self) -> None:
-        check_weighting(self.weighting, self.name)
+        check_choice(self.weighting, get_args(ClassWeighting), by=self.name, what="weighting")
 
     def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """In closed form."""
@@ -96,7 +95,7 @@ class LastLayerGradient(Score):
 
 @final
 @dataclass
-class GradNorm(Score):
+class GradNorm(ScoreOfLayers):
     """How little the weights would move if an image had no class: minus the norm of the gradient towards uniform.
 
     The authors' norm is larger for in-distribution images. Here, as everywhere, higher is more uncertain: the sign
@@ -115,34 +114,26 @@ class GradNorm(Score):
 
     name = "grad_norm"
     kind = "epistemic"
-    needs = _LAST_LAYER
+    needs = ("feature", "logit")
+    own_probe = False
+    beta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         self.layers = check_layers(self.layers, self.name, ("uniform", "kept"))
         if self.of is not None:
-            self.needs = (self._column,)
+            self.needs = (self.column,)
+
+    @property
+    def column(self) -> str:
+        """That of the gradient towards uniform, where a probe's layers are summed."""
+        return f"{self.of}_uniform"
 
     def score_batch(self, batch: Table) -> Float64[Tensor, "n"]:
         """Minus the norm."""
         if self.of is not None:
-            return -sum_over_layers(batch, self._column, of=self.of, layers=self.layers, beta=0.0, by=self.name)
+            return -super().score_batch(batch)
         feature, logit = _finite_columns(self, batch)
         return -grad_norm(feature, logit, bias=self.bias)
-
-    @property
-    def family(self) -> str | None:
-        """The gradient probe, if its layers are summed."""
-        return self.of
-
-    def check_columns(self, table: Table) -> None:
-        """Raise TableError also where the probe's layers are truncated."""
-        super().check_columns(table)
-        if self.of is not None:
-            check_layers_of(table, self._column, of=self.of, layers=self.layers, beta=0.0, by=self.name)
-
-    @property
-    def _column(self) -> str:
-        return f"{self.of}_uniform"
 
 
 def _probabilities(logits: Float[Tensor, "n c"], by: str) -> tuple[Float64[Tensor, "n c"], Float64[Tensor, "n c"]]:

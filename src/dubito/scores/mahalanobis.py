@@ -8,7 +8,6 @@ the rest (Ren et al., eq. 3). Lee et al. also perturb inputs and join several la
 over the table, in float64.
 """
 
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -16,18 +15,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.errors import ValueRangeError
-from dubito.scores._features import (
-    check_width,
-    classes_of,
-    finite_features,
-    labelled,
-    means_of_classes,
-    rows_named,
-)
+from dubito.scores._features import ScoreOfFeatures, classes_of, labelled, means_of_classes
 from dubito.scores.gaussians import precision_factor, squared_distances
 from dubito.table import Table
-from dubito.types import Score
+from dubito.validate import check_number
 
 
 def mahalanobis(
@@ -45,7 +36,7 @@ def mahalanobis(
 
 @final
 @dataclass
-class Mahalanobis(Score):
+class Mahalanobis(ScoreOfFeatures):
     """The squared Mahalanobis distance to the nearest class mean, with one covariance for all classes.
 
     Attributes:
@@ -67,46 +58,33 @@ class Mahalanobis(Score):
     learned = ("means_", "factor_", "background_mean_", "background_factor_")
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.regularisation) and self.regularisation >= 0):
-            raise ValueRangeError(f"mahalanobis: regularisation must be at least 0; got {self.regularisation}.")
+        check_number(self.regularisation, "[0, inf)", by=self.name, what="regularisation")
 
     def learn(self, table: Table) -> None:
         """Class means in a first pass, the scatter around them in a second."""
-        with rows_named(table):
-            self._learn(table)
-
-    def score(self, table: Table) -> Float[Tensor, "n"]:
-        """The distance of every row of a table; see `Score.score`."""
-        with rows_named(table):
-            return super().score(table)
-
-    def _learn(self, table: Table) -> None:
-        classes, d = classes_of(table, "mahalanobis.fit"), table.shape("feature")[1]
-        means, counts = means_of_classes(labelled(table, classes, _finite), len(classes), d)
+        by, d = "mahalanobis.fit", table.shape("feature")[1]
+        classes = classes_of(table, by)
+        means, counts = means_of_classes(labelled(table, classes, by=by), len(classes), d)
         within = torch.zeros(d, d, dtype=torch.float64)
-        for z, label in labelled(table, classes, _finite):
+        for z, label in labelled(table, classes, by=by):
             z = z - means[label]  # noqa: PLW2901
             within.addmm_(z.T, z)
         mean = counts @ means / counts.sum()
         apart = (means - mean) * counts.sqrt()[:, None]
-        between = apart.T @ apart
+        scatters = {"within classes": within, "of all rows": within + apart.T @ apart}
         self.means_, self.background_mean_ = means, mean
-        self.factor_ = self._factor(within / len(table), "within classes")
-        self.background_factor_ = self._factor((within + between) / len(table), "of all rows")
+        self.factor_, self.background_factor_ = (
+            precision_factor(
+                one / len(table), whose=f"{by}: the covariance {which}", regularisation=self.regularisation
+            )
+            for which, one in scatters.items()
+        )
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row to its nearest class."""
-        check_width(batch, self.means_.shape[1], self.name)
-        z = finite_features(batch.feature, "mahalanobis.score")
+        self.check_width(batch, self.means_.shape[1])
+        z = batch.feature.double()
         nearest: Tensor = mahalanobis(z, self.means_, self.factor_).amin(1)
         if self.relative:
             nearest = nearest - mahalanobis(z, self.background_mean_[None], self.background_factor_)[:, 0]
         return nearest
-
-    def _factor(self, covariance: Float64[Tensor, "d d"], which: str) -> Float64[Tensor, "d d"]:
-        whose = f"mahalanobis.fit: the covariance {which}"
-        return precision_factor(covariance, whose=whose, regularisation=self.regularisation)
-
-
-def _finite(feature: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
-    return finite_features(feature, "mahalanobis.fit")

@@ -21,9 +21,9 @@ from torch import Tensor
 from dubito.cache.manifest import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.linear_logits import linear_logits
-from dubito.scores._features import check_width, finite_features, rows_named
+from dubito.scores._features import ScoreOfFeatures, finite_batches
 from dubito.table import Table
-from dubito.types import Classifier, Score, finite
+from dubito.types import Classifier, finite
 
 
 def mental_log_odds(z: Float[Tensor, "n d"], weights: Float[Tensor, "c d"]) -> Float64[Tensor, "n"]:
@@ -46,7 +46,7 @@ def mental_probability(z: Float[Tensor, "n d"], weights: Float[Tensor, "c d"]) -
 
 @final
 @dataclass
-class MentalModel(Score):
+class MentalModel(ScoreOfFeatures):
     """Log-odds against the predicted class, from ||z|| and max cos(z, w_i) alone.
 
     `MentalModel.of(classifier)` takes the weights of the classifier itself. `fit` finds them from features and logits
@@ -73,18 +73,12 @@ class MentalModel(Score):
 
     def learn(self, table: Table) -> None:
         """Least squares of the logits on the features, streaming."""
-        with rows_named(table):
-            self.weights_ = _usable(_recovered_weights(table), f"mental.fit: the weights from {table.name}")
-
-    def score(self, table: Table) -> Float[Tensor, "n"]:
-        """The log-odds of every row of a table; see `Score.score`."""
-        with rows_named(table):
-            return super().score(table)
+        self.weights_ = _usable(_recovered_weights(table), f"mental.fit: the weights from {table.name}")
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The log-odds of every row."""
-        check_width(batch, self.weights_.shape[1], self.name)
-        return mental_log_odds(finite_features(batch.feature, "mental.score"), self.weights_)
+        self.check_width(batch, self.weights_.shape[1])
+        return mental_log_odds(batch.feature, self.weights_)
 
 
 def _recovered_weights(table: Table) -> Float64[Tensor, "c d"]:
@@ -93,9 +87,8 @@ def _recovered_weights(table: Table) -> Float64[Tensor, "c d"]:
         raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on in-distribution images.")
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in table.batches("feature", "logit"):
-            logit = finite(batch.logit, f"mental.fit: logits of {table.name}")
-            yield finite_features(batch.feature, "mental.fit"), logit.double()
+        for batch in finite_batches(table, "feature", "logit", by="mental.fit"):
+            yield batch.feature.double(), finite(batch.logit, f"mental.fit: logits of {table.name}").double()
 
     layer, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
     if layer.missed is None:

@@ -14,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.scores._features import check_width
+from dubito.scores._features import ScoreOfFeatures
 from dubito.table import Table
-from dubito.types import Score
 
 _AT_ONCE = 8192
 
@@ -37,7 +36,7 @@ def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: i
 
 @final
 @dataclass
-class Neighbours(Score):
+class Neighbours(ScoreOfFeatures):
     """The k-th nearest neighbour's distance on normalised features.
 
     Attributes:
@@ -74,7 +73,7 @@ class Neighbours(Score):
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The distance of every row."""
-        check_width(batch, self.bank_.shape[1], self.name)
+        self.check_width(batch, self.bank_.shape[1])
         return kth_distance(_normalised(batch.feature, "score"), self.bank_, self.k)
 
 

@@ -10,6 +10,7 @@ from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,
+    PerturbationVariance,
     PredictiveEntropy,
     VariationRatio,
     WeightedMutualInformation,
@@ -18,7 +19,6 @@ from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
 from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.neighbours import Neighbours
-from dubito.scores.perturbation import PerturbationVariance
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.types import Score

@@ -9,6 +9,7 @@ cooling scales the features, which is scaling the logits apart from the bias; ma
 Liu et al. 2020. All in float64: in float32 a confident softmax is exactly one for many images and their order is lost.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from dubito.errors import ValueRangeError
 from dubito.table import Table
 from dubito.types import Score
+from dubito.validate import check_number
 
 
 def max_probability(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
@@ -47,37 +49,40 @@ def energy(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tens
     return -temperature * (logits.double() / temperature).logsumexp(-1)
 
 
+class ScoreOfLogits(Score):
+    """A function of one row of logits, `of_logits`."""
+
+    needs = ("logit",)
+    of_logits: Callable[..., Tensor]
+
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
+        """The function of every row of logits."""
+        return self.of_logits(batch.logit)
+
+
 @final
 @dataclass
-class MaxProbability(Score):
+class MaxProbability(ScoreOfLogits):
     """The usual baseline: one minus the confidence, up to a constant."""
 
     name = "max_probability"
     kind = "total"
-    needs = ("logit",)
-
-    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
-        """-max p."""
-        return max_probability(batch.logit)
+    of_logits = staticmethod(max_probability)
 
 
 @final
 @dataclass
-class Entropy(Score):
+class Entropy(ScoreOfLogits):
     """The entropy of the predicted distribution."""
 
     name = "entropy"
     kind = "total"
-    needs = ("logit",)
-
-    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
-        """H(p)."""
-        return entropy(batch.logit)
+    of_logits = staticmethod(entropy)
 
 
 @final
 @dataclass
-class ScaledEntropy(Score):
+class ScaledEntropy(ScoreOfLogits):
     """The entropy of scaled-down logits, which undoes saturation.
 
     Attributes:
@@ -88,50 +93,38 @@ class ScaledEntropy(Score):
 
     name = "scaled_entropy"
     kind = "total"
-    needs = ("logit",)
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < float("inf"):
-            raise ValueRangeError(
-                f"scaled_entropy: scale must be a positive number; got {self.scale}. The paper takes 0.1."
-            )
+        check_number(self.scale, "(0, inf)", by=self.name, what="scale", hint="The paper takes 0.1.")
 
-    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
+    def of_logits(self, logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
         """H(softmax(scale * logits))."""
-        return entropy(self.scale * batch.logit.double())
+        return entropy(self.scale * logits.double())
 
 
 @final
 @dataclass
-class Margin(Score):
+class Margin(ScoreOfLogits):
     """How close the second class comes."""
 
     name = "margin"
     kind = "total"
-    needs = ("logit",)
-
-    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
-        """Second largest minus largest probability."""
-        return margin(batch.logit)
+    of_logits = staticmethod(margin)
 
 
 @final
 @dataclass
-class MaxLogit(Score):
+class MaxLogit(ScoreOfLogits):
     """The largest logit, whose size softmax throws away."""
 
     name = "max_logit"
     kind = "epistemic"
-    needs = ("logit",)
-
-    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
-        """-max logit."""
-        return max_logit(batch.logit)
+    of_logits = staticmethod(max_logit)
 
 
 @final
 @dataclass
-class Energy(Score):
+class Energy(ScoreOfLogits):
     """The free energy of the logits: a smooth max_logit.
 
     Attributes:
@@ -142,17 +135,13 @@ class Energy(Score):
 
     name = "energy"
     kind = "epistemic"
-    needs = ("logit",)
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ValueRangeError(
-                f"energy: temperature must be a positive number; got {self.temperature}. The paper takes 1."
-            )
+        check_number(self.temperature, "(0, inf)", by=self.name, what="temperature", hint="The paper takes 1.")
 
-    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
+    def of_logits(self, logits: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
         """-T logsumexp(logits / T)."""
-        return energy(batch.logit, self.temperature)
+        return energy(logits, self.temperature)
 
 
 def check_two_classes(logits: Float[Tensor, "*n c"], by: str) -> Float[Tensor, "*n c"]:

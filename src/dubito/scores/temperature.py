@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import labelled_logits
 from dubito.scores.information import ScoreOfMembers, member_batches
-from dubito.scores.softmax import MaxProbability
+from dubito.scores.softmax import MaxProbability, ScoreOfLogits
 from dubito.table import Table
 from dubito.types import Score
 from dubito.validate import check_model_labels
@@ -73,12 +73,18 @@ class Temperature(Score):
     learned = ("temperature_",)
 
     def __post_init__(self) -> None:
-        if isinstance(self.score_of, ScoreOfMembers):
-            self._check_members(self.score_of)
-        elif self.score_of.needs != ("logit",) or self.score_of.learned:
+        inner = self.score_of
+        if isinstance(inner, ScoreOfMembers):
+            self.needs = (inner.logits,)
+        elif not isinstance(inner, ScoreOfLogits):
             raise TableError(
-                f"temperature: score_of must be a score of logits alone; {self.score_of.name} needs "
-                f"{', '.join(self.score_of.needs)}. Use one of the softmax family."
+                f"temperature: score_of must be a score of logits alone; {inner.name} needs {', '.join(inner.needs)}. "
+                f"Use one of the softmax family."
+            )
+        if inner.learned:
+            raise TableError(
+                f"temperature: score_of must learn nothing by itself; {inner.name} learns {', '.join(inner.learned)}. "
+                f"Use over='input'."
             )
         self.kind = self.score_of.kind
 
@@ -102,30 +108,15 @@ class Temperature(Score):
             return self.score_of.of_logits(batch, self.temperature_)
         return self.score_of.score_batch(batch.extended(logit=batch.logit.double() / self.temperature_))
 
-    def _check_members(self, score_of: ScoreOfMembers) -> None:
-        if score_of.learned:
-            raise TableError(
-                f"temperature: score_of must learn nothing by itself; {score_of.name} learns "
-                f"{', '.join(score_of.learned)}. Use over='input'."
-            )
-        self.needs = (score_of.logits,)
-
 
 def _derivatives(table: Table, b: float) -> tuple[float, float]:
     """First and second derivative of the mean loss at b."""
     slope = curvature = 0.0
     for batch in table.batches("logit", "label"):
-        first, second = _derivatives_of(batch.logit, batch.label, b)
-        slope += float(first.sum()) / len(table)
-        curvature += float(second.sum()) / len(table)
+        logits = batch.logit.double()
+        p = (b * logits).softmax(-1)
+        mean = (p * logits).sum(-1)
+        variance = (p * (logits - mean[:, None]).square()).sum(-1)
+        slope += float((mean - logits.gather(-1, batch.label[:, None])[:, 0]).sum()) / len(table)
+        curvature += float(variance.sum()) / len(table)
     return slope, curvature
-
-
-def _derivatives_of(
-    logits: Float[Tensor, "n c"], labels: Int[Tensor, "n"], b: float
-) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-    logits = logits.double()
-    p = (b * logits).softmax(-1)
-    mean = (p * logits).sum(-1)
-    variance = (p * (logits - mean[:, None]).square()).sum(-1)
-    return mean - logits.gather(-1, labels[:, None])[:, 0], variance

@@ -1,18 +1,16 @@
 """Settings chosen on in-distribution images: of a density by held-out likelihood, of REGrad by the model's errors.
 
-`Density.tune` goes through the grid of Pearce et al. 2021, appendix C.5. The paper draws at random whether components
-are classes, the number of neurons, the regularisation, and whether z is taken before or after the non-linearity; it
-goes through all covariances, spaces and numbers of components. It chooses by AUROC against OOD images. Here no OOD
+`Density.tune` goes through the grid of Pearce et al. 2021, appendix C.5: all covariances, spaces and numbers of
+components, each with a random draw of the other settings. The paper chooses by AUROC against OOD images. Here no OOD
 image is seen: what counts is the mean log-likelihood of held-out rows,
 
     log q(z) = log q_S(s(z_S)) + sum_(j not in S) log N(s(z_j); m_j, v_j) + sum_j log s'(z_j)
 
-with s the space (z or log(z + offset)) and S the neurons: the features that a candidate leaves out are independent
-Gaussians, and logarithms carry their Jacobian. So all candidates give a density of the same features. Features that
-never vary in training are set aside: their density grows without end as the regularisation shrinks. The chosen density
-does not read them either, so that it is the very one that was compared. The offset is no part of the grid for the same
-reason: where many features are exactly zero, a smaller one always wins. Nor is the non-linearity: before and after it
-are other features, whose likelihoods cannot be compared; `nonlinearity` is a setting that all candidates share.
+with s the space (z or log(z + offset)) and S the neurons. The features that a candidate leaves out are independent
+Gaussians, and logarithms carry their Jacobian, so all candidates are densities of the same features. Features that
+never vary in training are set aside, also by the chosen density: their density grows without end as the regularisation
+shrinks. For the same reason the offset is no part of the grid: where many features are exactly zero, a smaller one
+always wins. Nor is the non-linearity: likelihoods of the features before and after it cannot be compared.
 
 `tune_regrad` chooses beta, sigma and noisy copies, which the paper leaves open, by a rule of ours:
 
@@ -23,8 +21,8 @@ are other features, whose likelihoods cannot be compared; `nonlinearity` is a se
 4. Of these the simplest is taken: fewest copies, then smallest sigma, then smallest beta.
 
 Copies and sigma are settings of the probe, so each choice of them is a column of its own, extracted under its own name:
-`Gradient(name="noisy", copies=8, sigma=0.1)`. What ranks errors among in-distribution images best need not find OOD
-images best: that is the price of a rule that never sees any.
+`Gradient(name="noisy", copies=8, sigma=0.1)`. What ranks errors best need not find OOD images best: that is the price
+of a rule that never sees any.
 """
 
 import math
@@ -42,11 +40,13 @@ from dubito.choices import ClassWeighting, Nonlinearity
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.metrics import aurc, paired_errors, wrong_predictions
 from dubito.result import Result, plain
-from dubito.scores._features import classes_of, finite_features, rows_named
+from dubito.scores._features import classes_of, finite_batches
 from dubito.scores.density import Density, class_count, in_space, reads
 from dubito.scores.gaussians import Mixture
 from dubito.scores.gradient import REGrad
 from dubito.table import Column, Exact, Table
+from dubito.types import Score
+from dubito.validate import check_number, check_rows
 
 GRID: dict[str, Sequence[Any]] = {
     "covariance": ("full", "tied", "diagonal", "spherical"),
@@ -63,10 +63,27 @@ BETAS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 _BY = "tune_regrad"
 
 
-class _Tuned(Result):
-    """A search over settings; `tried` has every candidate, the best first."""
+@final
+@dataclass(frozen=True)
+class Tuned(Result):
+    """A search over the settings of a score.
 
+    Attributes:
+        score: The chosen score. A density is fitted on the training rows, and `neurons_` are those of its features that
+            vary there.
+        tried: Every candidate with its settings, the best first, and the `error` of one that has no value. Of a
+            density, `log_likelihood` (mean over held-out rows, of all features that vary). Of REGrad, `aurc`, how far
+            it is above the best one (`gap_to_best`), the `standard_error` of that, and whether it was `chosen`; copies
+            and sigma are None where the table does not know them.
+    """
+
+    score: Score
     tried: list[dict[str, Any]]
+
+    def title(self) -> str:
+        """How many candidates there were."""
+        by = "AURC" if self.score.learned == () else "the likelihood of held-out images"
+        return f"{len(self.tried)} settings of {self.score.name} by {by}"
 
     def records(self) -> list[dict[str, Any]]:
         """Every candidate."""
@@ -81,25 +98,6 @@ class _Tuned(Result):
         return f"{value:g}" if isinstance(value, float) else super().cell(key, value)
 
 
-@final
-@dataclass(frozen=True)
-class TunedDensity(_Tuned):
-    """The density that explains held-out images best.
-
-    Attributes:
-        density: The best, fitted on the training rows; `neurons_` are those of its features that vary there.
-        tried: Every candidate, the best first: its settings, `log_likelihood` (mean over held-out rows, of all features
-            that vary) and `error`, which says why there is none.
-    """
-
-    density: Density
-    tried: list[dict[str, Any]]
-
-    def title(self) -> str:
-        """How many candidates there were."""
-        return f"{len(self.tried)} densities by the likelihood of held-out images"
-
-
 def tune_density(
     train: Table,
     validation: Table,
@@ -108,36 +106,37 @@ def tune_density(
     budget: int,
     seed: int,
     **settings: Any,
-) -> TunedDensity:
+) -> Tuned:
     """See `Density.tune`."""
     nonlinearity: Nonlinearity = settings.pop("nonlinearity", "after")
     for table in (train, validation):
         table.require("feature" if nonlinearity == "after" else "pre_activation", by="density.tune")
-        if len(table) == 0:
-            raise TableError(f"density.tune needs rows to fit on and rows to compare by; {table.name} has none.")
-    if budget < 1:
-        raise ValueRangeError(f"density.tune: budget must be at least 1 fit; got {budget}.")
+        check_rows(table, by="density.tune")
+    check_number(budget, "[1, inf)", by="density.tune", what="budget", whole=True)
     train, validation = reads(train, nonlinearity), reads(validation, nonlinearity)
     varying = _varying(train)
     narrow = _narrowed(train, varying), _narrowed(validation, varying)
-    best: Density | None = None
+    best, highest = None, -math.inf
     tried: list[dict[str, Any]] = []
     for candidate in _candidates(narrow[0], int(varying.sum()), grid or {}, settings, seed)[:budget]:
-        row, density = _tried(*narrow, candidate, settings)
+        try:
+            density, value = _fitted(*narrow, {**settings, **candidate})
+        except DubitoError as error:
+            tried.append({**candidate, "log_likelihood": None, "error": str(error)})
+            continue
+        tried.append({**candidate, "log_likelihood": value, "error": None})
         # Only the best is kept: a hundred full covariances are many bytes.
-        if density is not None and all(row["log_likelihood"] > _value(other) for other in tried):
-            best = density
-        tried.append(row)
+        best, highest = (density, value) if value > highest else (best, highest)
     if best is None:
         raise TableError(
             f"density.tune: none of {len(tried)} candidates could be fitted. The first: {tried[0]['error']}"
         )
-    tried.sort(key=_value, reverse=True)
+    tried.sort(key=lambda row: -math.inf if row["error"] else row["log_likelihood"], reverse=True)
     # Not fitted again on all features: it would draw other neurons than those that were compared, even dead ones.
     best.neurons_, best.width_ = varying.nonzero()[:, 0][best.neurons_], len(varying)
     best.nonlinearity = nonlinearity
     best.__post_init__()
-    return TunedDensity(best, tried)
+    return Tuned(best, tried)
 
 
 def log_likelihood(density: Density, rest: Density, table: Table) -> float:
@@ -147,7 +146,7 @@ def log_likelihood(density: Density, rest: Density, table: Table) -> float:
     left_out[density.neurons_] = False
     independent = Mixture("diagonal", rest.weights_, rest.means_[:, left_out], rest.factors_[:, left_out])
     total = 0.0
-    for batch in table.batches("feature"):
+    for batch in finite_batches(table, "feature", by="density.tune"):
         z = in_space(batch.feature, density.space, density.offset, "density.tune")
         total += float(density.mixture.log_density(z[:, density.neurons_]).sum())
         total += float(independent.log_density(z[:, left_out]).sum())
@@ -156,17 +155,10 @@ def log_likelihood(density: Density, rest: Density, table: Table) -> float:
     return total / len(table)
 
 
-def _tried(
-    train: Table, validation: Table, candidate: dict[str, Any], settings: dict[str, Any]
-) -> tuple[dict[str, Any], Density | None]:
+def _fitted(train: Table, validation: Table, settings: dict[str, Any]) -> tuple[Density, float]:
     alone = {"components": 1, "covariance": "diagonal", "start": "free", "max_iterations": 0, "neurons": None}
-    try:
-        density = Density(**settings, **candidate).fit(train)
-        rest = Density(**{**settings, **candidate, **alone}).fit(train)
-        value = log_likelihood(density, rest, validation)
-    except DubitoError as error:
-        return {**candidate, "log_likelihood": None, "error": str(error)}, None
-    return {**candidate, "log_likelihood": value, "error": None}, density
+    density, rest = (Density(**one).fit(train) for one in (settings, {**settings, **alone}))
+    return density, log_likelihood(density, rest, validation)
 
 
 def _candidates(
@@ -223,10 +215,8 @@ def _varying(table: Table) -> Bool[Tensor, "d"]:
     """Which features are not the same in all rows."""
     first = table.rows(slice(0, 1)).feature[0]
     varying = torch.zeros(len(first), dtype=torch.bool)
-    with rows_named(table):
-        for batch in table.batches("feature"):
-            finite_features(batch.feature, "density.tune")
-            varying |= (batch.feature != first).any(0)
+    for batch in finite_batches(table, "feature", by="density.tune"):
+        varying |= (batch.feature != first).any(0)
     if not bool(varying.any()):
         raise TableError(f"density.tune: all features of {table.name} are constant. Fit on different images.")
     return varying
@@ -253,31 +243,6 @@ class _Narrow:
         return self._column[rows][:, self._kept]
 
 
-def _value(row: dict[str, Any]) -> float:
-    value: float | None = row["log_likelihood"]
-    return -torch.inf if value is None else value
-
-
-@final
-@dataclass(frozen=True)
-class TunedREGrad(_Tuned):
-    """The settings of REGrad that rank the model's errors best.
-
-    Attributes:
-        score: The candidate that was chosen.
-        tried: Every candidate, by rising `aurc`: `column`, `copies`, `sigma`, `beta`, what its AURC is above the best
-            one (`gap_to_best`), the `standard_error` of that, whether it was `chosen`, and the `error` of one that the
-            column does not allow. Copies and sigma are None where the table does not know them.
-    """
-
-    score: REGrad
-    tried: list[dict[str, Any]]
-
-    def title(self) -> str:
-        """How many candidates there were."""
-        return f"{len(self.tried)} settings of regrad by AURC"
-
-
 def tune_regrad(
     table: Table,
     columns: Sequence[str] = ("gradient",),
@@ -286,7 +251,7 @@ def tune_regrad(
     weighting: ClassWeighting = "fisher",
     resamples: int = 1000,
     seed: int = 0,
-) -> TunedREGrad:
+) -> Tuned:
     """REGrad with beta, sigma and copies by the rule above.
 
     Args:
@@ -305,24 +270,32 @@ def tune_regrad(
     >>> tune_regrad(Table(gradient=gradient, logit=logit, label=[0] * 4), betas=(0.0, 4.0)).score.beta
     4.0
     """
+    if isinstance(columns, str) or not columns or not betas:
+        raise ValueRangeError(
+            f"{_BY}: columns and betas must be lists with at least one entry; got columns={columns!r} and "
+            f"betas={betas!r}. Give for instance columns=['gradient'], betas=[0, 4]."
+        )
     wrong = _errors(table)
-    scores = _regrad_candidates(columns, betas, weighting)
+    columns = list(dict.fromkeys(columns))
+    scores = [REGrad(weighting, beta=beta, of=column) for column in columns for beta in dict.fromkeys(betas)]
     table.require(*(column for score in scores for column in score.needs), by=_BY)
-    perturbations = {column: _perturbation(table, column, alone=len(set(columns)) == 1) for column in columns}
-    tried, values = [], {}
+    probes = {column: _perturbation(table, column, alone=len(columns) == 1) for column in columns}
+    tried: list[dict[str, Any]] = []
+    values = {}
     for place, score in enumerate(scores):
-        row = {"column": score.of, **perturbations[score.of], "beta": score.beta}
+        row = {"column": score.of, **probes[str(score.of)], "beta": score.beta, "aurc": None, "gap_to_best": None}
+        tried.append({**row, "standard_error": None, "chosen": False, "error": None})
         try:
             values[place] = score.score(table)
-            row |= {"aurc": aurc(values[place], wrong), "error": None}
+            tried[place]["aurc"] = aurc(values[place], wrong)
         except TableError as error:
-            row["error"] = str(error)
-        tried.append(row)
+            tried[place]["error"] = str(error)
     if not values:
         raise TableError(f"{_BY}: none of {len(tried)} candidates can be computed. The first: {tried[0]['error']}")
     chosen = _choose(tried, values, wrong, resamples, seed)
-    order = sorted(range(len(tried)), key=lambda place: (tried[place].get("aurc", math.inf), _complexity(tried[place])))
-    return TunedREGrad(scores[chosen], [_record(tried[place], chosen=place == chosen) for place in order])
+    tried[chosen]["chosen"] = True
+    tried.sort(key=lambda row: (math.inf if row["aurc"] is None else row["aurc"], _complexity(row)))
+    return Tuned(scores[chosen], tried)
 
 
 def _choose(
@@ -339,22 +312,6 @@ def _choose(
 
 def _complexity(row: dict[str, Any]) -> tuple[float, float, float]:
     return float(row["copies"] or 0), row["sigma"] or 0.0, row["beta"]
-
-
-def _record(row: dict[str, Any], *, chosen: bool) -> dict[str, Any]:
-    names = ("column", "copies", "sigma", "beta", "aurc", "gap_to_best", "standard_error")
-    return {**{name: row.get(name) for name in names}, "chosen": chosen, "error": row["error"]}
-
-
-def _regrad_candidates(columns: Sequence[str], betas: Sequence[float], weighting: ClassWeighting) -> list[REGrad]:
-    if isinstance(columns, str) or not columns or not betas:
-        raise ValueRangeError(
-            f"{_BY}: columns and betas must be lists with at least one entry; got columns={columns!r} and "
-            f"betas={betas!r}. Give for instance columns=['gradient'], betas=[0, 4]."
-        )
-    return [
-        REGrad(weighting, beta=beta, of=column) for column in dict.fromkeys(columns) for beta in dict.fromkeys(betas)
-    ]
 
 
 def _errors(table: Table) -> Bool[Tensor, "n"]:
