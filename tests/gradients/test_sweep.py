@@ -96,7 +96,7 @@ def test_a_model_that_computes_otherwise_for_this_batch():
     borrowed = Borrowed(classifier(Odd()))
     plan = make_plan(borrowed, inputs(5, 3, 4, 4))
     with pytest.raises(
-        ModelError, match=r"net computes otherwise for these 5 images than for the first .* another batch_size"
+        ModelError, match=r"net computes differently for these 5 images than for the first .* another batch_size"
     ):
         Sweep(borrowed, plan, inputs(5, 3, 4, 4), 5)
     with Sweep(borrowed, plan, inputs(4, 3, 4, 4), 4) as sweep:

@@ -304,7 +304,7 @@ def test_a_file_that_fails(write, code, line, kind):
     before = set(sys.modules)
     told = said("python:my_models.py:make")
     assert told.startswith(f"load: 'my_models.py' failed at {file}, line {line} ({kind}")
-    assert told.endswith("). Mend it there; the whole traceback is this error's cause.")
+    assert told.endswith("). Fix it there; the whole traceback is this error's cause.")
     assert not [name for name in sys.modules.keys() - before if "my_models" in name]
 
 

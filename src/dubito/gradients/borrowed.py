@@ -81,8 +81,8 @@ class Borrowed:
                 out = functional_call(self.module, {**leaves, **(instead or {})}, (x,))
             finally:
                 buffers.restore()
-            answer = output_of(out, len(x), self.name)
-            return answer.clamp_min(_TINY).log() if self._output == "probabilities" else answer
+            output = output_of(out, len(x), self.name)
+            return output.clamp_min(_TINY).log() if self._output == "probabilities" else output
 
 
 def layer_of(parameter: str) -> str:

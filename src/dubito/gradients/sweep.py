@@ -107,12 +107,12 @@ class Sweep:
         self._x = borrowed.inputs(x)
         logits = borrowed.logits(self._x)
         self._graph = graph_of(logits, borrowed.leaves)
-        strange = set(self._graph.leaves.values()) - {*plan.parameters, *plan.slow}
-        if strange or (plan.parameters and self._graph.signature() != plan.signature):
+        unplanned = set(self._graph.leaves.values()) - {*plan.parameters, *plan.slow}
+        if unplanned or (plan.parameters and self._graph.signature() != plan.signature):
             raise ModelError(
-                f"gradient: {borrowed.name} computes otherwise for these {len(x)} images than for the first three that "
-                f"its input has, so its gradients cannot be separated by image and layer. If that depends on their "
-                f"number, extract with another batch_size; a model that chooses its layers by image has no columns."
+                f"gradient: {borrowed.name} computes differently for these {len(x)} images than for the first three of "
+                f"its input, so its gradients cannot be separated by image and layer. If that depends on their number, "
+                f"extract with another batch_size; a model that chooses its layers by image has no columns."
             )
         self._attached = logits
         self.logits = logits.detach()

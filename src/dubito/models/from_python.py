@@ -223,7 +223,7 @@ def failed(what: str, error: BaseException) -> ModelError:
     repair = (
         "A relative import needs a package: name the module instead, 'python:PACKAGE.MODULE:FUNCTION'."
         if isinstance(error, ImportError) and "relative import" in str(error)
-        else "Mend it there; the whole traceback is this error's cause."
+        else "Fix it there; the whole traceback is this error's cause."
     )
     return ModelError(f"load: {what} failed{_where(error)} ({type(error).__name__}: {first_line(error)}). {repair}")
 
