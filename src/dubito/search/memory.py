@@ -87,10 +87,11 @@ class MemoryBackend:
             u.append(block.u)
             labels += [] if block.labels is None else [block.labels]
         all_u, all_labels = np.concatenate(u), np.concatenate(labels) if labels else None
-        all_ids = np.concatenate([self.ids, np.array(ids, dtype=object)])
         # Nothing fails from here on.
         self.origin = self.origin if first else origin
-        self.u, self.labels, self.ids = all_u, all_labels, all_ids
+        self.u, self.labels = all_u, all_labels
+        self.ids.resize(start, refcheck=False)  # no view of it outlives a call; a copy would count a million references
+        self.ids[first:] = ids
         if self._places is not None:
             self._places.update(zip(ids, range(first, start), strict=True))
         self._changed()
