@@ -24,12 +24,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from dubito.errors import ArtefactError, DiskFullError, DubitoError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Loaded = TypeVar("Loaded")
 UNFINISHED = ".part"
@@ -132,6 +135,22 @@ def writing(what: str, folder: Path) -> Iterator[None]:
         raise ArtefactError(
             f"{what} cannot be saved in '{folder}' ({error.strerror or error}). Choose another place."
         ) from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], notes: Mapping[str, Any]) -> None:
+    """Replace a safetensors file in one step: tensors, notes as JSON, and a hash of both."""
+    whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    write_file(path, _packed(whole, {**notes, "digest": _digest(_packed(whole, notes))}))
+
+
+def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+    """What `write_tensors` wrote; ValueError where it was changed since."""
+    with safe_open(path, framework="pt") as file:
+        notes: dict[str, Any] = json.loads(file.metadata()["notes"])
+        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
+    if notes.pop("digest") != _digest(_packed(tensors, notes)):
+        raise ValueError("its checksum does not match")
+    return tensors, notes
 
 
 @contextlib.contextmanager
@@ -319,8 +338,17 @@ def encode(text: str) -> bytes:
 def _sealed(described: Mapping[str, Any]) -> dict[str, Any]:
     """With the hash of everything that it says."""
     entries = {key: value for key, value in described.items() if key != "digest"}
-    digest = hashlib.blake2b(json.dumps(entries, sort_keys=True).encode(), digest_size=16).hexdigest()
-    return {**entries, "digest": digest}
+    return {**entries, "digest": _digest(json.dumps(entries, sort_keys=True).encode())}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _packed(tensors: "dict[str, Tensor]", notes: Mapping[str, Any]) -> bytes:
+    from safetensors.torch import save  # noqa: PLC0415 (imports torch)
+
+    return save(tensors, {"notes": json.dumps(notes, sort_keys=True)})  # one entry: several have no fixed order
 
 
 def _files(path: Path) -> list[Path]:

@@ -63,7 +63,7 @@ def test_columns_are_computed_when_asked_for(fitted, monkeypatch):
     torch.testing.assert_close(some.whole("masks"), summary[[700, 3, 3]])
     assert table.rows(slice(0, 0)).shape("masks_logit") == (0, 4, 3)
     monkeypatch.setattr(
-        "dubito.ensembles.member_columns._NUMBERS", 4 * 3 * 7
+        "dubito.ensembles.head_masks._NUMBERS", 4 * 3 * 7
     )  # seven rows of four members of three classes
     sizes = []
     monkeypatch.setattr(fitted, "logits", lambda z: sizes.append(len(z)) or HeadMasks.logits(fitted, z))
@@ -86,7 +86,10 @@ def test_a_classifier_and_its_cache(tmp_path):
     masks = HeadMasks(members=3, recipe=MaskRecipe(steps=10, batch=60)).fit(table, model)
     assert masks.extend(table).shape("masks") == (120, len(SUMMARY))
     other = dubito.extract(dubito.wrap(mlp(hidden=40)), x.numpy(), tmp_path / "other", progress=False)
-    with pytest.raises(TableError, match=r"was made by another model"):
+    with pytest.raises(
+        TableError,
+        match=r"^HeadMasks.extend: table \(.*other\) and .*cache must come from one model with one transform",
+    ):
         masks.extend(other)
 
 
@@ -127,11 +130,11 @@ def test_refusals(fitted):
         HeadMasks().fit(table_of().select("feature", "logit"))
     with pytest.raises(TableError, match=r"those of table in memory are another set's"):
         HeadMasks().fit(table_of(label_space="own"))
-    with pytest.raises(TableError, match=r"features must be 24 wide, as in fit; got 5"):
+    with pytest.raises(TableError, match=r"column 'feature' of table \(table in memory\) must be 24 wide.*; got 5"):
         fitted.extend(Table(feature=torch.randn(3, 5)))
     with pytest.raises(TableError, match=r"the head reads 5 features; those of table in memory are 24 wide"):
         HeadMasks().fit(table_of(), (torch.randn(3, 5), None))
     with pytest.raises(TableError, match=r"logits must be linear in the features; a linear layer misses"):
         HeadMasks().fit(Table(feature=torch.randn(99, 4), logit=torch.randn(99, 3), label=torch.arange(99) % 3))
-    with pytest.raises(TableError, match=r"labels must be classes of the model, from 0 to 1; got 0 to 2"):
+    with pytest.raises(TableError, match=r"the labels of table in memory must be classes from 0 to 1; got 0 to 2"):
         HeadMasks().fit(table_of(), (torch.randn(2, 24), None))

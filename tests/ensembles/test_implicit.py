@@ -1,6 +1,5 @@
-"""Members on disk, by index, as models of the members probe, and as dense modules equal to the masked model."""
+"""Members that solve the task and differ, from a module that stays as it was; on disk, by index, in a probe."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +9,185 @@ from tests.ensembles.conftest import by_weights, clusters, learned, mlp
 from torch import nn
 
 from dubito.ensembles import ImplicitEnsemble, MaskRecipe, extract_members
-from dubito.ensembles.implicit import SubLinear, sub_model
-from dubito.ensembles.layers import Watch, linear_layers, spans_of
-from dubito.ensembles.masks import LayerMasks, binarised, by_layer, of_member
-from dubito.errors import ArtefactError, ModelError
+from dubito.errors import ArtefactError, ModelError, TableError, ValueRangeError
 from dubito.metrics import SUMMARY, decompose
 from dubito.models import wrap
 from dubito.probes import Members
+
+QUICK = MaskRecipe(steps=8, batch=60)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    x, y = clusters()
+    return learned(mlp(hidden=64), x, y)
+
+
+def test_members_solve_the_task_and_differ(trained):
+    x, y = clusters()
+    found = extract_members(trained, x, y, members=5, recipe=MaskRecipe(steps=150, batch=150))
+    unseen, classes = clusters(seed=5)
+    with torch.no_grad():
+        right = [float((member(unseen).argmax(1) == classes).float().mean()) for member in found]
+    assert min(right) > 0.93
+    assert 0.3 < found.diversity < 1
+    assert len({str([int(part) for part in mask.columns.sum(1)]) for mask in found.masks.values()}) > 1
+    assert found.masks["5"].rows is None  # classes stay
+
+
+def test_without_weight_members_are_more_alike(trained):
+    x, y = clusters()
+    apart, alike = (
+        extract_members(trained, x, y, members=4, recipe=MaskRecipe(steps=100, batch=80, diversity_weight=w)).diversity
+        for w in (2.0, 0.0)
+    )
+    assert apart > 1.3 * alike
+
+
+@torch.no_grad()
+def test_members_are_the_masked_model(trained):
+    x, y = clusters()
+    for recipe in (QUICK, MaskRecipe(steps=8, batch=60, binarise=False)):
+        found = extract_members(trained, x, y, members=3, recipe=recipe)
+        for number, member in enumerate(found):
+            torch.testing.assert_close(member(x), by_weights(trained, found.masks, number)(x), atol=1e-5, rtol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_members(trained):
+    x, y = clusters()
+    first, again, other = (extract_members(trained, x, y, members=3, recipe=QUICK, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.masks["3"].columns, again.masks["3"].columns)
+    assert not torch.equal(first.masks["3"].columns, other.masks["3"].columns)
+
+
+def test_nothing_about_the_module_changes():
+    x, y = clusters()
+    module = nn.Sequential(nn.BatchNorm1d(12), *mlp())
+    module[1].weight.requires_grad_(False)
+    module.train()
+    module[2].eval()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    modes, needs = [part.training for part in module.modules()], [p.requires_grad for p in module.parameters()]
+    random = torch.get_rng_state()
+    extract_members(module, x, y, members=3, recipe=QUICK)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+    assert [part.training for part in module.modules()] == modes
+    assert [p.requires_grad for p in module.parameters()] == needs
+    assert all(p.grad is None for p in module.parameters())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_chosen_layers_alone_are_masked():
+    x, y = torch.randn(12, 3, 32, 32), torch.arange(12) % 3
+    module = timm.create_model("test_vit", num_classes=3, img_size=32)
+    found = extract_members(
+        module, x, y, members=3, layers=["blocks.0.mlp.fc?", "head"], recipe=MaskRecipe(steps=2, batch=12)
+    )
+    assert list(found.masks) == ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head"]
+    member = found[1]
+    assert member.blocks[0].mlp.fc2.linear.in_features == member.blocks[0].mlp.fc1.linear.out_features < 256
+    assert type(member.blocks[1].mlp.fc1) is nn.Linear
+    with torch.no_grad():
+        torch.testing.assert_close(member(x), by_weights(module.eval(), found.masks, 1)(x), atol=1e-5, rtol=1e-4)
+
+
+class _Peeking(nn.Module):
+    """Reads a hidden layer in a way that torch does not see, and counts on its width."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(12, 20), nn.Linear(20, 8), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.rand(20))
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.c(self.b(h.relu()).relu() + (torch.tensor(h.tolist()) @ self.scale)[:, None])
+
+
+def test_a_layer_that_is_used_in_a_hidden_way_still_gives_right_members():
+    x, y = clusters()
+    module = _Peeking().eval()
+    found = extract_members(module, x, y, members=2, recipe=QUICK)
+    with torch.no_grad():
+        torch.testing.assert_close(found[1](x), by_weights(module, found.masks, 1)(x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_classifier_gives_classifiers(trained):
+    x, y = clusters()
+    model = wrap(trained, classes=["a", "b", "c"], name="net", head="5")
+    found = extract_members(model, x, y, members=3, layers=["0", "5"], recipe=QUICK)
+    first = found.classifiers()[0]
+    assert (first.name, first.classes) == ("net, member 0", ["a", "b", "c"])
+    with torch.no_grad():
+        torch.testing.assert_close(first.logits(first.features(x)), found[0](x))
+
+
+def test_autocast_and_half_precision_are_allowed(trained):
+    x, y = clusters()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = extract_members(trained, x, y, members=3, recipe=QUICK)
+    assert type(found[0][3]) is nn.Linear  # layers are joined: rounding has not decided
+    half = extract_members(mlp().bfloat16(), x, y, members=3, recipe=QUICK)
+    assert half[0](x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_one_member_and_few_rows(trained):
+    x, y = clusters(7)
+    assert len(extract_members(trained, x, y, members=1, recipe=QUICK)) == 1
+    assert len(extract_members(trained, x, y.tolist(), members=7, recipe=QUICK)) == 7
+
+
+def refusals():
+    x, y = clusters()
+    net = mlp()
+    softmax = wrap(nn.Sequential(*mlp(), nn.Softmax(1)), output="probabilities")
+    attention = _Attention()
+    seen = wrap(mlp())
+    seen.features(x)  # it knows its last layer, and looks no more
+    yield "length", net, (x, y[:-1]), {}, TableError, r"extract_members: x has 300 rows, y has 299"
+    yield "labels", net, (x, y + 1), {}, TableError, r"labels must be classes from 0 to 2; got 1 to 3"
+    yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need at least 10 labelled rows; got 5"
+    yield "members", net, (x, y), {"members": 0}, ValueRangeError, r"members must be a whole number, at least 1; got 0"
+    yield "name", net, (x, y), {"layers": ["7"]}, ModelError, r"layers: Sequential has no linear layer '7'. Nearest:"
+    yield "softmax", softmax, (x, y), {}, ModelError, r"Sequential must return logits"
+    yield "fused", attention, (x, y), {"layers": ["mix.out_proj"]}, ModelError, r"does not call 'mix.out_proj'"
+    yield "order", _TokensFirst(), (x, y), {}, ModelError, r"_TokensFirst mixes the images of a batch"
+    yield "first nan", seen, (x.index_fill(0, torch.tensor([1]), torch.nan), y), {}, ValueRangeError, r"logits of Seq"
+    yield "nan", net, (x.index_fill(0, torch.arange(5, 300), torch.nan), y), {}, ValueRangeError, r"masks became NaN"
+
+
+class _Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.last = nn.MultiheadAttention(12, 2, batch_first=True), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.last(self.mix(x[:, None], x[:, None], x[:, None])[0][:, 0])
+
+
+class _TokensFirst(nn.Module):
+    """Four tokens an image, which it keeps along the first axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x.view(-1, 4, 3).transpose(0, 1)).relu().mean(0))
+
+
+@pytest.mark.parametrize("case", list(refusals()), ids=lambda case: case[0])
+def test_what_cannot_be_masked_is_told(case):
+    _, module, data, options, error, message = case
+    with pytest.raises(error, match=message):
+        extract_members(module, *data, **{"recipe": QUICK, **options})
+
+
+def test_a_model_without_linear_layers_is_told():
+    module = nn.Sequential(nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(ModelError, match=r"calls no nn.Linear that could be masked.*dubito.probes.Tiles"):
+        extract_members(module, torch.randn(30, 1, 4, 4), torch.arange(30) % 3, recipe=QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -97,114 +268,3 @@ def test_the_members_probe_takes_them(ensemble):
     summary = Members(ensemble.classifiers()).run(wrap(ensemble.model.module), x, None)["members"]
     epistemic = summary[:, SUMMARY.index("epistemic")].double()
     torch.testing.assert_close(epistemic, decompose(probs).epistemic, atol=1e-5, rtol=0)
-
-
-class Residual(nn.Module):
-    """Its hidden layer is added to what follows it, so that nothing can be left out of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(12, 20), nn.Linear(20, 20, bias=False)
-        self.last = nn.Linear(20, 3)
-
-    def forward(self, x):
-        h = self.first(x).relu()
-        return self.last(self.second(h).sigmoid() + h)
-
-
-class Convolutional(nn.Module):
-    """In the manner of AlexNet and VGG: linear layers behind a flattened map."""
-
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2))
-        self.classifier = nn.Sequential(
-            *(nn.Dropout(), nn.Linear(36, 32), nn.ReLU(inplace=True), nn.Dropout()),
-            *(nn.Linear(32, 32), nn.ReLU(inplace=True), nn.Linear(32, 3)),
-        )
-
-    def forward(self, x):
-        return self.classifier(torch.flatten(self.features(x), 1))
-
-
-MODELS = {
-    "relu": (mlp, (12,)),
-    "sigmoid": (lambda: mlp(activation=nn.Sigmoid), (12,)),
-    "softplus": (lambda: mlp(activation=nn.Softplus), (12,)),
-    "normed": (lambda: nn.Sequential(nn.Linear(12, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 3)), (12,)),
-    "no bias": (lambda: nn.Sequential(nn.Linear(12, 16), nn.Sigmoid(), nn.Linear(16, 3, bias=False)), (12,)),
-    "residual": (Residual, (12,)),
-    "convolutional": (Convolutional, (1, 8, 8)),
-    "one layer": (lambda: nn.Linear(12, 3), (12,)),
-    "vit": (lambda: timm.create_model("test_vit", num_classes=3, img_size=32), (3, 32, 32)),
-}
-
-
-def masked(module, x, *, soft=False, members=2, links=True):
-    layers = linear_layers(module)
-    spans = spans_of(layers, 3)
-    q = torch.rand(members, sum(span.width for span in spans), generator=torch.Generator().manual_seed(2))
-    masks = by_layer(q if soft else binarised(q, spans), spans)
-    watch = Watch(layers)
-    with torch.no_grad(), watch:
-        module(x)
-    kept = watch.links if links else {}
-    return masks, [sub_model(module, layers, of_member(masks, member), kept) for member in range(members)]
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("how", ["binary", "relaxed", "without links"])
-@torch.no_grad()
-def test_a_dense_member_is_the_masked_model(name, how):
-    make, shape = MODELS[name]
-    torch.manual_seed(3)
-    module, x = make().eval(), torch.randn(5, *shape)
-    masks, members = masked(module, x, soft=how == "relaxed", links=how != "without links")
-    for number, member in enumerate(members):
-        expected = by_weights(module, masks, number)(x)
-        torch.testing.assert_close(member(x), expected, atol=1e-5, rtol=1e-4)
-        assert float((expected - module(x)).abs().max()) > 1e-3  # masks matter
-
-
-def test_layers_of_an_mlp_become_smaller_and_plain():
-    module = mlp()
-    masks, (member, _) = masked(module, torch.randn(2, 12))
-    first, second = (masks[a].rows[0].bool() & masks[b].columns[0].bool() for a, b in (("0", "3"), ("3", "5")))
-    sizes = [int(masks["0"].columns[0].sum()), int(first.sum()), int(second.sum()), 3]
-    assert isinstance(member[0], SubLinear)
-    assert [type(member[place]) for place in (3, 5)] == [nn.Linear, nn.Linear]
-    dense = [member[0].linear, member[3], member[5]]
-    assert [(layer.in_features, layer.out_features) for layer in dense] == list(pairwise(sizes))
-    assert [tuple(layer.weight.shape) for layer in dense] == [(b, a) for a, b in pairwise(sizes)]
-
-
-@torch.no_grad()
-def test_what_is_not_masked_is_shared_and_the_module_is_left_alone():
-    module = Convolutional().eval()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    x = torch.randn(2, 1, 8, 8)
-    _, (member, _) = masked(module, x)
-    assert member.features[0].weight is module.features[0].weight
-    assert member.features is not module.features
-    assert isinstance(module.classifier[1], nn.Linear)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-
-
-@torch.no_grad()
-def test_a_layer_that_keeps_no_unit_gives_its_bias():
-    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3)).eval()
-    one, none = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    masks = {"0": LayerMasks(one, torch.ones(1, 2)), "2": LayerMasks(None, none)}  # what one keeps, the other drops
-    watch = Watch(linear_layers(module))
-    with watch:
-        module(torch.randn(2, 2))
-    member = sub_model(module, linear_layers(module), masks, watch.links)
-    torch.testing.assert_close(member(torch.randn(4, 2)), module[2].bias.expand(4, 3))
-
-
-def test_a_member_can_be_trained_on():
-    module = mlp()
-    _, (member, _) = masked(module, torch.randn(2, 12))
-    member(torch.randn(2, 12)).sum().backward()
-    assert all(parameter.grad is not None for parameter in member.parameters())
-    assert all(parameter.grad is None for parameter in module.parameters())

@@ -1,11 +1,12 @@
-"""Diversity against counts by hand, and masks as vectors."""
+"""Diversity against counts by hand, masks as vectors, what a recipe refuses, and how its temperature falls."""
 
 import math
 
 import pytest
 import torch
 
-from dubito.ensembles.masks import Span, binarised, by_layer, diversity, mask_diversity, of_member
+from dubito.ensembles.masks import MaskRecipe, Span, binarised, by_layer, diversity, mask_diversity, of_member
+from dubito.errors import ValueRangeError
 from dubito.metrics import decompose
 
 SPANS = [Span("a", "rows", 2), Span("a", "columns", 3), Span("b", "columns", 2)]
@@ -50,3 +51,31 @@ def test_lines_are_cut_into_layers():
 def test_binary_masks_keep_something():
     q = torch.tensor([[0.4, 0.3, 0.6, 0.5, 0.2, 0.1, 0.05]])  # the first and the last mask would keep nothing
     assert binarised(q, SPANS).tolist() == [[1, 0, 1, 0, 0, 1, 0]]
+
+
+def test_temperature_falls_by_the_same_factor_each_step():
+    recipe = MaskRecipe(steps=4, first_temperature=8.0, last_temperature=1.0)
+    assert [recipe.temperature(step) for step in range(4)] == pytest.approx([8, 4, 2, 1])
+    assert MaskRecipe(steps=1).temperature(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, r"MaskRecipe: steps must be a whole number, at least 1; got 0. The default is 300\."),
+        ({"batch": -1}, r"batch must be a whole number, at least 1; got -1"),
+        ({"rate": float("nan")}, r"rate must be a number, above 0; got nan"),
+        ({"last_temperature": 0.0}, r"last_temperature must be a number, above 0; got 0.0"),
+        ({"start": float("inf")}, r"start must be a number in \[-100, 100\]; got inf. The default is 0.0\."),
+        ({"spread": float("inf")}, r"spread must be a number, at least 0; got inf"),
+        ({"diversity_weight": -1.0}, r"diversity_weight must be a number, at least 0; got -1.0. The default is 2.0"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings, message):
+    with pytest.raises(ValueRangeError, match=message):
+        MaskRecipe(**settings)
+
+
+def test_the_papers_weight_is_the_default():
+    assert MaskRecipe().diversity_weight == 2.0
+    assert MaskRecipe(**MaskRecipe(steps=7).to_json()) == MaskRecipe(steps=7)

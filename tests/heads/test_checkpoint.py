@@ -1,5 +1,6 @@
 """A head on disk: its files, its config, its card, and damage that is noticed."""
 
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -69,7 +70,9 @@ def test_what_cannot_be_written(tmp_path):
     with pytest.raises(ArtefactError, match=r"the head cannot be saved in '.*taken' \(.*\)\. Choose another place"):
         write_head(tmp_path / "taken", head())
     wrong = head()._replace(config=HeadConfig(features=6, width=4))
-    with pytest.raises(ArtefactError, match="the config says 6 features, width 4, depth 2; the module has 5, 4, 2"):
+    with pytest.raises(
+        ArtefactError, match=r"must be \(5, 4, 2\), as those of the module; the config says \(6, 4, 2\)"
+    ):
         write_head(tmp_path / "new", wrong)
     large = head(dtype="float16")
     large.module.layers[2].weight.data[0, 0] = 1e6  # float16 ends at 65504
@@ -130,10 +133,12 @@ def test_a_pickle_under_the_name_is_not_run(folder, tmp_path):
             return Path.write_text, (marker, "boom")
 
     (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ArtefactError, match=r"is not a whole safetensors file .*nothing in it was executed"):
+    with pytest.raises(
+        ArtefactError, match=r"is not the file that config\.json was written with.*nothing in it was executed"
+    ):
         read_head(folder)
     torch.save({"layers.0.weight": Bomb()}, folder / "model.safetensors")
-    with pytest.raises(ArtefactError, match="is not a whole safetensors file"):
+    with pytest.raises(ArtefactError, match="nothing in it was executed"):
         read_head(folder)
     assert not marker.exists()
 
@@ -143,7 +148,7 @@ def test_weights_cut_short_anywhere(folder):
     data = path.read_bytes()
     for length in range(0, len(data), 37):
         path.write_bytes(data[:length])
-        with pytest.raises(ArtefactError, match="is not a whole safetensors file"):
+        with pytest.raises(ArtefactError, match="it was damaged or replaced"):
             read_head(folder)
 
 
@@ -165,22 +170,22 @@ def test_weights_of_another_head_with_the_same_shape(folder, tmp_path):
         read_head(folder)
 
 
-def test_tensors_that_are_not_a_head_s(folder):
+@pytest.mark.parametrize("change", ["replaced", "extra", "nan"])
+def test_tensors_that_are_not_a_head_s(folder, change):
     path = folder / "model.safetensors"
     tensors = load_file(path)
-    save_file(tensors | {"layers.0.bias": torch.full((4,), float("nan"))}, path)
-    with pytest.raises(ArtefactError, match=r"layers\.0\.bias must be finite .* with NaN or infinity"):
+    changed = {"extra": torch.zeros(1)} if change == "extra" else {"layers.0.bias": torch.full((4,), torch.nan)}
+    save_file({} if change == "replaced" else tensors | changed, path)
+    with pytest.raises(ArtefactError, match=r"is not the file that config\.json was written with"):
         read_head(folder)
-    save_file(tensors | {"layers.0.bias": torch.zeros(4, dtype=torch.int64)}, path)
-    with pytest.raises(
-        ArtefactError, match=r"layers\.0\.bias must be finite numbers of type float32; got torch\.int64"
-    ):
-        read_head(folder)
-    save_file(tensors | {"extra": torch.zeros(1)}, path)
-    with pytest.raises(ArtefactError, match="does not hold that"):
-        read_head(folder)
-    save_file({}, path)
-    with pytest.raises(ArtefactError, match="does not hold that: nothing"):
+
+
+@pytest.mark.parametrize(("extra", "listed"), [(None, "nothing"), ({"extra": torch.zeros(1)}, ".*extra")])
+def test_tensors_with_their_hash_that_are_not_a_head_s(folder, extra, listed):
+    path = folder / "model.safetensors"
+    save_file({} if extra is None else load_file(path) | extra, path)
+    edit(folder, weights_file=hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest())
+    with pytest.raises(ArtefactError, match=f"does not hold that: {listed}"):
         read_head(folder)
 
 
@@ -219,14 +224,14 @@ def test_json_and_back():
     [
         ({"format": 2}, r"x is not a head's config.json of format 1; got format 2. Update dubito"),
         ({"features": "8"}, r"x has features='8'\. Copy it again"),
-        ({"features": True}, r"x has features=True"),
+        ({"features": True}, r"x cannot be used \(head: features must be a whole number, at least 1; got True"),
         ({"depth": 1.0}, r"x has depth=1\.0"),
         ({"provenance": "me"}, r"x has provenance='me'"),
         ({"provenance": {"maker": 1}}, r"x: provenance has no part maker"),
         ({"trained": None}, r"x has trained=None"),
         ({"surprise": 1}, r"x has an entry 'surprise' that no head has"),
-        ({"width": 0}, r"x cannot be used \(head: features and width must be at least 1 .*; got 8, 0, 1"),
-        ({"dtype": "float8"}, r"x has dtype='float8'"),
+        ({"width": 0}, r"x cannot be used \(head: width must be a whole number, at least 1; got 0"),
+        ({"dtype": "float8"}, r"(?s)x cannot be used \(.*float8"),
     ],
 )
 def test_odd_entries_are_named(change, message):
@@ -252,7 +257,7 @@ def test_what_is_not_json_is_refused():
     for measured in ({"auroc": float("nan")}, {"auroc": {1, 2}}):
         with pytest.raises(ArtefactError, match="provenance, trained and measured must be JSON without NaN"):
             HeadConfig(features=8, measured=measured).to_json()
-    with pytest.raises(ValueRangeError, match="got 0, 512, 2"):
+    with pytest.raises(ValueRangeError, match="features must be a whole number, at least 1; got 0"):
         HeadConfig(features=0)
 
 

@@ -1,4 +1,4 @@
-"""Images kept apart: R-AUROC and order against references, one row a image, and shares of images."""
+"""Images kept apart: R-AUROC and order against references, one row per image, and shares of images."""
 
 import math
 
@@ -9,7 +9,7 @@ from tests.heads.conftest import learnable
 from dubito import metrics
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.heads import held_out
-from dubito.heads.held_out import HeldOut, one_epoch, split
+from dubito.heads.held_out import HeldOut, split
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.table import Table
@@ -80,7 +80,7 @@ def test_one_image_has_no_order(rows):
 
 
 def augmented(photos: int = 30, epochs: int = 3) -> Table:
-    """Rows as an extraction of augmented epochs has them; the crops of a image lie close together."""
+    """Rows as an extraction of augmented epochs has them; the crops of an image lie close together."""
     base = learnable(photos)
     near = 0.01 * torch.randn(photos * epochs, 8, generator=torch.Generator().manual_seed(0))
     return Table(
@@ -92,15 +92,15 @@ def augmented(photos: int = 30, epochs: int = 3) -> Table:
     )
 
 
-def test_of_several_epochs_one_row_a_image():
+def test_of_several_epochs_one_row_per_image():
     table = augmented()
-    assert one_epoch(table).tolist() == list(range(30))
-    assert one_epoch(learnable(5)).tolist() == [0, 1, 2, 3, 4]
-    assert one_epoch(table.rows(slice(30, 90))).tolist() == list(range(30))  # epochs 1 and 2
-    found = HeldOut.of(table, Recipe())
-    assert torch.equal(found.features, table.feature[:30])
-    assert found.mismatch is not None
-    assert torch.equal(found.mismatch, ~metrics.neighbour_matches(table.feature[:30], table.label[:30]))
+    rows = HeldOut.of(table, Recipe())
+    assert torch.equal(rows.features, table.feature[:30])
+    assert rows.mismatch is not None
+    assert torch.equal(rows.mismatch, ~metrics.neighbour_matches(table.feature[:30], table.label[:30]))
+    later = table.rows(slice(30, 90))  # epochs 1 and 2
+    assert torch.equal(HeldOut.of(later, Recipe()).features, table.feature[30:60])
+    assert torch.equal(HeldOut.of(learnable(5), Recipe()).features, learnable(5).feature)
 
 
 def test_at_most_so_many_rows(monkeypatch):
@@ -144,9 +144,8 @@ def test_crops_of_one_image_stay_together():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 2.0, math.nan])
 def test_shares_without_meaning(share):
-    with pytest.raises(
-        ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; got {share}\. 0\.1 holds"
-    ):
+    message = rf"^train: the share held_out must be a number in \(0, 1\); got {share}\. 0\.1 holds a tenth out"
+    with pytest.raises(ValueRangeError, match=message):
         split(learnable(10), share)
 
 
@@ -184,5 +183,5 @@ def test_a_split_of_joined_tables_parts_images():
 
 
 def test_joined_tables_show_every_image_once():
-    rows = one_epoch(joined_epochs())
-    assert rows.tolist() == list(range(10))  # the clean ones, which come first
+    table = joined_epochs()
+    assert torch.equal(HeldOut.of(table, Recipe()).features, table.feature[:10])  # the clean ones, which come first

@@ -171,7 +171,7 @@ def test_what_creation_refuses(module, how, text):
         ),
         (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
         (Tokens(), {"layer": "fc"}, r"layer 'fc' must read one row of 8 features per image; got \(6, 49, 8\)"),
-        (Pair(), {}, r"Pair must return one tensor \(n, classes\), or an output with .logits; got tuple for 6 images"),
+        (Pair(), {}, r"^with_uncertainty: Pair must return one tensor \(or an output with .logits\); got tuple"),
     ],
 )
 def test_what_a_pass_refuses(module, how, text):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dubito.heads.state import FILE
+from dubito.heads.loop import STATE as FILE
 from dubito.storage import LOCK
 
 _CHILD = Path(__file__).with_name("child.py")

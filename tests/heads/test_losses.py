@@ -111,7 +111,9 @@ def test_fewer_than_two_rows_have_no_order(n):
 
 
 def test_a_negative_leeway_is_refused():
-    with pytest.raises(ValueRangeError, match=r"leeway must not be negative; got -0.5. With 0, only ties are equal"):
+    with pytest.raises(
+        ValueRangeError, match=r"leeway must be a number, at least 0; got -0.5. With 0, only ties are equal"
+    ):
         ranking_loss(torch.ones(2), torch.ones(2), leeway=-0.5)
 
 

@@ -141,8 +141,8 @@ def test_zero_init_never_leaves_a_constant_function(init):
 @pytest.mark.parametrize("wrong", [{"features": 0}, {"width": 0}, {"depth": -1}])
 def test_sizes_that_are_none(wrong):
     sizes = {"features": 3, "width": 4, "depth": 1} | wrong
-    text = f"at least 0; got {sizes['features']}, {sizes['width']}, {sizes['depth']}"
-    with pytest.raises(ValueRangeError, match=text):
+    ((name, size),) = wrong.items()
+    with pytest.raises(ValueRangeError, match=rf"^head: {name} must be a whole number, at least \d; got {size}\."):
         HeadModule(**sizes)
 
 

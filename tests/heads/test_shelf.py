@@ -39,7 +39,7 @@ def test_missing_and_empty_shelves(shelves):
     shelves[0].mkdir()
     (shelves[0] / "empty").mkdir()
     assert shelf.list_heads() == []
-    assert shelf.head_for(BACKBONE) is None
+    assert shelf.entry_for(BACKBONE) is None
     with pytest.raises(
         ArtefactError, match=r"there is no 'mine'\. On the shelf: nothing\. Give a name of `dubito list"
     ):
@@ -155,12 +155,12 @@ def test_unknown_names_get_near_ones(shelves):
 def test_the_head_that_fits_a_table(shelves):
     write_head(shelves[0] / "a", head(seed=1, provenance=replace(BACKBONE, tensors="c" * 32, weights="d" * 32)))
     write_head(shelves[0] / "b", head(seed=2, provenance=None))
-    assert shelf.head_for(BACKBONE) is None
-    assert shelf.head_for(None) is None
+    assert shelf.entry_for(BACKBONE) is None
+    assert shelf.entry_for(None) is None
     write_head(shelves[0] / "c", head(seed=3))
-    found = shelf.head_for(replace(BACKBONE, model="timm:a", weights="other versions"))
-    assert found is not None
-    assert is_seed(found, 3)
+    entry = shelf.entry_for(replace(BACKBONE, model="timm:a", weights="other versions"))
+    assert entry is not None
+    assert is_seed(shelf.find_head(entry.path), 3)
     write_head(shelves[1] / "z", head(seed=4))
     entry = shelf.entry_for(BACKBONE)
     assert entry is not None
@@ -220,12 +220,11 @@ def test_a_report_that_cannot_be_read_is_none(shelves, text):
 def test_only_what_ships(shelves):
     training(shelves[1] / "a", "2026-01-01T00:00:00+00:00")
     assert chosen(shipped_only=True) is None
-    assert shelf.head_for(BACKBONE, shipped_only=True) is None
     write_head(shelves[0] / "a", head(seed=8))
     write_head(shelves[1] / "a", head(seed=9))  # of the same name
-    found = shelf.head_for(BACKBONE, shipped_only=True)
-    assert found is not None
-    assert is_seed(found, 8)
+    entry = shelf.entry_for(BACKBONE, shipped_only=True)
+    assert entry is not None
+    assert is_seed(shelf.find_head(entry.path), 8)
 
 
 @pytest.mark.parametrize(

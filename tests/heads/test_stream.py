@@ -123,14 +123,14 @@ def test_wide_features_make_smaller_buffers(monkeypatch):
     monkeypatch.setattr(stream, "_BLOCK", 8)
     given = Stream(torch.arange(2000.0).reshape(200, 10), torch.arange(200.0), 16, 1)
     sizes = []
-    read = Stream._read
+    filled = Stream._filled
 
-    def watched(self, blocks):
-        found = read(self, blocks)
-        sizes.append(len(found[0]))
-        return found
+    def watched(self, *which):
+        rows, losses = filled(self, *which)
+        sizes.append(len(rows))
+        return rows, losses
 
-    monkeypatch.setattr(Stream, "_read", watched)
+    monkeypatch.setattr(Stream, "_filled", watched)
     seen = torch.cat([losses for _, losses in given.batches(0, given.batches_per_pass)])
     assert sizes == [64, 64, 64, 8]
     assert sorted(seen.tolist()) == list(range(200))

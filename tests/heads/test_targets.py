@@ -126,7 +126,7 @@ def test_rows_without_losses_do_not_hide_the_task_loss_of_the_others(bce_first):
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
 def test_temperatures_without_meaning(temperature):
     with pytest.raises(
-        ValueRangeError, match=rf"^with_expected_loss: temperature must be positive; got {temperature}\."
+        ValueRangeError, match=rf"^with_expected_loss: temperature must be a number, above 0; got {temperature}\."
     ):
         with_expected_loss(Table(logit=logits()), temperature)
 
@@ -226,8 +226,8 @@ def test_losses_without_meaning(bad):
         Table(loss=[0.0, 1.0, 2.0, 3.0, bad, 1.0]),
         Recipe(),
         ValueRangeError,
-        "head.fit: 1 of the 6 losses of table in memory are NaN or infinite, the first in row 4. Such a loss "
-        "cannot be ranked: look at the label and the logits of that row.",
+        "head.fit: losses of table in memory: 1 of 6 values are NaN or infinite, the first at position 4. "
+        "Uncertainties must be finite: check the logits or features of that row.",
     )
 
 
@@ -237,8 +237,7 @@ def test_too_few_rows(rows):
         Table(loss=[1.0][:rows]),
         Recipe(),
         TableError,
-        f"head.fit needs at least two rows, to learn which of two images is harder; table in memory has {rows}. "
-        f"Fit on more images.",
+        f"head.fit: table needs at least 2 rows; table in memory has {rows}. Look at how its rows were chosen.",
     )
 
 

@@ -96,7 +96,7 @@ def test_called_again_it_goes_on(tmp_path, monkeypatch):
     step, done = loop._Run._step, []
 
     def counted(self, *rest):
-        done.append(self.state.step)
+        done.append(self.step)
         if len(done) == 80:  # in the second seed
             raise KeyboardInterrupt
         return step(self, *rest)
@@ -191,13 +191,13 @@ def test_a_share_is_held_out_by_photograph(monkeypatch):
         epoch=torch.arange(3).repeat_interleave(60),
     )
     seen = {}
-    real = dubito.heads.training.train_head
+    real = dubito.heads.score.train_head
 
     def watched(table, **options):
         seen["train"], seen["out"] = table, options["held_out"]
         return real(table, **options)
 
-    monkeypatch.setattr(dubito.heads.training, "train_head", watched)
+    monkeypatch.setattr(dubito.heads.score, "train_head", watched)
     found = train(crops, held_out=0.25, **SMALL)
     assert (len(seen["train"]), len(seen["out"])) == (135, 45)
     assert not set(seen["train"].whole("image_index").tolist()) & set(seen["out"].whole("image_index").tolist())
@@ -225,7 +225,9 @@ def test_seeds_without_meaning(seeds):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5])
 def test_shares_without_meaning(share):
-    with pytest.raises(ValueRangeError, match=rf"^held_out: a share must lie between 0 and 1; got {share}\."):
+    with pytest.raises(
+        ValueRangeError, match=rf"^train: the share held_out must be a number in \(0, 1\); got {share}\."
+    ):
         train(table_of(), held_out=share)
 
 
@@ -247,5 +249,11 @@ def test_learning_curves_of_all_seeds():
     assert ax.get_ylabel() == "held-out R-AUROC"
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["seed 1", "seed 2"]
     for line, history in zip(ax.lines, training.histories, strict=True):
-        assert line.get_ydata().tolist() == [entry["r_auroc"] for entry in history]
+        assert line.get_xydata().tolist() == [[entry["step"], entry["r_auroc"]] for entry in history]
+    plt.close(ax.figure)
+    alone = train(table_of(), **SMALL)
+    ax = alone.plot()
+    assert (ax.get_ylabel(), ax.get_legend()) == ("training loss", None)
+    assert training.plot(ax, figure="order") is ax
+    assert ax.get_ylabel() == "held-out order"
     plt.close(ax.figure)

@@ -5,9 +5,11 @@
 Masks are on the columns of the classifying layer, so each member reads a subset of the features; rows are classes and
 stay. Diversity and cross-entropy are those of `extract_members`. This is ours: the paper masks all layers of an MLP.
 All members share the features of one backbone, so they agree more than members of a whole model would.
+
+What members predict becomes columns that are computed from the features when rows are read (`FromFeatures`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, final
 
@@ -18,15 +20,17 @@ from torch import Tensor
 
 from dubito.ensembles.implicit import read_masks, write_masks
 from dubito.ensembles.layers import masked_linear
-from dubito.ensembles.masks import Span
-from dubito.ensembles.member_columns import member_logits, member_losses, member_summary
-from dubito.ensembles.training import MaskRecipe, check_labels, rows_per_member, trained_masks
-from dubito.errors import ArtefactError, NotFittedError, TableError
+from dubito.ensembles.masks import MaskRecipe, Span, rows_per_member, trained_masks
+from dubito.errors import NotFittedError, TableError
 from dubito.heads.linear_logits import centred_layer
 from dubito.heads.stream import Stream
-from dubito.table import Table
+from dubito.metrics.streaming import SUMMARY, MemberStream
+from dubito.table import Column, Exact, Provenance, Table
 from dubito.types import Classifier, finite
+from dubito.validate import check_classes, check_same_model
 
+_ROWS, _NUMBERS = 512, 2**22
+"""Most rows of a block, and most member logits in it: a few copies of 32 MB are made."""
 Head = tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]
 
 
@@ -50,7 +54,6 @@ class HeadMasks:
     def __init__(self, *, members: int = 10, recipe: MaskRecipe | None = None, seed: int = 0) -> None:
         self.members, self.recipe, self.seed = members, recipe or MaskRecipe(), seed
         self.masks_: Float[Tensor, "m d"] | None = None
-        self.fitted_on_: str | None = None
 
     def __repr__(self) -> str:
         state = "not fitted" if self.masks_ is None else f"{self.masks_.shape[1]} features"
@@ -66,7 +69,7 @@ class HeadMasks:
                 on that constant, but weights by the size of logits (WeightedMutualInformation) do: give the model then.
             progress: Whether to show a progress bar on a terminal.
         """
-        self.masks_ = self.fitted_on_ = None
+        self.masks_ = None
         table.require("feature", "label", by="HeadMasks.fit")
         if table.label_space != "model":
             raise TableError(
@@ -80,7 +83,7 @@ class HeadMasks:
                 f"HeadMasks.fit: the head reads {weight.shape[1]} features; those of {table.name} are {width} wide. "
                 f"Give the head of the model that made the table."
             )
-        check_labels(table.label, len(weight), f"HeadMasks.fit of {table.name}")
+        check_classes(table.label, len(weight), by="HeadMasks.fit", of=f"the labels of {table.name}")
         self.masks_ = trained_masks(
             lambda masks, z: masked_linear(z, weight, bias, masks["head"], "head"),
             self._batches(table),
@@ -90,7 +93,8 @@ class HeadMasks:
             seed=self.seed,
             progress=progress,
         )
-        self.weight_, self.bias_, self.fitted_on_ = weight, bias, table.model_id
+        self.weight_, self.bias_ = weight, bias
+        self.fitted_on_ = table.select("feature").rows(slice(0, 0))  # its model and width
         return self
 
     def logits(self, feature: Float[Tensor, "n d"]) -> Float[Tensor, "n m c"]:
@@ -111,19 +115,21 @@ class HeadMasks:
         """
         self._fitted("extend")
         table.require("feature", by="HeadMasks.extend")
-        if None not in (self.fitted_on_, table.model_id) and self.fitted_on_ != table.model_id:
-            raise TableError(
-                f"HeadMasks.extend: {table.name} was made by another model ({table.model_id}) than the table of fit "
-                f"({self.fitted_on_}). Extract it with the same model and transform."
-            )
-        self.logits(table.select("feature").rows(slice(0, 1)).feature)  # refuses another width
-        feature, shape = table.column("feature"), (self.members, len(self.weight_))
+        check_same_model(self.fitted_on_, {"table": table}, by="HeadMasks.extend")
+        feature, (classes, size) = table.column("feature"), (len(self.weight_), self.members * len(self.weight_))
+
+        def stream(z: Tensor) -> MemberStream:
+            members = MemberStream()
+            members.add(self.logits(z))
+            return members
+
         columns: dict[str, Any] = {
-            "masks": member_summary(feature, self.logits, shape),
-            "masks_logit": member_logits(feature, self.logits, shape),
+            "masks": FromFeatures([feature], lambda z: stream(z).summary().float(), (len(SUMMARY),), size),
+            "masks_logit": FromFeatures([feature], self.logits, (self.members, classes), size),
         }
         if "label" in table and table.label_space == "model":
-            columns["masks_loss"] = member_losses(feature, self.logits, shape, table.column("label"))
+            label = table.column("label")
+            columns["masks_loss"] = FromFeatures([feature, label], lambda z, y: stream(z).loss(y).float(), (), size)
         return table.extended(**columns)
 
     def save(self, path: str | Path) -> Path:
@@ -131,27 +137,20 @@ class HeadMasks:
         tensors = {"columns.head": self._fitted("save"), "weight": self.weight_}
         if self.bias_ is not None:
             tensors["bias"] = self.bias_
-        note = {
-            "layers": ["head"],
-            "seed": self.seed,
-            "recipe": self.recipe.to_json(),
-            "fitted_on": self.fitted_on_,
-        }
+        made_by = self.fitted_on_.provenance
+        provenance = None if made_by is None else made_by.to_json()
+        note = {"seed": self.seed, "recipe": self.recipe.to_json(), "provenance": provenance}
         return write_masks(Path(path), tensors, note)
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadMasks":
         """Read what `save` wrote; nothing is unpickled."""
-        tensors, note = read_masks(Path(path), needs=("seed", "recipe", "fitted_on"))
-        masks, weight = tensors["columns.head"], tensors.get("weight")
-        if weight is None or weight.shape[1:] != masks.shape[1:]:
-            raise ArtefactError(f"masks in '{path}' are not those of a last layer. Save them with HeadMasks.save.")
-        try:
+        with read_masks(path) as (tensors, note):
+            masks = tensors["columns.head"]
             loaded = cls(members=len(masks), recipe=MaskRecipe(**note["recipe"]), seed=note["seed"])
-        except TypeError as error:
-            raise ArtefactError(f"masks in '{path}' are of another version ({error}). Save them again.") from error
-        loaded.masks_, loaded.weight_, loaded.bias_ = masks, weight, tensors.get("bias")
-        loaded.fitted_on_ = note["fitted_on"]
+            loaded.masks_, loaded.weight_, loaded.bias_ = masks, tensors["weight"], tensors.get("bias")
+            provenance = Provenance.from_json(note["provenance"], str(path))
+            loaded.fitted_on_ = Table(feature=masks[:0], provenance=provenance, name="the table of fit")
         return loaded
 
     def _fitted(self, method: str) -> Float[Tensor, "m d"]:
@@ -177,3 +176,34 @@ def _last_layer(table: Table, head: Classifier | Head | None) -> Head:
         return centred_layer(lambda: table.batches(*columns), table.name, by="HeadMasks.fit", repair=repair)
     weight, bias = head.head() if isinstance(head, Classifier) else head
     return weight.detach().cpu().float(), None if bias is None else bias.detach().cpu().float()
+
+
+@final
+class FromFeatures:
+    """A column that is a function of others, in blocks of rows: intermediate results must not grow with the table.
+
+    Args:
+        columns: Columns of equal length, such as features.
+        compute: The function of their rows.
+        shape: Shape of one row of the result.
+        size: How many numbers a row has on the way, such as members times classes.
+    """
+
+    def __init__(
+        self, columns: list[Column], compute: Callable[..., Tensor], shape: tuple[int, ...], size: int
+    ) -> None:
+        self._columns, self._compute = columns, compute
+        self.shape = (columns[0].shape[0], *shape)
+        self._rows = max(1, min(_ROWS, _NUMBERS // size))
+
+    def __getitem__(self, rows: Exact) -> Tensor:
+        index = torch.arange(self.shape[0])[rows] if isinstance(rows, slice) else rows
+        if len(index) == 0:
+            return torch.empty(0, *self.shape[1:])
+        return torch.cat([self._block(part) for part in torch.split(index, self._rows)])
+
+    def _block(self, index: Tensor) -> Tensor:
+        first, last = int(index[0]), int(index[-1])
+        consecutive = last - first == len(index) - 1 and bool((index.diff() == 1).all())
+        rows: Any = slice(first, last + 1) if consecutive else index
+        return self._compute(*(column[rows] for column in self._columns))

@@ -1,37 +1,110 @@
-"""The members of one model, stored as masks; each becomes an ordinary module on access.
+"""Members hidden in one model: sub-models that each solve the task, with masks as different as possible.
 
-Each masked layer of a member is a smaller dense one:
-
-    W' = r W c over the rows and columns that are kept,   b' = r b
-
-Between two layers that follow each other (`Link`), units = rows of the first AND columns of the second, so both shrink
-and nothing lies between them; where the first drops a unit that the second keeps, b' of the second takes its constant
-f(0). Elsewhere the layer picks its columns from a full vector and puts its rows into one that is zero otherwise, which
-is what masks do.
+Implicit ensemble extraction of Kirsch (2024, section 4.1 and A.4): masks on rows and columns of linear layers are
+learned by cross-entropy on training images, and kept diverse by the mutual information between mask and member. The
+model's weights never change. Members are stored as masks; each becomes an ordinary module on access. Settings that the
+paper leaves open are in `MaskRecipe`.
 """
 
-import copy
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
-from dubito.ensembles.layers import Link, linear_layers
-from dubito.ensembles.masks import LayerMasks, mask_diversity, of_member
-from dubito.errors import ArtefactError, ModelError
+from dubito.cache.runner import kept_memory
+from dubito.ensembles.layers import Link, Masked, SubLinear, Watch, chosen_layers, linear_layers, spans_of, sub_model
+from dubito.ensembles.masks import (
+    LayerMasks,
+    MaskRecipe,
+    by_layer,
+    mask_diversity,
+    of_member,
+    rows_per_member,
+    shuffled,
+    trained_masks,
+)
+from dubito.errors import ModelError, TableError
+from dubito.heads.stream import generator
 from dubito.models.weights import module_digests
-from dubito.models.wrap import WrappedClassifier, wrap
-from dubito.storage import write_file, writing
-from dubito.types import Classifier
+from dubito.models.wrap import KeptBuffers, WrappedClassifier, frozen, output_of, sample_of, wrap
+from dubito.storage import read_tensors, reading, write_tensors, writing
+from dubito.table import to_tensor
+from dubito.types import Classifier, Json, finite
+from dubito.validate import check_classes
 
-FORMAT = 1
+_CLOSE, _CLOSE_HALF = 1e-3, 5e-2
+"""Relative tolerance of two ways to compute the same logits, in full and in half precision."""
+_Run = Callable[[Mapping[str, LayerMasks], Tensor], Tensor]
+"""The model with masks on its layers."""
+
+
+def extract_members(
+    model: nn.Module | Classifier,
+    x: Shaped[Tensor, "n ..."],
+    y: Int[Tensor, "k"] | Sequence[int],
+    *,
+    members: int = 10,
+    layers: Sequence[str] | None = None,
+    recipe: MaskRecipe | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> "ImplicitEnsemble":
+    """Find members in a model, which stays as it is. Under torch.autocast, products are in its precision.
+
+    Args:
+        model: A module that returns logits, or a Classifier.
+        x: Inputs of the module, from images like those it was trained on.
+        y: Their classes.
+        members: Number of members.
+        layers: Names of linear layers, or patterns such as "blocks.*.mlp.fc?"; None takes all that the model calls. In
+            a layer with one output per class only columns are masked.
+        recipe: Settings that the paper leaves open.
+        seed: Seed of the initial masks and the order of images: the same seed gives the same members.
+        progress: Whether to show a progress bar on a terminal.
+
+    >>> _ = torch.manual_seed(0)
+    >>> module = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+    >>> x, y = torch.randn(60, 4), torch.arange(60) % 3
+    >>> ensemble = extract_members(module, x, y, members=2, recipe=MaskRecipe(steps=5))
+    >>> len(ensemble), tuple(ensemble[0](torch.randn(7, 4)).shape), ensemble[0][2].in_features < 32
+    (2, (7, 3), True)
+    """
+    recipe, model = recipe or MaskRecipe(), classifier_of(model)
+    module, y = plain_module(model), to_tensor(y, "extract_members: y")
+    if len(x) != len(y):
+        raise TableError(f"extract_members: x has {len(x)} rows, y has {len(y)}. Give one class per image.")
+    each = rows_per_member(len(x), members, recipe)
+    buffers = KeptBuffers(module)
+    try:
+        with frozen(module), kept_memory():
+            # Rounding must not decide comparisons: no autocast there.
+            with torch.autocast(model.device.type, enabled=False):
+                pair = _on(model, x[:2])
+                watch, classes = _watched(model, module, pair)
+                chosen = chosen_layers(module, layers, watch.called, model.name)
+                check_classes(y, classes, by="extract_members")
+                spans = spans_of(chosen, classes)
+
+                def run(masks: Mapping[str, LayerMasks], inputs: Tensor) -> Tensor:
+                    with Masked(chosen, masks):
+                        return output_of(module(inputs), len(inputs), model.name)
+
+                drawn = torch.rand(2, sum(span.width for span in spans), generator=generator("check"))
+                _check_apart(run, by_layer(drawn.to(model.device), spans), pair, model.name)
+            order = shuffled(len(x), members * each, recipe.steps, seed)
+            batches = ((_on(model, x[rows]), y[rows].to(model.device).long()) for rows in order)
+            options: Any = {"members": members, "recipe": recipe, "seed": seed, "progress": progress}
+            with torch.enable_grad():
+                q = trained_masks(run, batches, spans, device=model.device, **options).cpu()
+            with torch.autocast(model.device.type, enabled=False):
+                return _with_safe_links(ImplicitEnsemble(model, by_layer(q, spans), watch.links), run, pair)
+    finally:
+        buffers.restore()
 
 
 @final
@@ -89,25 +162,27 @@ class ImplicitEnsemble:
     def classifiers(self) -> list[WrappedClassifier]:
         """The members as classifiers, with the transform and the classes of the model, for `dubito.probes.Members`."""
         head = self.model.fingerprint()["head"]
-        return [
-            wrap(
-                module,
-                transform=self.model.transform,
-                classes=self.model.classes,
-                head=_head_name(module, head["layer"]),
-                output=head["output"],
-                name=f"{self.model.name}, member {number}",
-            )
-            for number, module in enumerate(self)
-        ]
+        same: Any = {"transform": self.model.transform, "classes": self.model.classes, "output": head["output"]}
+        models = []
+        for number, module in enumerate(self):
+            layer = head["layer"]
+            if layer is not None and isinstance(module.get_submodule(layer), SubLinear):
+                layer = f"{layer}.linear"
+            models.append(wrap(module, head=layer, name=f"{self.model.name}, member {number}", **same))
+        return models
 
     def save(self, path: str | Path) -> Path:
         """Write the masks to one safetensors file, with a hash of the model's weights instead of the weights."""
-        tensors = {f"{side}.{name}": part for name, mask in self.masks.items() for side, part in _sides(mask)}
+        tensors = {}
+        for name, mask in self.masks.items():
+            for side, part in zip(LayerMasks._fields, mask, strict=True):
+                if part is not None:  # one byte per unit where masks are 0 and 1
+                    binary = bool(((part == 0) | (part == 1)).all())
+                    tensors[f"{side}.{name}"] = part.to(torch.uint8) if binary else part
         note = {
-            "tensors": module_digests(plain_module(self.model))["tensors"],
+            "weights": module_digests(plain_module(self.model))["tensors"],
             "layers": list(self.masks),
-            "links": {name: [link.to, link.at_zero] for name, link in self._links.items()},
+            "links": self._links,
         }
         return write_masks(Path(path), tensors, note)
 
@@ -119,121 +194,34 @@ class ImplicitEnsemble:
             path: A file that `save` wrote.
             model: The model, with the same weights as then.
         """
-        tensors, note = read_masks(Path(path), needs=("tensors", "links"))
+        with read_masks(path) as (tensors, note):
+            names = note["layers"]
+            masks = {name: LayerMasks(tensors.get(f"rows.{name}"), tensors[f"columns.{name}"]) for name in names}
+            links = {name: Link(to, float(zero)) for name, (to, zero) in note["links"].items()}
+            weights = note["weights"]
         wrapped = classifier_of(model)
-        if module_digests(plain_module(wrapped))["tensors"] != note["tensors"]:
+        if module_digests(plain_module(wrapped))["tensors"] != weights:
             raise ModelError(
                 f"masks in '{path}' were learned on other weights than those of {wrapped.name}. Load the right "
                 f"model, or extract members again."
             )
-        masks = {name: LayerMasks(tensors.get(f"rows.{name}"), tensors[f"columns.{name}"]) for name in note["layers"]}
-        return cls(wrapped, masks, {name: Link(to, float(zero)) for name, (to, zero) in note["links"].items()})
+        return cls(wrapped, masks, links)
 
 
-@final
-class SubLinear(nn.Module):
-    """A small dense layer that reads some columns of its input and fills some rows of its output.
-
-    Args:
-        linear: The dense layer.
-        columns: The columns of its input that it reads; None reads all.
-        rows: The positions of its outputs; None puts them one after the other.
-        width: Width of the output, with zeros in all other positions.
-    """
-
-    def __init__(
-        self, linear: nn.Linear, columns: Int[Tensor, "i"] | None, rows: Int[Tensor, "o"] | None, width: int
-    ) -> None:
-        super().__init__()
-        self.linear, self.width = linear, width
-        self.register_buffer("columns", columns)
-        self.register_buffer("rows", rows)
-
-    @property
-    def weight(self) -> Float[Tensor, "o i"]:
-        """The dense layer's weight: some modules look at the type of a layer's weight."""
-        return self.linear.weight
-
-    @property
-    def bias(self) -> Float[Tensor, "o"] | None:
-        """The dense layer's bias."""
-        return self.linear.bias
-
-    def forward(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
-        """Select columns, multiply, place rows."""
-        columns, rows = self._buffers["columns"], self._buffers["rows"]
-        y: Tensor = self.linear(x if columns is None else x.index_select(-1, columns))
-        return y if rows is None else y.new_zeros(*y.shape[:-1], self.width).index_copy(-1, rows, y)
+def write_masks(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> Path:
+    """Write one safetensors file for `read_masks`, making its folder."""
+    with writing("the masks", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, tensors, note)
+    return path
 
 
-def sub_model(
-    module: nn.Module,
-    layers: Mapping[str, nn.Linear],
-    masks: Mapping[str, LayerMasks],
-    links: Mapping[str, Link],
-) -> nn.Module:
-    """A copy of the module with smaller layers; whatever is not masked is shared with the module, not copied.
-
-    Args:
-        module: The whole model, which is left as it is.
-        layers: Its masked layers by name.
-        masks: Their masks for one member: (1, out) and (1, in).
-        links: Links between them, from `Watch`; the result is the same without them, only larger.
-    """
-    after = {name: link for name, link in links.items() if name in layers and link.to in layers}
-    before = {link.to: (name, link.at_zero) for name, link in after.items()}
-    memo: dict[int, object] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
-    with torch.no_grad():
-        for name, layer in layers.items():
-            memo[id(layer)] = _smaller(name, layer, masks, after, before)
-    return copy.deepcopy(module, memo)
-
-
-def _smaller(
-    name: str,
-    layer: nn.Linear,
-    masks: Mapping[str, LayerMasks],
-    after: Mapping[str, Link],
-    before: Mapping[str, tuple[str, float]],
-) -> nn.Module:
-    rows, columns = _row_mask(masks[name], layer), masks[name].columns[0].to(layer.weight)
-    out, into = rows > 0, columns > 0
-    bias = None if layer.bias is None else layer.bias.detach()
-    if name in before:
-        first, at_zero = before[name]
-        first_rows = masks[first].rows
-        lives = into if first_rows is None else into & (first_rows[0] > 0).to(into.device)
-        if at_zero and bool((into & ~lives).any()):
-            constant = layer.weight.detach()[:, into & ~lives] @ (columns[into & ~lives] * at_zero)
-            bias = constant if bias is None else bias + constant
-        into = lives
-    if name in after:
-        out = out & (masks[after[name].to].columns[0] > 0).to(out.device)
-    weight = rows[out, None] * layer.weight.detach()[out][:, into] * columns[into]
-    dense = _dense(weight, None if bias is None else (rows * bias)[out], like=layer)
-    picked = None if name in before else _places(into)
-    put = None if name in after else _places(out)
-    if picked is None and put is None:
-        return dense
-    return SubLinear(dense, picked, put, layer.out_features).train(layer.training)
-
-
-def _row_mask(masks: LayerMasks, layer: nn.Linear) -> Float[Tensor, "out"]:
-    return layer.weight.new_ones(layer.out_features) if masks.rows is None else masks.rows[0].to(layer.weight)
-
-
-def _places(kept: Bool[Tensor, "w"]) -> Int[Tensor, "k"] | None:
-    return None if bool(kept.all()) else kept.nonzero()[:, 0]
-
-
-def _dense(weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None, *, like: nn.Linear) -> nn.Linear:
-    """Built with one unit and then filled: initialising an empty layer, where nothing is kept, would warn."""
-    dense = nn.Linear(1, 1, bias=bias is not None)
-    dense.out_features, dense.in_features = weight.shape
-    dense.weight = nn.Parameter(weight.contiguous(), requires_grad=like.weight.requires_grad)
-    if bias is not None:
-        dense.bias = nn.Parameter(bias.contiguous(), requires_grad=like.weight.requires_grad)
-    return dense.train(like.training)
+@contextmanager
+def read_masks(path: str | Path) -> Iterator[tuple[dict[str, Tensor], Json]]:
+    """Tensors and the note of a file of masks; whatever goes wrong while they are used is an ArtefactError."""
+    with reading(f"masks in '{path}'", "Give a file that save() wrote."):
+        tensors, note = read_tensors(Path(path))
+        yield {key: value.float() for key, value in tensors.items()}, note
 
 
 def classifier_of(model: nn.Module | Classifier) -> WrappedClassifier:
@@ -251,39 +239,49 @@ def plain_module(model: WrappedClassifier) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model.module
 
 
-def _head_name(module: nn.Module, name: str | None) -> str | None:
-    """The name of the classifying layer in a member, if the user has named it."""
-    masked = name is not None and isinstance(module.get_submodule(name), SubLinear)
-    return f"{name}.linear" if masked else name
+def _watched(model: WrappedClassifier, module: nn.Module, pair: Tensor) -> tuple[Watch, int]:
+    """The calls of one pass, and the number of classes."""
+    expected = model.logits(model.features(pair))
+    watch = Watch(linear_layers(module))
+    with watch:
+        logits = output_of(module(pair), len(pair), model.name)
+    finite(logits, f"extract_members: logits of {model.name} for the first inputs")
+    if not _same(logits, expected):
+        raise ModelError(
+            f"{model.name} must return logits; its output is not that of its last layer. Masks are learned by "
+            f"cross-entropy: wrap a module without the softmax at its end."
+        )
+    return watch, logits.shape[1]
 
 
-def _sides(mask: LayerMasks) -> list[tuple[str, Tensor]]:
-    """The masks by side; one byte per unit where they are 0 and 1."""
-    parts = [(side, part) for side, part in zip(LayerMasks._fields, mask, strict=True) if part is not None]
-    return [(side, part.to(torch.uint8) if bool(((part == 0) | (part == 1)).all()) else part) for side, part in parts]
+def _check_apart(run: _Run, masks: dict[str, LayerMasks], pair: Tensor, name: str) -> None:
+    """Raise ModelError unless two members in one batch return what each returns alone: then their rows do not mix."""
+    both = run(masks, torch.cat([pair, pair]))
+    alone = [run(of_member(masks, member), pair) for member in range(2)]
+    if not _same(both, torch.cat(alone)):
+        raise ModelError(
+            f"{name} mixes the images of a batch before one of its masked layers, so members cannot share a batch. "
+            f"Name layers that keep images along the first axis: layers=[...]."
+        )
 
 
-def write_masks(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, Any]) -> Path:
-    """Write one safetensors file for `read_masks`, making its folder."""
-    contiguous = {key: value.cpu().contiguous() for key, value in tensors.items()}
-    data = save(contiguous, metadata={"masks": json.dumps({"format": FORMAT, **note})})
-    with writing("the masks", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, data)
-    return path
-
-
-def read_masks(path: Path, *, needs: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and the note of a file of masks; the note must have the entries that `needs` names."""
+def _with_safe_links(ensemble: ImplicitEnsemble, run: _Run, pair: Tensor) -> ImplicitEnsemble:
+    """Without links if they change the first member's logits: a module may use a layer in ways that no hook sees."""
+    expected = run(of_member(ensemble.masks, 0), pair)
     try:
-        with safe_open(path, framework="pt") as file:
-            note: Any = json.loads((file.metadata() or {}).get("masks", "null"))
-            tensors = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 (no dictionary)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ArtefactError(f"masks in '{path}' cannot be read ({error}). Give a file that save() wrote.") from error
-    if not isinstance(note, dict) or note.get("format") != FORMAT:
-        raise ArtefactError(f"'{path}' does not hold masks of this version. Give a file that save() wrote.")
-    missing = [name for name in note.get("layers", [None]) if f"columns.{name}" not in tensors]
-    if missing or not set(needs) <= note.keys():
-        raise ArtefactError(f"masks in '{path}' are not complete, or of another kind. Save them again.")
-    return tensors, note
+        same = _same(output_of(ensemble[0](pair), len(pair), ensemble.model.name), expected)
+    except Exception:  # whatever a module raises when a layer is narrower than it expects
+        same = False
+    return ensemble if same else ImplicitEnsemble(ensemble.model, ensemble.masks, {})
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    close = _CLOSE if b.dtype in (torch.float32, torch.float64) else _CLOSE_HALF
+    size = float(b.float().abs().max().clamp_min(1e-6))
+    return a.shape == b.shape and float((a.float() - b.float()).abs().max()) <= close * size
+
+
+def _on(model: WrappedClassifier, x: Tensor) -> Tensor:
+    """The inputs on the model's device, in its precision."""
+    like = sample_of(model.module)
+    return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)

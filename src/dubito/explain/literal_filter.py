@@ -27,10 +27,10 @@ from dubito.cache.manifest import differing_parts
 from dubito.cache.runner import bar, kept_memory
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure
-from dubito.heads.state import read_tensors, reading, write_tensors
 from dubito.models.weights import module_digests
 from dubito.models.wrap import frozen
 from dubito.result import Result
+from dubito.storage import read_tensors, reading, write_tensors
 from dubito.types import Classifier, Json, finite
 from dubito.validate import check_number
 
@@ -302,7 +302,7 @@ def _read_state(path: Path, identity: Json, draws: int) -> FilterState:
     state = FilterState()
     if not path.exists():
         return state
-    with reading(path, "filter"):
+    with reading(f"'{path}'", "Delete it to filter from the beginning."):
         tensors, notes = read_tensors(path)
         state.done = int(notes["done"])
         state.histogram, state.log_odds, state.draw = (tensors[key] for key in ("histogram", "log_odds", "draw"))

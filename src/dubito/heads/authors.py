@@ -50,10 +50,9 @@ def import_authors_head(path: str | Path) -> PretrainedHead:
     are refused. Otherwise `config.provenance` is None: nothing can be checked, and a warning says so.
     """
     weights = _read(path)
-    head = {key.removeprefix(_HEAD): value for key, value in weights.items() if key.startswith(_HEAD)}
-    module = _module(head, path)
+    module = _module(_below(_HEAD, weights), path)
     model = BACKBONES.get(module.features)
-    provenance = _provenance(model, _backbone(weights)) if model else None
+    provenance = _provenance(model, _below(_BACKBONE, weights)) if model else None
     if provenance is None:
         warnings.warn(
             f"head: '{path}' does not hold a whole backbone that timm knows, so tables of a wrong model cannot be "
@@ -67,7 +66,7 @@ def import_authors_head(path: str | Path) -> PretrainedHead:
 
 def authors_backbone(path: str | Path) -> dict[str, Tensor]:
     """The backbone's tensors under timm's own keys, to save as a file for `dubito.load(name, weights=FILE)`."""
-    backbone = _backbone(_read(path))
+    backbone = _below(_BACKBONE, _read(path))
     if not backbone:
         raise CheckpointError(
             f"head: '{path}' holds no backbone: none of its keys begins with '{_BACKBONE}'. "
@@ -92,8 +91,8 @@ def _read(path: str | Path) -> dict[str, Tensor]:
     return {key.removeprefix("module."): value for key, value in weights.items()}
 
 
-def _backbone(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(_BACKBONE): value for key, value in weights.items() if key.startswith(_BACKBONE)}
+def _below(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
 
 
 def _module(head: dict[str, Tensor], path: str | Path) -> HeadModule:

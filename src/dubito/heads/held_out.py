@@ -7,7 +7,6 @@ Neighbours are searched once; a measurement is then one pass of the head. Of sev
 is used: two crops of one image would be each other's neighbours.
 """
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import final
@@ -17,14 +16,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dubito.errors import DubitoError, TableError, ValueRangeError
+from dubito.errors import DubitoError, TableError
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.heads.targets import NEEDS, target_column
 from dubito.metrics import auroc, neighbour_matches
+from dubito.models.weights import tensors_digest
 from dubito.table import Table
 from dubito.table.views import chosen_rows
 from dubito.types import Json
+from dubito.validate import check_number
 
 _MOST = 10_000
 
@@ -48,7 +49,8 @@ class HeldOut:
     def of(cls, table: Table, recipe: Recipe) -> "HeldOut":
         """At most 10,000 rows of a table, one per image."""
         table.require("feature", by="held_out")
-        chosen = one_epoch(table)
+        # One row per image: the first.
+        chosen = torch.from_numpy(np.sort(np.unique(_images(table).numpy(), return_index=True)[1]))
         if len(chosen) < 2:
             raise TableError(
                 f"held_out: an order needs at least two images; {table.name} holds {len(chosen)} out. Hold out "
@@ -57,12 +59,10 @@ class HeldOut:
         chosen = chosen[:: -(-len(chosen) // _MOST)]
         names = [name for name in ("feature", "label", "loss", "logit") if name in table]
         rows = table.select(*names).rows(chosen)
-        mismatch = None
-        if "label" in rows:
-            mismatch = ~neighbour_matches(rows.feature, rows.label)
-            mismatch = None if bool(mismatch.all()) or not bool(mismatch.any()) else mismatch
-        has_losses = all(name in rows for name in NEEDS[recipe.target])
-        losses = target_column(rows, recipe) if has_losses else None
+        mismatch = ~neighbour_matches(rows.feature, rows.label) if "label" in rows else None
+        if mismatch is not None and (bool(mismatch.all()) or not bool(mismatch.any())):
+            mismatch = None
+        losses = target_column(rows, recipe) if all(name in rows for name in NEEDS[recipe.target]) else None
         if mismatch is None and losses is None:
             raise TableError(
                 f"held_out: {table.name} has neither labels, some with and some without a neighbour of the same label, "
@@ -72,10 +72,7 @@ class HeldOut:
 
     def digest(self) -> str:
         """A hash of everything that measurements depend on."""
-        state = hashlib.blake2b(digest_size=8)
-        for part in (self.features, self.mismatch, self.losses):
-            state.update(b"none" if part is None else part.contiguous().numpy().tobytes())
-        return state.hexdigest()
+        return tensors_digest({name: part for name, part in vars(self).items() if part is not None})
 
     @torch.no_grad()
     def measure(self, module: HeadModule) -> Json:
@@ -89,19 +86,12 @@ class HeldOut:
         return figures
 
 
-def one_epoch(table: Table) -> Int[Tensor, "k"]:
-    """The first row of every image."""
-    first = np.unique(_images(table).numpy(), return_index=True)[1]
-    return torch.from_numpy(np.sort(first))
-
-
 def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
     """Two tables of different images: those to train on, and a share that is held out.
 
     All rows of one image stay together. Ids and row numbers are held in memory, features are not.
     """
-    if not 0 < share < 1:
-        raise ValueRangeError(f"held_out: a share must lie between 0 and 1; got {share}. 0.1 holds a tenth out.")
+    check_number(share, "(0, 1)", by="train", what="the share held_out", hint="0.1 holds a tenth out.")
     image = _images(table)
     images = torch.unique(image)
     count = round(share * len(images))

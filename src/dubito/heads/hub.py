@@ -4,28 +4,37 @@ Only the three files of `dubito.heads.checkpoint` are ever fetched, all from one
 first: the client's own retries would keep a user without network waiting for half a minute.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
-from huggingface_hub import ModelHubMixin, get_hf_file_metadata, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import ModelHubMixin, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
 from dubito.errors import ArtefactError, DubitoError
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, make_card, read_head, write_head
 
 _PATIENCE = 10.0
 """Seconds to wait for the hub's first answer."""
+_REASONS: Mapping[Any, str] = MappingProxyType(
+    {
+        errors.GatedRepoError: ": it is gated. Request access on its page, then `hf auth login`.",
+        errors.RevisionNotFoundError: ": it has no such revision. Leave out `revision`, or name another.",
+        errors.RepositoryNotFoundError: ": there is no '{name}', or it is private. Check the name (`dubito list heads` "
+        "shows those on this machine), or log in with `hf auth login`.",
+        errors.EntryNotFoundError: f": it is not a head: {CONFIG} or {WEIGHTS} is missing. Choose another.",
+        errors.HFValidationError: ": a name on the hub is 'org/name'; got '{name}'. Check the spelling.",
+        (
+            errors.HfHubHTTPError,
+            errors.LocalTokenNotFoundError,
+        ): " ({error}). Log in with `hf auth login`, and check your permissions, or try again later.",
+        (AttributeError, KeyError, TypeError, ValueError): f": its {CONFIG} is not a head's ({{error}}). Choose "
+        "another.",
+        Exception: " ({error}). Check the network and try again.",
+    }
+)
+"""By error of the hub's client, what to tell the user; the first that fits counts."""
 
 
 @final
@@ -39,20 +48,19 @@ class HubHead(ModelHubMixin, library_name="dubito", tags=["uncertainty"]):
         write_head(save_directory, self.head)
 
     @classmethod
-    def _from_pretrained(  # the arguments are the mixin's
-        cls, *, model_id: str, revision: str | None, **options: Any
-    ) -> "HubHead":
-        config = hf_hub_download(model_id, CONFIG, revision=revision, **_download_options(options))
-        folder = Path(config).parent
+    def _from_pretrained(cls, *, model_id: str, revision: str | None, **options: Any) -> "HubHead":
+        # The mixin also passes on what it has read from the config, which may hold anything.
+        options = {key: options[key] for key in ("cache_dir", "force_download", "local_files_only", "token")}
+        folder = Path(hf_hub_download(model_id, CONFIG, revision=revision, **options)).parent
         # A snapshot's folder is named by its commit: the other files come from the same one.
-        hf_hub_download(model_id, WEIGHTS, revision=folder.name, **_download_options(options))
-        with suppress(EntryNotFoundError):
-            hf_hub_download(model_id, CARD, revision=folder.name, **_download_options(options))
+        hf_hub_download(model_id, WEIGHTS, revision=folder.name, **options)
+        with suppress(errors.EntryNotFoundError):
+            hf_hub_download(model_id, CARD, revision=folder.name, **options)
         return cls(read_head(folder))
 
 
 def from_pretrained(
-    name_or_path: str | Path,
+    name: str,
     *,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
@@ -60,19 +68,16 @@ def from_pretrained(
     force_download: bool = False,
     local_files_only: bool = False,
 ) -> PretrainedHead:
-    """A head from a local folder, or from the hub by its id.
+    """A head from the hub by its id; `find_head` also knows folders and names.
 
     Args:
-        name_or_path: A folder that save_pretrained wrote, or "org/name".
+        name: "org/name".
         revision: Branch, tag or commit on the hub.
         cache_dir: Folder of downloaded files; by default the hub's own cache.
         token: Token for a private repository; by default that of `hf auth login`.
         force_download: Whether to fetch again what is in the cache already.
         local_files_only: Whether to use the cache alone, without the network.
     """
-    folder, name = Path(name_or_path).expanduser(), str(name_or_path)
-    if isinstance(name_or_path, Path) or folder.is_dir() or name.startswith((".", "/", "~")):
-        return read_head(folder)
     with _hub_errors(f"head: '{name}' cannot be loaded from the hub", name):
         reason = None if local_files_only else _unreachable(name, revision, token)
         try:
@@ -84,7 +89,7 @@ def from_pretrained(
                 force_download=force_download and not reason,
                 local_files_only=local_files_only or reason is not None,
             )
-        except LocalEntryNotFoundError as error:
+        except errors.LocalEntryNotFoundError as error:
             raise ArtefactError(
                 f"head: '{name}' is not in the hub's cache on this machine, and "
                 + (f"the hub cannot be reached ({reason})" if reason else "local_files_only is set")
@@ -131,11 +136,11 @@ def _unreachable(name: str, revision: str | None, token: str | bool | None) -> s
     """Why the hub does not answer, or None if it does; an unknown name is an answer, and raises."""
     try:
         get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), token=token, timeout=_PATIENCE)
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise
         return _first_line(error)
-    except HFValidationError:
+    except errors.HFValidationError:
         raise
     except Exception as error:  # whatever the network, a proxy, a certificate or offline mode raise
         return _first_line(error)
@@ -149,31 +154,9 @@ def _hub_errors(what: str, name: str) -> Iterator[None]:
         yield
     except DubitoError:
         raise
-    except GatedRepoError as error:
-        raise ArtefactError(f"{what}: it is gated. Request access on its page, then `hf auth login`.") from error
-    except RevisionNotFoundError as error:
-        raise ArtefactError(f"{what}: it has no such revision. Leave out `revision`, or name another.") from error
-    except RepositoryNotFoundError as error:
-        raise ArtefactError(
-            f"{what}: there is no '{name}', or it is private. Check the name (`dubito list heads` shows those on this "
-            f"machine), or log in with `hf auth login`."
-        ) from error
-    except EntryNotFoundError as error:
-        raise ArtefactError(f"{what}: it is not a head: {CONFIG} or {WEIGHTS} is missing. Choose another.") from error
-    except HFValidationError as error:
-        raise ArtefactError(f"{what}: a name on the hub is 'org/name'; got '{name}'. Check the spelling.") from error
-    except (HfHubHTTPError, LocalTokenNotFoundError) as error:
-        hint = "Log in with `hf auth login`, and check your permissions"
-        raise ArtefactError(f"{what} ({_first_line(error)}). {hint}, or try again later.") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArtefactError(f"{what}: its {CONFIG} is not a head's ({_first_line(error)}). Choose another.") from error
     except Exception as error:  # the client's own errors have no common root
-        raise ArtefactError(f"{what} ({_first_line(error)}). Check the network and try again.") from error
-
-
-def _download_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a download, without what the mixin read from a config that may hold anything."""
-    return {key: options[key] for key in ("cache_dir", "force_download", "local_files_only", "token")}
+        reason = next(text for kinds, text in _REASONS.items() if isinstance(error, kinds))
+        raise ArtefactError(what + reason.format(name=name, error=_first_line(error))) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from dubito.cache.manifest import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead
-from dubito.heads.losses import DIRECT_LOSSES, ranking_loss
+from dubito.heads.losses import head_loss
 from dubito.heads.module import HeadModule
 from dubito.models import wrap
-from dubito.models.wrap import frozen
+from dubito.models.wrap import frozen, output_of
 from dubito.types import Classifier
-from dubito.validate import check_choice, nearest
+from dubito.validate import nearest
 
 _CLOSE = 1e-5
 """Relative tolerance of features: for the order of a sum, not for a step of the training."""
@@ -105,11 +105,13 @@ class WithUncertainty(nn.Module):
     def forward(self, x: Float[Tensor, "n ..."]) -> JointOutput:
         """Logits and u of a batch, from one run of the module."""
         logit, z = self._run(x)
-        return JointOutput(logit, self._uncertainty(z))
+        z = z.detach() if self.stop_gradient else z
+        with torch.autocast(z.device.type, enabled=False):
+            return JointOutput(logit, self.head_module(z.to(next(self.head_module.parameters()).dtype)))
 
     def _run(self, x: Float[Tensor, "n ..."]) -> tuple[Float[Tensor, "n c"], Float[Tensor, "n d"]]:
         """Logits, and the features that the classifying layer reads."""
-        self._size = tuple(x.shape[1:])
+        self._size, kind = tuple(x.shape[1:]), type(self.module).__name__
         part = self.module.get_submodule(self.layer)
         calls: list[tuple[Tensor, Tensor]] = []
 
@@ -119,76 +121,22 @@ class WithUncertainty(nn.Module):
         # Registered for this pass only, so that the module can be copied, saved or wrapped again in between.
         handle = part.register_forward_hook(tap, with_kwargs=True)
         try:
-            out = self.module(x)
+            logit = output_of(self.module(x), len(x), f"with_uncertainty: {kind}")
         finally:
             handle.remove()
-        logit = _logit(out, len(x), self.module)
         if not calls:
             raise ModelError(
-                f"with_uncertainty: {type(self.module).__name__} did not call its layer '{self.layer}' in this pass. "
-                f"Name the layer that returns the logits with layer='...'."
+                f"with_uncertainty: {kind} did not call its layer '{self.layer}' in this pass. Name the layer that "
+                f"returns the logits with layer='...'."
             )
         read, output = calls[-1]
-        if not self._checked:
-            self._check(output, logit)
+        if not self._checked and not _same_values(output, logit):
+            raise ModelError(
+                f"with_uncertainty: '{self.layer}', the last linear layer of {kind}, does not return its output. Name "
+                f"the classifying layer with layer='...', or give a batch as example=."
+            )
+        self._checked = True
         return logit, self._feature(read, part, len(x))
-
-    def pretrained(self, classifier: Classifier, example: Tensor | None = None) -> PretrainedHead:
-        """The head to save when the training is over, bound to its model: it will refuse any other.
-
-        `dubito.UncertaintyHead.from_joint` makes a score of it.
-
-        Args:
-            classifier: `dubito.wrap` of the trained module, with its final transform and class names.
-            example: A batch of inputs, to check that the classifier reads what the head has learned from. By default
-                noise of the size of the last batch.
-        """
-        module = copy.deepcopy(self.head_module).cpu().float().requires_grad_(False).eval()
-        self._check_reads(classifier, self._example(example))
-        trained = {"jointly": True, "stop_gradient": self.stop_gradient}
-        provenance = model_identity(classifier)
-        return PretrainedHead(
-            module, HeadConfig.of(module, model=classifier.name, provenance=provenance, trained=trained)
-        )
-
-    def _example(self, example: Tensor | None) -> Tensor:
-        if example is not None:
-            return example
-        if self._size is None:
-            raise ModelError(
-                f"with_uncertainty: {type(self.module).__name__} has not seen a batch yet, so the size of its inputs "
-                f"is not known. Give one as example=."
-            )
-        weight = next(self.module.get_submodule(self.layer).parameters())
-        return torch.rand(2, *self._size, generator=torch.Generator().manual_seed(0)).to(weight)
-
-    def _check_reads(self, classifier: Classifier, x: Tensor) -> None:
-        """Raise ModelError unless the classifier's features are those that the head reads, in the module's precision.
-
-        Comparing the head's outputs would not do: a constant head agrees on any features.
-        """
-        with frozen(self):
-            _, expected = self._run(x)
-        if not _same_features(classifier.features(x), expected):
-            raise ModelError(
-                f"with_uncertainty: {classifier.name} does not compute the features that the head was trained on, the "
-                f"input of layer '{self.layer}' of {type(self.module).__name__}. Wrap the trained module itself, "
-                f"dubito.wrap(model.module); only a head on the layer that returns the logits can be saved."
-            )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WithUncertainty":
-        """Moves to another device or precision apply to the head too, except for half precision."""
-        if recurse:
-            self.module._apply(fn)  # type: ignore[no-untyped-call]
-            self.head_module._apply(lambda tensor: _precise(fn(tensor), tensor))  # type: ignore[no-untyped-call]
-        return self
-
-    def _uncertainty(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
-        if self.stop_gradient:
-            z = z.detach()
-        with torch.autocast(z.device.type, enabled=False):
-            u: Tensor = self.head_module(z.to(next(self.head_module.parameters()).dtype))
-        return u
 
     def _feature(self, read: Tensor, part: nn.Module, n: int) -> Float[Tensor, "n d"]:
         """One row per image: a convolution's map is averaged over its positions, as the pool behind it does."""
@@ -200,17 +148,46 @@ class WithUncertainty(nn.Module):
             )
         return z.flatten(1)
 
-    def _check(self, output: Tensor, logit: Tensor) -> None:
-        """Raise ModelError unless the layer, which was not named, returns the module's output."""
-        same = output.numel() == logit.numel() and torch.allclose(
-            output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True
-        )
-        if not same:
+    def pretrained(self, classifier: Classifier, example: Tensor | None = None) -> PretrainedHead:
+        """The head to save when the training is over, bound to its model: it will refuse any other.
+
+        `dubito.UncertaintyHead.from_joint` makes a score of it.
+
+        Args:
+            classifier: `dubito.wrap` of the trained module, with its final transform and class names.
+            example: A batch of inputs, to check that the classifier reads what the head has learned from. By default
+                noise of the size of the last batch.
+        """
+        kind = type(self.module).__name__
+        if example is None and self._size is None:
             raise ModelError(
-                f"with_uncertainty: '{self.layer}', the last linear layer of {type(self.module).__name__}, does not "
-                f"return its output. Name the classifying layer with layer='...', or give a batch as example=."
+                f"with_uncertainty: {kind} has not seen a batch yet, so the size of its inputs is not known. Give one "
+                f"as example=."
             )
-        self._checked = True
+        if example is None:
+            weight = next(self.module.get_submodule(self.layer).parameters())
+            example = torch.rand(2, *self._size, generator=torch.Generator().manual_seed(0)).to(weight)
+        with frozen(self):
+            _, expected = self._run(example)
+        # Comparing the head's outputs would not do: a constant head agrees on any features.
+        if not _same_features(classifier.features(example), expected):
+            raise ModelError(
+                f"with_uncertainty: {classifier.name} does not compute the features that the head was trained on, the "
+                f"input of layer '{self.layer}' of {kind}. Wrap the trained module itself, dubito.wrap(model.module); "
+                f"only a head on the layer that returns the logits can be saved."
+            )
+        module = copy.deepcopy(self.head_module).cpu().float().requires_grad_(False).eval()
+        trained = {"jointly": True, "stop_gradient": self.stop_gradient}
+        provenance = model_identity(classifier)
+        config = HeadConfig.of(module, model=classifier.name, provenance=provenance, trained=trained)
+        return PretrainedHead(module, config)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WithUncertainty":
+        """Moves to another device or precision apply to the head too, except for half precision."""
+        if recurse:
+            self.module._apply(fn)  # type: ignore[no-untyped-call]
+            self.head_module._apply(lambda tensor: _precise(fn(tensor), tensor))  # type: ignore[no-untyped-call]
+        return self
 
 
 def joint_loss(
@@ -235,17 +212,13 @@ def joint_loss(
     >>> joint_loss(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0]), loss="l2").item()  # 2 + (0² + 1²) / 2
     2.5
     """
-    check_choice(loss, ["ranking", *DIRECT_LOSSES], by="joint_loss", what="loss")
+    loss_of = head_loss(loss, margin=margin, leeway=leeway, by="joint_loss")
     if task_losses.dim() != 1 or task_losses.shape != u.shape:
         raise TableError(
             f"joint_loss needs one task loss and one u per image; got shapes {tuple(task_losses.shape)} and "
             f'{tuple(u.shape)}. Compute the task loss with reduction="none".'
         )
-    if loss == "ranking":
-        head_loss = ranking_loss(u, task_losses, margin=margin, leeway=leeway)
-    else:
-        head_loss = DIRECT_LOSSES[loss](u, task_losses)
-    return task_losses.mean() + weight * head_loss
+    return task_losses.mean() + weight * loss_of(u, task_losses)
 
 
 def _classifying_layer(module: nn.Module, layer: str | None, example: Tensor | None) -> str:
@@ -297,12 +270,7 @@ def _same_features(features: Tensor, expected: Float[Tensor, "n d"]) -> bool:
     return features.shape == expected.shape and torch.allclose(features, expected, rtol=close, atol=tiny)
 
 
-def _logit(out: Any, n: int, module: nn.Module) -> Float[Tensor, "n c"]:
-    logit = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-    if not isinstance(logit, Tensor) or logit.dim() != 2 or len(logit) != n:
-        got = tuple(logit.shape) if isinstance(logit, Tensor) else type(out).__name__
-        raise ModelError(
-            f"with_uncertainty: {type(module).__name__} must return one tensor (n, classes), or an output with "
-            f".logits; got {got} for {n} images."
-        )
-    return logit
+def _same_values(output: Tensor, logit: Float[Tensor, "n c"]) -> bool:
+    if output.numel() != logit.numel():
+        return False
+    return torch.allclose(output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True)

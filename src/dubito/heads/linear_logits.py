@@ -66,7 +66,10 @@ def linear_logits(pairs: Pairs) -> LinearLogits:
     >>> round(layer.weight.item(), 6), round(layer.bias.item(), 6), layer.rank
     (3.0, 1.0, 1)
     """
-    n, z_mean, y_mean = _means(pairs)
+    n, z_mean, y_mean = 0, torch.zeros(()), torch.zeros(())
+    for feature, logit in pairs():
+        n, z_mean, y_mean = n + len(feature), z_mean + feature.sum(0), y_mean + logit.sum(0)
+    z_mean, y_mean = z_mean / n, y_mean / n
     d, c = len(z_mean), len(y_mean)
     zz, zy = torch.zeros(d, d, dtype=torch.float64), torch.zeros(d, c, dtype=torch.float64)
     total = 0.0
@@ -79,7 +82,10 @@ def linear_logits(pairs: Pairs) -> LinearLogits:
     kept = values > _RANK * values.amax()
     weight = ((vectors[:, kept] / values[kept]) @ (vectors[:, kept].T @ zy)).T.contiguous()
     rank, left = int(kept.sum()), max(total - float((weight * zy.T).sum()), 0.0)
-    return LinearLogits(weight, y_mean - weight @ z_mean, rank, n, _missed(left, total, n, rank))
+    missed = None
+    if n > rank + 1:
+        missed = math.sqrt((left / (n - rank - 1)) / (total / (n - 1))) if total > 0 else 1.0
+    return LinearLogits(weight, y_mean - weight @ z_mean, rank, n, missed)
 
 
 def centred_layer(
@@ -103,16 +109,3 @@ def centred_layer(
     layer = linear_logits(pairs)
     layer.check_linear(name, by=by, repair=repair)
     return layer.weight.float(), layer.bias.float()
-
-
-def _means(pairs: Pairs) -> tuple[int, Float64[Tensor, "d"], Float64[Tensor, "c"]]:
-    n, sums = 0, (torch.zeros(()), torch.zeros(()))
-    for feature, logit in pairs():
-        n, sums = n + len(feature), (sums[0] + feature.sum(0), sums[1] + logit.sum(0))
-    return n, sums[0] / n, sums[1] / n
-
-
-def _missed(left: float, total: float, n: int, rank: int) -> float | None:
-    if n <= rank + 1:
-        return None
-    return math.sqrt((left / (n - rank - 1)) / (total / (n - 1))) if total > 0 else 1.0

@@ -7,42 +7,36 @@ state and ends with the same bits as one that was not.
 The optimisers are those of Table 3 of Kirchhof et al. (2024), with weight decay on matrices only.
 """
 
-import hashlib
+import json
 import math
 import time
 import warnings
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from dubito.cache.manifest import differing_parts
 from dubito.cache.runner import Advance, bar
-from dubito.errors import ConstantHeadWarning, TableError, ValueRangeError
+from dubito.errors import ArtefactError, ConstantHeadWarning, TableError, ValueRangeError
 from dubito.heads.held_out import HeldOut
-from dubito.heads.losses import DIRECT_LOSSES, HeadLoss, ranking_loss
+from dubito.heads.losses import HeadLoss, head_loss
 from dubito.heads.module import HeadModule, start_at_classes
 from dubito.heads.recipe import Plan, Recipe
-from dubito.heads.state import TrainingState, read_state, write_state
 from dubito.heads.stream import Stream, generator
 from dubito.heads.targets import target_column
-from dubito.result import Result, axes
-from dubito.storage import locked
+from dubito.models.weights import tensors_digest
+from dubito.storage import locked, read_tensors, reading, write_tensors
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_same_model
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
-"""What is measured during a training."""
+STATE = "state.safetensors"
 _MEASUREMENTS = 20
 _SECONDS_BETWEEN_STATES = 20.0
 _CONSTANT = 1e-7
@@ -52,8 +46,8 @@ _MOMENTUM = 0.9
 
 @final
 @dataclass(frozen=True)
-class Trained(Result):
-    """One trained head; `plot` draws its learning curve.
+class Trained:
+    """One trained head.
 
     Attributes:
         module: The network.
@@ -68,41 +62,6 @@ class Trained(Result):
     steps: int
     rows: int
     resumed_from: int = 0
-
-    titles = FIGURES
-
-    def title(self) -> str:
-        """How long it was trained."""
-        return f"Head trained on {self.rows:,} rows in {self.steps:,} steps"
-
-    def records(self) -> list[dict[str, Any]]:
-        """One row per measurement."""
-        return self.history
-
-    def cell(self, key: str, value: Any) -> str:
-        """Learning rates span many decades."""
-        return f"{value:.2g}" if key == "lr" else super().cell(key, value)
-
-    def to_dict(self) -> Json:
-        """Everything but the network."""
-        return {"steps": self.steps, "rows": self.rows, "resumed_from": self.resumed_from, "history": self.history}
-
-    def plot(self, ax: "Axes | None" = None, *, figure: str | None = None) -> "Axes":
-        """The learning curve: a figure of `FIGURES` over the steps, by default the most telling one there is."""
-        return plot_histories({"": self.history}, figure, ax)
-
-
-def plot_histories(histories: Mapping[str, list[Json]], figure: str | None, ax: "Axes | None") -> "Axes":
-    """Learning curves by name: held-out R-AUROC where it was measured, otherwise held-out order, otherwise the loss."""
-    last = next(iter(histories.values()))[-1]
-    figure = figure or next(name for name in ("r_auroc", "order", "loss") if name in last)
-    ax = axes(ax)
-    for name, history in histories.items():
-        ax.plot([entry["step"] for entry in history], [entry[figure] for entry in history], label=name)
-    ax.set(xlabel="step", ylabel=FIGURES[figure])
-    if len(histories) > 1:
-        ax.legend()
-    return ax
 
 
 def train_head(
@@ -136,12 +95,17 @@ def train_head(
     if settings.init == "classes":
         start_at_classes(module, table)
     stream = Stream(table.column("feature"), losses, plan.batch, seed, table.name)
-    measured = None if held_out is None else _held_out(held_out, table, settings)
+    if held_out is table:
+        raise TableError(
+            f"held_out: {table.name} is trained on and cannot be held out. Give other images, or a share such as 0.1."
+        )
+    check_same_model(table, {"held_out": held_out}, by="head.fit")
+    measured = None if held_out is None else HeldOut.of(held_out, settings)
     identity = _identity(table, measured, losses, plan, module, seed)
     run = _Run(plan, module, make_optimizer(module, settings), stream, measured, folder, identity)
     with nullcontext() if folder is None else locked(folder):
         first = run.go(f"train seed {seed}", progress)
-    return Trained(module.eval(), run.state.history, plan.steps, stream.rows_until(plan.steps), first)
+    return Trained(module.eval(), run.history, plan.steps, stream.rows_until(plan.steps), first)
 
 
 @dataclass
@@ -153,35 +117,43 @@ class _Run:
     held_out: HeldOut | None
     folder: Path | None
     identity: Json
-    state: TrainingState = field(default_factory=TrainingState)
+    """What a saved state must have been made with, by what errors call it."""
+    step: int = 0
+    since: int = 0
+    """Updates since the last measurement."""
+    losses: Float[Tensor, ""] = field(default_factory=lambda: torch.zeros(()))
+    """Sum of the training losses of these updates."""
+    history: list[Json] = field(default_factory=list)
     _saved: float = 0.0
 
     def go(self, title: str, progress: bool) -> int:
         """Train from the saved state, or from the beginning, to the last step; returns the step it began at."""
-        self._restore()
-        loss_of = _loss_of(self.plan.recipe)
-        first, total = self.state.step, self.plan.steps
+        if self.folder is not None and (self.folder / STATE).exists():
+            self._restore(self.folder / STATE)
+        recipe = self.plan.recipe
+        loss_of = head_loss(recipe.loss, margin=recipe.margin, leeway=recipe.leeway, by="recipe")
+        first, total = self.step, self.plan.steps
         self._saved = time.monotonic()
         every = max(1, total // _MEASUREMENTS)
         seen, rows_in_all = self.stream.rows_until(first), self.stream.rows_until(total)
         with bar(title, rows_in_all, done=seen, unit="rows", show=progress) as advance:
             for rows, losses in self.stream.batches(first, total):
-                self.state.losses += self._step(loss_of, rows, losses)
-                self.state.since += 1
+                self.losses += self._step(loss_of, rows, losses)
+                self.since += 1
                 advance(len(losses))
-                if self.state.step % every == 0 or self.state.step == total:
+                if self.step % every == 0 or self.step == total:
                     self._measure(advance)
-                self._save(always=self.state.step == total)
+                self._save(always=self.step == total)
         self._warn_constant()
         return first
 
     def _step(self, loss_of: HeadLoss, rows: Float[Tensor, "b d"], losses: Float[Tensor, "b"]) -> Float[Tensor, ""]:
-        set_lr(self.optimizer, self.plan.lr(self.state.step))
+        set_lr(self.optimizer, self.plan.lr(self.step))
         loss = loss_of(self.module(self._dropout(rows)), losses)
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         self.optimizer.step()
-        self.state.step += 1
+        self.step += 1
         return loss.detach()
 
     def _dropout(self, rows: Float[Tensor, "b d"]) -> Float[Tensor, "b d"]:
@@ -189,39 +161,51 @@ class _Run:
         share = self.plan.recipe.dropout
         if not share:
             return rows
-        kept = torch.rand(rows.shape, generator=generator(self.stream.seed, self.state.step, "dropout")) >= share
+        kept = torch.rand(rows.shape, generator=generator(self.stream.seed, self.step, "dropout")) >= share
         return rows * kept / (1 - share)
 
     def _measure(self, advance: Advance) -> None:
-        loss = float(self.state.losses) / self.state.since
-        self.state.losses, self.state.since = torch.zeros(()), 0
+        loss = float(self.losses) / self.since
+        self.losses, self.since = torch.zeros(()), 0
         if not math.isfinite(loss):
             raise ValueRangeError(
-                f"head.fit: the training loss became {loss} by step {self.state.step}, so the head has diverged. "
+                f"head.fit: the training loss became {loss} by step {self.step}, so the head has diverged. "
                 f"Lower the recipe's lr ({self.plan.recipe.lr})."
             )
-        entry: Json = {"step": self.state.step, "lr": self.plan.lr(self.state.step - 1), "loss": loss}
+        entry: Json = {"step": self.step, "lr": self.plan.lr(self.step - 1), "loss": loss}
         if self.held_out is not None:
             entry |= self.held_out.measure(self.module)
-        self.state.history.append(entry)
+        self.history.append(entry)
         names = {"loss": "loss", "r_auroc": "R-AUROC", "order": "order"}
         advance(0, "  ".join(f"{name} {entry[key]:.4f}" for key, name in names.items() if key in entry))
-
-    def _restore(self) -> None:
-        saved = read_state(self.folder, self.identity) if self.folder is not None else None
-        if saved is not None:
-            self.state = saved
-            self.module.load_state_dict(saved.module)
-            restore_optimizer(self.optimizer, saved.optimizer)
 
     def _save(self, *, always: bool) -> None:
         due = time.monotonic() - self._saved > _SECONDS_BETWEEN_STATES
         if self.folder is None or not (due or always):
             return
-        self.state.module = dict(self.module.state_dict())
-        self.state.optimizer = optimizer_tensors(self.optimizer)
-        write_state(self.folder, self.identity, self.state)
+        parts = {"module": self.module.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
+        tensors = {f"{part}.{key}": value for part, named in parts.items() for key, value in named.items()}
+        notes = {"identity": self.identity, "step": self.step, "since": self.since, "history": self.history}
+        write_tensors(self.folder / STATE, tensors | {"losses": self.losses}, notes)
         self._saved = time.monotonic()
+
+    def _restore(self, path: Path) -> None:
+        with reading(f"'{path}'", "Delete it to train from the beginning."):
+            tensors, notes = read_tensors(path)
+            now = json.loads(json.dumps(self.identity))
+            if differing := differing_parts({part: part for part in now}, notes["identity"], now):
+                raise ArtefactError(
+                    f"'{path.parent}' holds another training: {'; '.join(differing)}. Train into another folder, or "
+                    f"delete this one."
+                )
+            self.step, self.since, self.history = int(notes["step"]), int(notes["since"]), list(notes["history"])
+            self.losses = tensors.pop("losses")
+            parts: dict[str, dict[str, Tensor]] = {"module": {}, "optimizer": {}}
+            for key, value in tensors.items():
+                part, _, name = key.partition(".")
+                parts[part][name] = value
+            self.module.load_state_dict(parts["module"])
+            restore_optimizer(self.optimizer, parts["optimizer"])
 
     @torch.no_grad()
     def _warn_constant(self) -> None:
@@ -277,22 +261,6 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _loss_of(recipe: Recipe) -> HeadLoss:
-    if recipe.loss in DIRECT_LOSSES:
-        return DIRECT_LOSSES[recipe.loss]
-    return partial(ranking_loss, margin=recipe.margin, leeway=recipe.leeway)
-
-
-def _held_out(held_out: Table, table: Table, recipe: Recipe) -> HeldOut:
-    if held_out is table:
-        raise TableError(
-            f"held_out: {table.name} is trained on and cannot be held out. Give other images, or a share such as 0.1."
-        )
-    held_out.require("feature", by="held_out")
-    check_same_model(table, {"held_out": held_out}, by="head.fit")
-    return HeldOut.of(held_out, recipe)
-
-
 def _identity(
     table: Table, held_out: HeldOut | None, losses: Tensor, plan: Plan, module: HeadModule, seed: int
 ) -> Json:
@@ -300,14 +268,14 @@ def _identity(
     some = torch.linspace(0, len(table) - 1, min(len(table), _ROWS_COMPARED)).long()
     features = table.select("feature").rows(some).feature
     return {
-        "recipe": plan.recipe.to_json(),
-        "seed": seed,
-        "width": module.width,
-        "depth": module.depth,
-        "features": module.features,
-        "rows": len(table),
-        "model_id": table.model_id,
-        "sample": hashlib.blake2b(features.contiguous().numpy().tobytes(), digest_size=8).hexdigest(),
-        "losses": hashlib.blake2b(losses.numpy().data, digest_size=8).hexdigest(),
-        "held_out": None if held_out is None else held_out.digest(),
+        "the recipe": plan.recipe.to_json(),
+        "the seed": seed,
+        "the head's width": module.width,
+        "the head's depth": module.depth,
+        "the width of the features": module.features,
+        "the number of rows": len(table),
+        "the model that made the table": table.model_id,
+        "the losses": tensors_digest({"loss": losses}),
+        "the features": tensors_digest({"feature": features}),
+        "the held-out images": None if held_out is None else held_out.digest(),
     }

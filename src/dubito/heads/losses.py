@@ -12,13 +12,15 @@ order counts as the constant m and has no gradient.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
+from dubito.validate import check_choice, check_number
 
 HeadLoss = Callable[[Float[Tensor, "n"], Float[Tensor, "n"]], Float[Tensor, ""]]
 _TINY = 1e-6
@@ -46,8 +48,7 @@ def ranking_loss(
             f"ranking_loss needs u and losses of one length, at least 2; got {len(u)} and {len(losses)}. "
             f"A single image has no order."
         )
-    if leeway < 0:
-        raise ValueRangeError(f"ranking_loss: leeway must not be negative; got {leeway}. With 0, only ties are equal.")
+    check_number(leeway, "[0, inf)", by="ranking_loss", what="leeway", hint="With 0, only ties are equal.")
     if len(u) % 2:
         u, losses = torch.cat([u, u[:1]]), torch.cat([losses, losses[:1]])
     difference = losses.detach()[0::2] - losses.detach()[1::2]
@@ -79,3 +80,9 @@ DIRECT_LOSSES: Mapping[str, HeadLoss] = MappingProxyType(
     {"l2": l2_loss, "l1": l1_loss, "log_l2": log_l2_loss, "variance_nll": variance_nll}
 )
 """The losses that predict the task loss itself, which must not be negative."""
+
+
+def head_loss(name: str, *, margin: float = 0.1, leeway: float = 0.0, by: str) -> HeadLoss:
+    """The loss of that name; margin and leeway are those of the ranking loss."""
+    check_choice(name, ["ranking", *DIRECT_LOSSES], by=by, what="loss")
+    return DIRECT_LOSSES.get(name) or partial(ranking_loss, margin=margin, leeway=leeway)

@@ -28,7 +28,7 @@ from dubito.choices import Init
 from dubito.errors import TableError, ValueRangeError
 from dubito.heads.linear_logits import centred_layer
 from dubito.table import Table
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_number
 
 SMALLEST = 1e-6
 SLOPE = 0.01
@@ -87,10 +87,8 @@ class HeadModule(nn.Module):
 
 def check_shape(features: int, width: int, depth: int) -> None:
     """Raise ValueRangeError for sizes that no network can have."""
-    if features < 1 or width < 1 or depth < 0:
-        raise ValueRangeError(
-            f"head: features and width must be at least 1 and depth at least 0; got {features}, {width}, {depth}."
-        )
+    for name, size in (("features", features), ("width", width), ("depth", depth)):
+        check_number(size, "[0, inf)" if name == "depth" else "[1, inf)", by="head", what=name, whole=True)
 
 
 def layer_shapes(features: int, width: int, depth: int) -> dict[str, tuple[int, ...]]:
@@ -119,18 +117,21 @@ def start_at_classes(module: HeadModule, table: Table) -> None:
         )
     table.require("feature", "logit", by=_BY)
     blocks = _blocks(len(table))
-    columns = table.select("feature", "logit")
+    columns, features = table.select("feature", "logit"), table.select("feature")
     weight, bias = centred_layer(
         lambda: (columns.rows(rows) for rows in blocks), table.name, by=_BY, repair="or use init='default'"
     )
-    threshold = _one_class_above(table, blocks[0], weight, bias)
+    logit = features.rows(blocks[0]).feature @ weight.T + bias
+    # One logit per row exceeds it, on average.
+    threshold = float(logit.flatten().topk(min(len(logit) + 1, logit.numel())).values[-1])
     weight, bias = _merged(weight, bias, module.width)
-    total = torch.cat([_activations(table, rows, weight, bias - threshold) for rows in blocks])
+    bias = bias - threshold
+    total = torch.cat([leaky_relu(features.rows(rows).feature @ weight.T + bias, SLOPE).sum(1) for rows in blocks])
     deviation = float(total.std()) if len(total) > 1 else 0.0
     scale = 1 / deviation if deviation > 0 else 1.0
     first, last = [layer for layer in module.layers if isinstance(layer, nn.Linear)]
     units = len(weight)
-    first.weight[:units], first.bias[:units] = weight, bias - threshold
+    first.weight[:units], first.bias[:units] = weight, bias
     nn.init.zeros_(last.weight)
     last.weight[:, :units] = -scale
     last.bias.fill_(scale * float(total.mean()) + _MEAN)
@@ -139,24 +140,9 @@ def start_at_classes(module: HeadModule, table: Table) -> None:
 def _blocks(rows: int) -> list[Int[Tensor, "b"]]:
     """Evenly spaced rows, dealt out so that every block covers the whole table."""
     count = min(rows, _ROWS)
-    chosen = torch.arange(count) * (rows - 1) // max(count - 1, 1)
-    parts = -(-len(chosen) // _ROWS_AT_ONCE)
-    return [chosen[part::parts] for part in range(parts)]
-
-
-def _one_class_above(
-    table: Table, rows: Int[Tensor, "b"], weight: Float[Tensor, "c d"], bias: Float[Tensor, "c"]
-) -> float:
-    """The value that one logit per row exceeds, on average over these rows."""
-    logit = table.select("feature").rows(rows).feature @ weight.T + bias
-    above = logit.flatten().topk(min(len(rows) + 1, logit.numel())).values
-    return float(above[-1])
-
-
-def _activations(
-    table: Table, rows: Int[Tensor, "b"], weight: Float[Tensor, "k d"], bias: Float[Tensor, "k"]
-) -> Float[Tensor, "b"]:
-    return leaky_relu(table.select("feature").rows(rows).feature @ weight.T + bias, SLOPE).sum(dim=1)
+    spaced = torch.arange(count) * (rows - 1) // max(count - 1, 1)
+    parts = -(-count // _ROWS_AT_ONCE)
+    return [spaced[part::parts] for part in range(parts)]
 
 
 def _merged(

@@ -12,12 +12,13 @@ the settings of SGD, Lion and the step schedule, which Table 3 of the paper ment
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from types import MappingProxyType
 from typing import final, get_args
 
 from dubito.choices import Init, LossName, Optimizer, Schedule, Target
 from dubito.errors import ValueRangeError
 from dubito.types import Json
-from dubito.validate import check_choice
+from dubito.validate import check_choice, check_number
 
 _BATCH = 2048
 _REFERENCE_BATCH = 256
@@ -26,6 +27,16 @@ _LEAST_ROWS = 2_000_000
 _MOST_PASSES = 100
 _STEP_FACTOR = 0.1
 _STEP_PARTS = 3
+_INTERVALS = MappingProxyType(
+    {
+        "episodes": "[1, inf)",
+        **dict.fromkeys(("batch", "rows"), "[2, inf)"),
+        **dict.fromkeys(("lr", "temperature", "margin"), "(0, inf)"),
+        **dict.fromkeys(("leeway", "weight_decay", "warmup_lr", "final_lr"), "[0, inf)"),
+        "mix": "[0, 1]",
+        "dropout": "[0, 1)",
+    }
+)
 
 
 @final
@@ -82,7 +93,13 @@ class Recipe:
         choices = {"loss": LossName, "target": Target, "optimizer": Optimizer, "schedule": Schedule, "init": Init}
         for name, kind in choices.items():
             check_choice(getattr(self, name), get_args(kind), by="recipe", what=name)
-        _check_numbers(self)
+        for name, interval in {**_INTERVALS, "warmup": f"[0, {self.episodes})"}.items():
+            value = getattr(self, name)
+            if value is not None or name not in ("batch", "rows"):
+                whole = name in ("episodes", "warmup", "batch")
+                check_number(value, interval, by="recipe", what=name, whole=whole)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueRangeError(f"recipe: betas must be two numbers from 0 to below 1; got {self.betas}.")
 
     def plan(self, rows: int) -> "Plan":
         """Batch size, number of steps and learning rates for a table of so many rows.
@@ -151,25 +168,3 @@ def learning_rate(recipe: Recipe, episode: int) -> float:
     if recipe.schedule == "step":
         return float(peak * _STEP_FACTOR ** (done * _STEP_PARTS // all_))
     return recipe.final_lr + (peak - recipe.final_lr) * (1 + math.cos(math.pi * done / all_)) / 2
-
-
-def _check_numbers(recipe: Recipe) -> None:
-    least = {"episodes": 1, "warmup": 0, "batch": 2, "rows": 2}
-    positive = ("lr", "temperature", "margin")
-    not_negative = ("leeway", "weight_decay", "warmup_lr", "final_lr")
-    betas_valid = len(recipe.betas) == 2 and all(0 <= beta < 1 for beta in recipe.betas)
-    rules = [
-        *((name, 0 < getattr(recipe, name) < math.inf, "be positive") for name in positive),
-        *((name, 0 <= getattr(recipe, name) < math.inf, "not be negative") for name in not_negative),
-        *(
-            (name, getattr(recipe, name) is None or getattr(recipe, name) >= count, f"be at least {count}")
-            for name, count in least.items()
-        ),
-        ("warmup", recipe.warmup < recipe.episodes, f"be below the {recipe.episodes} episodes"),
-        ("mix", 0 <= recipe.mix <= 1, "lie between 0 and 1"),
-        ("dropout", 0 <= recipe.dropout < 1, "be a share from 0 to below 1"),
-        ("betas", betas_valid, "be two numbers from 0 to below 1"),
-    ]
-    for name, valid, expected in rules:
-        if not valid:
-            raise ValueRangeError(f"recipe: {name} must {expected}; got {getattr(recipe, name)}.")

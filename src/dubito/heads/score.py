@@ -19,12 +19,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito.cache.manifest import model_identity
 from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
-from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, write_head
+from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
 from dubito.heads.joint import WithUncertainty
 from dubito.heads.loop import Trained, train_head
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe, as_recipe
-from dubito.heads.shelf import find_head, head_for
+from dubito.heads.shelf import entry_for, find_head
 from dubito.heads.targets import NEEDS
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
@@ -63,7 +63,7 @@ class UncertaintyHead(Score):
 
     def learn(self, table: Table) -> None:
         """Train on features and losses; `dubito.train` adds a progress bar, several seeds and a folder."""
-        self.take(train_head(table, recipe=self.recipe, width=self.width, depth=self.depth, seed=self.seed), table)
+        self.train(table)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The network's output for the features."""
@@ -92,8 +92,10 @@ class UncertaintyHead(Score):
             self._module = module.requires_grad_(False).eval()
         return self._module
 
-    def take(self, trained: Trained, table: Table) -> None:
-        """Become a head that was trained elsewhere on a table."""
+    def train(self, table: Table, **options: Any) -> Trained:
+        """Train with the options `held_out`, `folder` and `progress` of `train_head`; returns its result."""
+        size: Any = {"width": self.width, "depth": self.depth, "seed": self.seed}
+        trained = train_head(table, recipe=self.recipe, **size, **options)
         self._put(trained.module)
         self.trained_: Json = {
             "recipe": self.recipe.to_json(),
@@ -104,6 +106,7 @@ class UncertaintyHead(Score):
             "end": trained.history[-1],
         }
         self.provenance_ = table.provenance
+        return trained
 
     def check_provenance(self, table: Table) -> None:
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
@@ -163,14 +166,14 @@ class UncertaintyHead(Score):
             model: A model from dubito.load or dubito.wrap.
             shipped_only: Whether to ignore your own heads, so that the result is the same on every machine.
         """
-        head = head_for(model_identity(model), shipped_only=shipped_only)
-        if head is None:
+        entry = entry_for(model_identity(model), shipped_only=shipped_only)
+        if entry is None:
             raise ModelError(
                 f"head: there is none for {model.name} among "
-                + ("those that ship. " if shipped_only else "`dubito list heads`. ")
-                + "Extract images and train one: dubito.train(table), or `dubito train`."
+                f"{'those that ship' if shipped_only else '`dubito list heads`'}. Extract images and train one: "
+                f"dubito.train(table), or `dubito train`."
             )
-        return cls.of(head)
+        return cls.of(read_head(entry.path))
 
     @classmethod
     def from_joint(

@@ -4,8 +4,7 @@
     DUBITO_HEADS/NAME/                 the user's own; by default in the system's folder for application data
     DUBITO_HEADS/NAME/seed-1/          one of several seeds, by the name NAME/seed-1
 
-Of two heads with the same name, the user's own is taken. Of several for one model, `entry_for` takes the user's own
-before those that ship; among them that of the training that ended last, its median seed; then the first by name.
+Of two heads with the same name, the user's own is taken.
 """
 
 import json
@@ -84,30 +83,30 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
         options: Options of the hub: revision, token, cache_dir, force_download, local_files_only.
     """
     name, path = str(name_or_path), Path(name_or_path).expanduser()
-    if name.startswith(_HUB):
-        return _from_hub(name.removeprefix(_HUB), options)
-    if path.is_file() or name.endswith(_PYTORCH):
+    if not name.startswith(_HUB) and (path.is_file() or name.endswith(_PYTORCH)):
         return _from_file(path)
     entries = {entry.name: entry.path for entry in list_heads()} | _trainings(path, name)
-    if (path / CONFIG).is_file() or (path.is_dir() and name not in entries):
-        return read_head(path)
-    if name in entries:
-        return read_head(entries[name])
-    if isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or "\\" in name:
-        return read_head(path)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return _from_hub(name, options)
-    raise _unknown(name, list(entries))
+    is_path = isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or "\\" in name or path.is_dir()
+    if is_path or name in entries:
+        return read_head(path if (path / CONFIG).is_file() else entries.get(name, path))
+    if re.fullmatch(rf"{_HUB}.*|[\w.-]+/[\w.-]+", name):
+        from dubito.heads.hub import from_pretrained  # noqa: PLC0415 (the hub's client is slow to import)
+
+        return from_pretrained(name.removeprefix(_HUB), **options)
+    near = nearest(name, entries, or_first=False)
+    hint = f"Nearest: {', '.join(near)}." if near else f"On the shelf: {', '.join(entries) or 'nothing'}."
+    raise ArtefactError(
+        f"head: there is no '{name}'. {hint} Give a name of `dubito list heads`, a folder that save_pretrained wrote, "
+        f"or an id on the hub, 'org/name'."
+    )
 
 
 def _trainings(path: Path, name: str) -> dict[str, Path]:
     """The median head by name, if the name is that of a training: a folder, or one on the shelf."""
     folders = [folder for folder in (path, local_folder() / name) if (folder / TRAINING).is_file()]
-    return {name: _median(folders[0])} if folders and not (folders[0] / CONFIG).is_file() else {}
-
-
-def _median(training: Path) -> Path:
-    """The folder of the median seed in a folder that `dubito.train` wrote."""
+    if not folders or (folders[0] / CONFIG).is_file():
+        return {}
+    training = folders[0]
     try:
         seed = int(json.loads((training / TRAINING).read_text())["median_seed"])
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -115,13 +114,7 @@ def _median(training: Path) -> Path:
             f"head: '{training / TRAINING}' cannot be read ({error}). Name one of the heads in the folder, such as "
             f"'{training / 'seed-1'}'."
         ) from error
-    return training / f"seed-{seed}"
-
-
-def head_for(provenance: Provenance | None, *, shipped_only: bool = False) -> PretrainedHead | None:
-    """The head for the model of a provenance, or None; see `entry_for`."""
-    entry = entry_for(provenance, shipped_only=shipped_only)
-    return None if entry is None else read_head(entry.path)
+    return {name: training / f"seed-{seed}"}
 
 
 def entry_for(provenance: Provenance | None, *, shipped_only: bool = False) -> HeadEntry | None:
@@ -136,13 +129,12 @@ def entry_for(provenance: Provenance | None, *, shipped_only: bool = False) -> H
     """
     if provenance is None:
         return None
-    entries = _entries("shipped", SHIPPED).values() if shipped_only else list_heads()
-    return min((entry for entry in entries if _fits(entry, provenance)), key=_preference, default=None)
-
-
-def _fits(entry: HeadEntry, provenance: Provenance) -> bool:
-    backbone = read_config(entry.path).provenance
-    return backbone is not None and backbone.difference(provenance) is None
+    fitting = []
+    for entry in _entries("shipped", SHIPPED).values() if shipped_only else list_heads():
+        backbone = read_config(entry.path).provenance
+        if backbone is not None and backbone.difference(provenance) is None:
+            fitting.append(entry)
+    return min(fitting, key=_preference, default=None)
 
 
 def _preference(entry: HeadEntry) -> tuple[bool, float, str, bool, str]:
@@ -160,33 +152,17 @@ def _preference(entry: HeadEntry) -> tuple[bool, float, str, bool, str]:
 def _entries(where: Where, folder: Path) -> dict[str, HeadEntry]:
     """The heads of one folder by name."""
     entries = {}
-    for path in sorted([*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")]):
-        name = path.parent.relative_to(folder).as_posix()
+    for path in sorted(one.parent for depth in ("*", "*/*") for one in folder.glob(f"{depth}/{CONFIG}")):
+        name = path.relative_to(folder).as_posix()
         try:
-            entries[name] = _entry(name, path.parent, where)
+            config = read_config(path)
         except DubitoError as error:
             warnings.warn(f"left out: {error}", DubitoWarning, stacklevel=3)
+            continue
+        about = next(iter(str(config.trained.get("corpus", "not recorded")).splitlines()), "")
+        size = sum(file.stat().st_size for part in (WEIGHTS, CONFIG, CARD) if (file := path / part).is_file())
+        entries[name] = HeadEntry(name, path, config.model, config.features, size, where, about)
     return entries
-
-
-def _entry(name: str, path: Path, where: Where) -> HeadEntry:
-    config = read_config(path)
-    corpus = str(config.trained.get("corpus", "not recorded"))
-    return HeadEntry(
-        name=name,
-        path=path,
-        model=config.model,
-        features=config.features,
-        size=sum((path / name).stat().st_size for name in (WEIGHTS, CONFIG, CARD) if (path / name).is_file()),
-        where=where,
-        about=next(iter(corpus.splitlines()), ""),
-    )
-
-
-def _from_hub(name: str, options: dict[str, Any]) -> PretrainedHead:
-    from dubito.heads.hub import from_pretrained  # noqa: PLC0415 (the hub's client is slow to import)
-
-    return from_pretrained(name, **options)
 
 
 def _from_file(path: Path) -> PretrainedHead:
@@ -197,12 +173,3 @@ def _from_file(path: Path) -> PretrainedHead:
     from dubito.heads.authors import import_authors_head  # noqa: PLC0415 (timm is slow to import)
 
     return import_authors_head(path)
-
-
-def _unknown(name: str, known: list[str]) -> ArtefactError:
-    near = nearest(name, known, or_first=False)
-    hint = f"Nearest: {', '.join(near)}." if near else f"On the shelf: {', '.join(known) or 'nothing'}."
-    return ArtefactError(
-        f"head: there is no '{name}'. {hint} Give a name of `dubito list heads`, a folder that save_pretrained wrote, "
-        f"or an id on the hub, 'org/name'."
-    )

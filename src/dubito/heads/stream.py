@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from dubito.table import Column
@@ -53,8 +53,8 @@ class Stream:
         fits = max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // (4 * d)) // self.batch) * self.batch
         # A buffer is a whole number of batches and of blocks, so that only the last batch of a pass has another size.
         self._block = _BLOCK if fits % _BLOCK == 0 else self.batch
-        self._buffer = fits if fits + 1 < n else n
-        self._blocks = -(-n // self._block)
+        self._fits_whole = fits + 1 >= n
+        self._buffer = n if self._fits_whole else fits
 
     @property
     def batches_per_pass(self) -> int:
@@ -70,8 +70,7 @@ class Stream:
     def batches(self, start: int, stop: int) -> Iterator[tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]]:
         """The batches of the steps from start up to stop."""
         step = start
-        whole = self._buffer >= self.features.shape[0]
-        per_buffer = self.batches_per_pass if whole else max(1, self._buffer // self.batch)
+        per_buffer = self.batches_per_pass if self._fits_whole else self._buffer // self.batch
         while step < stop:
             number, place = divmod(step, self.batches_per_pass)
             which, first = divmod(place, per_buffer)
@@ -85,31 +84,20 @@ class Stream:
             step += last - first
 
     def _filled(self, number: int, which: int) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
-        """The rows of one buffer."""
+        """The rows of a buffer: the whole table if it fits, otherwise the next blocks of the pass."""
         if self._kept is not None:
             return self._kept
-        whole = self._buffer >= self.features.shape[0]
-        filled = self._read(torch.arange(self._blocks) if whole else self._blocks_of(number, which))
-        self._kept = filled if whole else None
-        return filled
-
-    def _blocks_of(self, number: int, which: int) -> Int[Tensor, "k"]:
-        """The blocks of one buffer; a short last block always comes last, because buffers consist of full ones."""
-        n = self.features.shape[0]
-        full = n // self._block
-        order = torch.randperm(full, generator=generator(self.seed, number))
-        order = torch.cat([order, torch.arange(full, self._blocks)])
-        size = self._buffer // self._block
-        is_last = n - (which + 1) * self._buffer <= 1  # one more row joins it
-        return order[which * size : None if is_last else (which + 1) * size]
-
-    def _read(self, blocks: Int[Tensor, "k"]) -> tuple[Float[Tensor, "r d"], Float[Tensor, "r"]]:
         n, d = self.features.shape
-        spans = [(block * self._block, min((block + 1) * self._block, n)) for block in blocks.tolist()]
+        order = torch.arange(-(-n // self._block))
+        if not self._fits_whole:
+            full, size = n // self._block, self._buffer // self._block
+            order[:full] = torch.randperm(full, generator=generator(self.seed, number))  # a short block stays last
+            is_last = n - (which + 1) * self._buffer <= 1  # one more row joins it
+            order = order[which * size : None if is_last else (which + 1) * size]
+        spans = [(block * self._block, min((block + 1) * self._block, n)) for block in order.tolist()]
         if self._space is None:  # allocated once: fresh memory costs more than filling it
             self._space = torch.empty(self._buffer + 1, d), torch.empty(self._buffer + 1)
-        total = sum(end - start for start, end in spans)
-        rows, losses = (space[:total] for space in self._space)
+        rows, losses = (space[: sum(end - start for start, end in spans)] for space in self._space)
         done = 0
         for start, end in spans:
             rows[done : done + end - start] = self.features[start:end]
@@ -117,6 +105,7 @@ class Stream:
             done += end - start
         if not bool(rows.sum().isfinite()):  # NaN and infinity reach the sum, which is much cheaper than the check
             finite(rows, f"head.fit: features of {self.name}")
+        self._kept = (rows, losses) if self._fits_whole else None
         return rows, losses
 
 

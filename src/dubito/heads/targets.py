@@ -10,8 +10,7 @@ scaling finds on labelled images; 1 takes the prediction as it is. It is the exp
 losses are known to come from another task loss (BCE, a callable) is refused; use "observed" there.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import final
@@ -25,6 +24,8 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.heads.losses import DIRECT_LOSSES
 from dubito.heads.recipe import Recipe
 from dubito.table import Column, Exact, Table
+from dubito.types import finite
+from dubito.validate import check_number, check_rows
 
 NEEDS: Mapping[Target, tuple[str, ...]] = MappingProxyType(
     {"observed": ("loss",), "expected": ("logit",), "mixed": ("loss", "logit")}
@@ -47,8 +48,7 @@ def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
     """The table with the expected loss as its loss, to combine unlabelled images with labelled ones (`concat`)."""
     table.require("logit", by="with_expected_loss")
     _check_task_loss(table, "with_expected_loss", "Take its own losses instead")
-    if not 0 < temperature < math.inf:
-        raise ValueRangeError(f"with_expected_loss: temperature must be positive; got {temperature}. 1 is the model's.")
+    check_number(temperature, "(0, inf)", by="with_expected_loss", what="temperature", hint="1 is the model's.")
     extended = table.extended(loss=_Expected(table.column("logit"), temperature))
     if table.provenance is not None:
         extended.provenance = replace(table.provenance, task_loss=_CROSS_ENTROPY)
@@ -79,32 +79,21 @@ def target_column(table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
     table.require(*needs, by=by)
     if recipe.target != "observed":
         _check_task_loss(table, by, "Train with target='observed'")
-    if len(table) < 2:
-        raise TableError(
-            f"head.fit needs at least two rows, to learn which of two images is harder; {table.name} has {len(table)}. "
-            f"Fit on more images."
-        )
+    check_rows(table, by="head.fit", least=2)
     column = torch.empty(len(table))
     start = 0
     for batch in table.batches(*needs):
-        column[start : start + len(batch)] = _TARGETS[recipe.target](batch, recipe).float()
+        column[start : start + len(batch)] = _losses(batch, recipe)
         start += len(batch)
     _check_losses(column, table, recipe)
     return column
 
 
-def _mixed(batch: Table, recipe: Recipe) -> Float[Tensor, "n"]:
+def _losses(batch: Table, recipe: Recipe) -> Float[Tensor, "n"]:
+    if recipe.target == "observed":
+        return batch.loss
     expected = expected_loss(batch.logit, recipe.temperature)
-    return (1 - recipe.mix) * batch.loss.double() + recipe.mix * expected
-
-
-_TARGETS: Mapping[str, Callable[[Table, Recipe], Tensor]] = MappingProxyType(
-    {
-        "observed": lambda batch, _: batch.loss,
-        "expected": lambda batch, recipe: expected_loss(batch.logit, recipe.temperature),
-        "mixed": _mixed,
-    }
-)
+    return expected if recipe.target == "expected" else (1 - recipe.mix) * batch.loss.double() + recipe.mix * expected
 
 
 def _check_task_loss(table: Table, by: str, repair: str) -> None:
@@ -118,18 +107,13 @@ def _check_task_loss(table: Table, by: str, repair: str) -> None:
 
 
 def _check_losses(losses: Float[Tensor, "n"], table: Table, recipe: Recipe) -> None:
-    bad = (~losses.isfinite()).nonzero()[:, 0]
-    if len(bad):
-        raise ValueRangeError(
-            f"head.fit: {len(bad)} of the {len(losses)} losses of {table.name} are NaN or infinite, the first in row "
-            f"{int(bad[0])}. Such a loss cannot be ranked: look at the label and the logits of that row."
-        )
+    finite(losses, f"head.fit: losses of {table.name}")
     low, high = float(losses.min()), float(losses.max())
     if high - low <= recipe.leeway:
+        apart = f" by more than the leeway {recipe.leeway}" if recipe.leeway else ""
         raise TableError(
-            "head.fit needs losses that differ"
-            + (f" by more than the leeway {recipe.leeway}" if recipe.leeway else "")
-            + f"; all {len(table)} of {table.name} lie between {low:g} and {high:g}, so there is no order to learn."
+            f"head.fit needs losses that differ{apart}; all {len(table)} of {table.name} lie between {low:g} and "
+            f"{high:g}, so there is no order to learn."
         )
     if recipe.loss in DIRECT_LOSSES and low < 0:
         raise ValueRangeError(

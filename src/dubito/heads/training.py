@@ -21,19 +21,21 @@ from typing import TYPE_CHECKING, Any, final
 from dubito.errors import DubitoError
 from dubito.heads.checkpoint import DiskType
 from dubito.heads.held_out import split
-from dubito.heads.loop import FIGURES, plot_histories, train_head
+from dubito.heads.loop import STATE
 from dubito.heads.recipe import Recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.heads.shelf import TRAINING
-from dubito.heads.state import FILE as STATE
 from dubito.metrics import MedianSpread, median_spread
-from dubito.result import Result, plain
+from dubito.result import Result, axes, plain
 from dubito.storage import locked, write_json
 from dubito.table import Table
 from dubito.types import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
+"""What is measured during a training."""
 
 
 @final
@@ -92,21 +94,25 @@ class Training(Result):
 
     def to_dict(self) -> Json:
         """Seeds, folders, the summary and all measurements; not the heads themselves."""
-        values: Json = plain(
-            {
-                "seeds": [head.seed for head in self.heads],
-                "median_seed": self.head.seed,
-                "folders": self.folders,
-                "summary": self.summary(),
-                "histories": self.histories,
-            }
-        )
+        seeds = {"seeds": [head.seed for head in self.heads], "median_seed": self.head.seed}
+        values: Json = plain({**seeds, "folders": self.folders, "summary": self.summary(), "histories": self.histories})
         return values
 
     def plot(self, ax: "Axes | None" = None, *, figure: str | None = None) -> "Axes":
-        """Learning curves of all seeds: held-out R-AUROC where it was measured, or another figure of `FIGURES`."""
-        curves = {f"seed {head.seed}": history for head, history in zip(self.heads, self.histories, strict=True)}
-        return plot_histories(curves, figure, ax)
+        """Learning curves of all seeds.
+
+        Args:
+            ax: Axes to draw on; None makes new ones.
+            figure: "r_auroc", "order" or "loss"; None is the first of them that was measured.
+        """
+        figure = figure or next(name for name in ("r_auroc", "order", "loss") if name in self.histories[0][-1])
+        ax = axes(ax)
+        for head, history in zip(self.heads, self.histories, strict=True):
+            ax.plot([one["step"] for one in history], [one[figure] for one in history], label=f"seed {head.seed}")
+        ax.set(xlabel="step", ylabel=FIGURES[figure])
+        if len(self.heads) > 1:
+            ax.legend()
+        return ax
 
 
 def train(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
@@ -146,25 +152,13 @@ def train(  # noqa: PLR0913 (one call that users type; everything after `to` is 
         raise DubitoError(f"train: seeds must be at least one, all different; got {seeds}.")
     if isinstance(held_out, int | float):
         table, held_out = split(table, float(held_out))
-    settings = recipe or Recipe()
     about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
-    heads, histories, folders = [], [], []
-    any_new = False
+    heads, histories, folders, any_new = [], [], [], False
     with nullcontext() if to is None else locked(Path(to)):
         for seed in seeds:
             folder = None if to is None else Path(to) / f"seed-{seed}"
-            result = train_head(
-                table,
-                recipe=settings,
-                width=width,
-                depth=depth,
-                seed=seed,
-                held_out=held_out,
-                folder=folder,
-                progress=progress,
-            )
-            head = UncertaintyHead(width, depth, seed, settings)
-            head.take(result, table)
+            head = UncertaintyHead(width, depth, seed, recipe or Recipe())
+            result = head.train(table, held_out=held_out, folder=folder, progress=progress)
             if folder is not None:
                 head.save_pretrained(folder, **about)
                 folders.append(folder)
@@ -186,12 +180,8 @@ def _write_report(to: Path, training: Training, *, new: bool) -> None:
     finished = before.get("finished") if isinstance(before, dict) and not new else None
     report = training.to_dict()
     report["folders"] = [folder.relative_to(to).as_posix() for folder in training.folders]
-    report["finished"] = finished or _last_state(training.folders)
+    # A seed's state is written with its last step and never again.
+    last = max((folder / STATE).stat().st_mtime for folder in training.folders)
+    report["finished"] = finished or datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
     if report != before:
         write_json(to / TRAINING, report)
-
-
-def _last_state(folders: Sequence[Path]) -> str:
-    """When the last seed ended: its state is written with its last step and never again."""
-    last = max((folder / STATE).stat().st_mtime for folder in folders)
-    return datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
