@@ -180,7 +180,7 @@ def test_tensors_that_are_not_a_head_s(folder, change):
         read_head(folder)
 
 
-@pytest.mark.parametrize(("extra", "listed"), [(None, "nothing"), ({"extra": torch.zeros(1)}, ".*extra")])
+@pytest.mark.parametrize(("extra", "listed"), [(None, "nothing"), ({"extra": torch.zeros(1)}, ".*layers")])
 def test_tensors_with_their_hash_that_are_not_a_head_s(folder, extra, listed):
     path = folder / "model.safetensors"
     save_file({} if extra is None else load_file(path) | extra, path)
