@@ -1,6 +1,5 @@
 """`dubito audit`: look for faults in a set-up of model, transform, images and labels."""
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -53,7 +52,7 @@ def audit(  # noqa: PLR0913 (a command's options)
         workers=workers,
         progress=not screen.quiet,
     )
-    result.issues = [replace(issue, repair=translate(issue.repair, screen.options)) for issue in result.issues]
+    result.issues = [issue._replace(repair=translate(issue.repair, screen.options)) for issue in result.issues]
     result.unchecked = {check: translate(reason, screen.options) for check, reason in result.unchecked.items()}
     screen.show(result)
     if not result.ok:

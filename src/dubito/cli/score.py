@@ -94,7 +94,7 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
     """The most uncertain images by the first score; equal ones in the table's order."""
     first, count = next(iter(scores)), len(columns["id"])
     order = (-columns[first]).argsort(kind="stable")[:top].tolist()
-    images = [
+    images: list[dict[str, Any]] = [
         {
             "id": str(columns["id"][row]),
             "prediction": int(columns["prediction"][row]),

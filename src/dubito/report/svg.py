@@ -132,8 +132,8 @@ def histogram(in_distribution: Float[np.ndarray, "n"], ood: Float[np.ndarray, "m
         outline = zip(np.repeat(edges, 2).tolist(), [0.0, *np.repeat(share, 2).tolist(), 0.0], strict=True)
         drawn += f'<path class="{name}" d="{frame.path(outline)}Z"/>'
     drawn += f'<line class="axis" x1="0" x2="{_WIDTH}" y1="{_BASE}" y2="{_BASE}"/>'
-    for share, text in Axis(linear.low, linear.high, log).ticks():
-        x, anchor = share * _WIDTH, "start" if share < 0.04 else "end" if share > 0.96 else "middle"
+    for place, text in Axis(linear.low, linear.high, log).ticks():
+        x, anchor = place * _WIDTH, "start" if place < 0.04 else "end" if place > 0.96 else "middle"
         drawn += (
             f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_BASE}" y2="{_BASE + 4}"/>'
             f'<text x="{x:.1f}" y="{_BASE + 16}" text-anchor="{anchor}">{text}</text>'
