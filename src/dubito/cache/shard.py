@@ -30,7 +30,7 @@ from torch import Tensor
 
 from dubito.errors import DamagedShardError
 from dubito.storage import UNFINISHED, checksum, encode, write_file
-from dubito.table import Exact
+from dubito.table import Column, Exact
 from dubito.table.views import Stacked
 
 ROWS, HEAD = "rows", "head"
@@ -134,7 +134,7 @@ def unpack_strings(columns: Mapping[str, Tensor]) -> list[str]:
     return [blob[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[int, ...] = ()) -> Stacked:
+def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[int, ...] = ()) -> Column:
     """One column over all shards of one kind, rows of which are read when they are needed.
 
     Args:
@@ -142,7 +142,8 @@ def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[i
         name: The key in every shard; "id" for the names that `pack_strings` packed.
         tail: The shape of one row.
     """
-    return Stacked([_InShard(shard, name, (rows, *tail)) for shard, rows in shards])
+    columns = [_InShard(shard, name, (rows, *tail)) for shard, rows in shards]
+    return columns[0] if len(columns) == 1 else Stacked(columns)
 
 
 @final

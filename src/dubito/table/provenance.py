@@ -84,10 +84,10 @@ class Provenance:
             gone, new = {*self.operations} - {*other.operations}, {*other.operations} - {*self.operations}
             what = f"{', '.join(sorted(gone)) or 'none'} there, {', '.join(sorted(new)) or 'none'} here"
             reasons.append(f"its operations differ ({what}): activations or pools were replaced")
-        if what := describe_difference(self.transform, other.transform):
-            reasons.append(f"its transform differs ({what}): images were prepared in another way")
-        if what := describe_difference(self.head, other.head):
-            reasons.append(f"its classifying layer differs ({what}): features are read elsewhere in the model")
+        if transform := describe_difference(self.transform, other.transform):
+            reasons.append(f"its transform differs ({transform}): images were prepared in another way")
+        if layer := describe_difference(self.head, other.head):
+            reasons.append(f"its classifying layer differs ({layer}): features are read elsewhere in the model")
         return "; ".join(reasons) or None
 
     def _members_differ(self, other: "Provenance") -> str | None:
