@@ -255,8 +255,10 @@ def _intervals(figures: Float64[np.ndarray, "r f"], confidence: float) -> dict[s
     intervals: dict[str, Interval | None] = {}
     for name, (value, *resampled) in zip(FIGURES, figures.T.tolist(), strict=True):
         defined = np.array([one for one in resampled if np.isfinite(one)])
-        ends = percentiles(defined, confidence).tolist() if np.isfinite(value) and len(defined) else None
-        intervals[name] = None if ends is None else Interval(value, *ends, confidence)
+        intervals[name] = None
+        if np.isfinite(value) and len(defined):
+            low, high = percentiles(defined, confidence).tolist()
+            intervals[name] = Interval(value, low, high, confidence)
     return intervals
 
 

@@ -103,7 +103,7 @@ def _per_ensemble(name: str, options: Mapping[str, Any], table: Table) -> dict[s
         return {name: dict(options)}
     ensembles = ensembles_in(table.columns)
     tiles = sorted((one for one in ensembles if one.startswith("tiles_")), key=lambda one: int(one.rpartition("_")[2]))
-    ensembles = [one for one in ensembles if one not in tiles[:-1]]  # of tiles, the finest grid alone
+    ensembles = tuple(one for one in ensembles if one not in tiles[:-1])  # of tiles, the finest grid alone
     if len(ensembles) < 2:
         return {name: {**options, "of": ensembles[0]} if ensembles else dict(options)}
     return {f"{name}:{one}": {**options, "of": one} for one in ensembles}

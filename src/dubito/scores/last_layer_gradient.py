@@ -17,8 +17,8 @@ Where the head is not one linear layer of the feature, these are the gradients o
 Confident rows keep their order: 1 - p_y is the sum of the other probabilities, in float64.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, final, get_args
+from dataclasses import dataclass, field
+from typing import final, get_args
 
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -29,6 +29,8 @@ from dubito.scores.softmax import check_two_classes
 from dubito.table import Table
 from dubito.types import Score, finite
 from dubito.validate import check_choice
+
+_LAST_LAYER: tuple[str, ...] = ("feature", "logit")
 
 
 def last_layer_gradient(
@@ -82,7 +84,7 @@ class LastLayerGradient(Score):
 
     name = "last_layer_gradient"
     kind = "epistemic"
-    needs = ("feature", "logit")
+    needs = _LAST_LAYER
 
     def __post_init__(self) -> None:
         check_choice(self.weighting, get_args(ClassWeighting), by=self.name, what="weighting")
@@ -111,12 +113,12 @@ class GradNorm(ScoreOfLayers):
     of: str | None = None
     bias: bool = False
     layers: Layers = "uniform"
+    beta: float = field(default=0.0, init=False, repr=False)
 
     name = "grad_norm"
     kind = "epistemic"
-    needs = ("feature", "logit")
+    needs = _LAST_LAYER
     own_probe = False
-    beta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         self.layers = check_layers(self.layers, self.name, ("uniform", "kept"))
