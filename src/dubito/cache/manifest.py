@@ -202,9 +202,10 @@ def table_of_cache(folder: Path, known: Provenance | None) -> Table:
         columns |= {key: sharded_column(shards, key, tuple(one["shape"])) for key, one in kind["columns"].items()}
         if HEAD in kind:
             columns["logit"] = _rebuilt(columns["feature"], _shard(folder, kind[HEAD]))
+    parts: Json = {part: manifest.identity.get(part) for part in CARRIED}
     recorded = Provenance(
         model=manifest.model,
-        **{part: manifest.identity.get(part) for part in CARRIED},
+        **parts,
         task_loss=manifest.task_loss,
         probes={
             name: {key: probe[key] for key in ("settings", "notes") if key in probe}

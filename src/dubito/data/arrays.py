@@ -132,7 +132,8 @@ def open_npz(path: Path, part: str | None = None) -> ArrayImages:
             f"Write it with numpy.savez(path, images=..., labels=...)."
         ) from error
     small |= {key: tuple(small[key].astype(str).tolist()) for key in ("ids", "classes") if key in small}
-    return ArrayImages(**{pixels: rows}, **small, name=name)
+    small[pixels] = rows
+    return ArrayImages(**small, name=name)
 
 
 def position_ids(n: int) -> tuple[str, ...]:

@@ -162,8 +162,8 @@ def read_csv(path: Path) -> CsvTable:
             )
     table = CsvTable(path, header, [row for _, row in lines[1:]])
     try:  # names of files may be any bytes, everything else is text
-        for row in (header, *table.rows):
-            "".join(cell for place, cell in enumerate(row) if place != table.paths).encode()
+        for line in (header, *table.rows):
+            "".join(cell for place, cell in enumerate(line) if place != table.paths).encode()
     except UnicodeEncodeError as error:
         raise _unreadable_csv(path, error) from error
     return table

@@ -39,13 +39,11 @@ def chosen_rows(table: Table, index: Int[Tensor, "k"]) -> Table:
             f"rows of {table.name} must be indices from 0 to {len(table) - 1}; "
             f"got {int(index.min())} to {int(index.max())}. Choose among its rows."
         )
-    columns = {name: table.column(name) for name in table.columns}
-    return table.with_only(
-        {
-            name: Computed((len(index), *column.shape[1:]), lambda rows, column=column: take(column, index[rows]))
-            for name, column in columns.items()
-        }
-    )
+
+    def chosen(column: Column) -> Computed:
+        return Computed((len(index), *column.shape[1:]), lambda rows: take(column, index[rows]))
+
+    return table.with_only({name: chosen(table.column(name)) for name in table.columns})
 
 
 def concat(*tables: Table) -> Table:
