@@ -91,7 +91,7 @@ def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
 
     All rows of one image stay together. Ids and row numbers are held in memory, features are not.
     """
-    check_number(share, "(0, 1)", by="train", what="the share held_out", hint="0.1 holds a tenth out.")
+    check_number(share, "(0, 1)", by="train", what="held_out", hint="0.1 holds a tenth out.")
     image = _images(table)
     images = torch.unique(image)
     count = round(share * len(images))
