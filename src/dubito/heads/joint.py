@@ -159,12 +159,12 @@ class WithUncertainty(nn.Module):
                 noise of the size of the last batch.
         """
         kind = type(self.module).__name__
-        if example is None and self._size is None:
-            raise ModelError(
-                f"with_uncertainty: {kind} has not seen a batch yet, so the size of its inputs is not known. Give one "
-                f"as example=."
-            )
         if example is None:
+            if self._size is None:
+                raise ModelError(
+                    f"with_uncertainty: {kind} has not seen a batch yet, so the size of its inputs is not known. Give "
+                    f"one as example=."
+                )
             weight = next(self.module.get_submodule(self.layer).parameters())
             example = torch.rand(2, *self._size, generator=torch.Generator().manual_seed(0)).to(weight)
         with frozen(self):
