@@ -19,7 +19,7 @@ import dubito
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "src" / "dubito" / "heads" / "pretrained" / "efficientnet_lite0"
 CORPUS = (
-    "2,000 ImageNet-1k validation photographs (two a class, 256 px), clean and in thirteen augmented epochs (crops of "
+    "2,000 ImageNet-1k validation photographs (two per class, 256 px), clean and in thirteen augmented epochs (crops of "
     "0.5 to 1 of the area, flips, colour jitter), of which two are blurred, two noisy and one is mostly covered by a "
     "grey box"
 )
@@ -54,10 +54,10 @@ def main() -> None:
 
 
 def measured() -> dict[str, object]:
-    """What heads of the same making reach on photographs they have not seen."""
+    """What heads of the same recipe reach on photographs they have not seen."""
     found = json.loads((HERE / "expected" / "human_ambiguity.json").read_text())
     return {
-        "note": "Heads of the same making, each trained on one half of the photographs and measured on the other "
+        "note": "Heads of the same recipe, each trained on one half of the photographs and measured on the other "
         "(experiments/human_ambiguity.py); this one has seen both. The idea of the start was seen on both halves, "
         "its final settings were chosen on the first: the second half's figure is the cleaner one, not untouched.",
         "second_half": found["halves"]["reported"],

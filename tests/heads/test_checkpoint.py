@@ -189,6 +189,15 @@ def test_tensors_with_their_hash_that_are_not_a_head_s(folder, extra, listed):
         read_head(folder)
 
 
+def test_weights_that_are_not_finite(folder):
+    tensors = {key: value.fill_(float("nan")) for key, value in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    digest = hashlib.blake2b((folder / "model.safetensors").read_bytes(), digest_size=16).hexdigest()
+    edit(folder, weights_file=digest)
+    with pytest.raises(ArtefactError, match="holds NaN or infinite weights"):
+        read_head(folder)
+
+
 def test_a_card_in_any_bytes_can_be_read(folder):
     (folder / "README.md").write_bytes(b"# \xff mine")
     assert read_head(folder).card == "# � mine"
@@ -302,7 +311,7 @@ def test_it_tells_what_was_recorded_and_how_to_use_it():
     card = make_card(config, name="org/mine")
     for text in (
         "1280 features",
-        "1 hidden layers of width 64",
+        "1 hidden layer of width 64",
         "4,000 photographs",
         "rows: 40000",
         "ambiguous auroc: 0.7012",

@@ -194,12 +194,12 @@ def test_for_model(world, tuned, own):
     with pytest.raises(ModelError) as error:
         UncertaintyHead.for_model(model)
     assert str(error.value) == (
-        "head: there is none for tiny among `dubito list heads`. Extract images and train one: "
+        "head: no head for tiny among `dubito list heads`. Extract images and train one: "
         "dubito.train(table), or `dubito train`."
     )
     head.save_pretrained(own / "mine")
     assert torch.equal(UncertaintyHead.for_model(model).score(table), head.score(table))
-    with pytest.raises(ModelError, match=r"^head: there is none for tiny"):
+    with pytest.raises(ModelError, match=r"^head: no head for tiny"):
         UncertaintyHead.for_model(tuned[0])
 
 
@@ -209,7 +209,7 @@ def test_for_model_among_those_that_ship(world, own):
     with pytest.raises(ModelError) as error:
         UncertaintyHead.for_model(model, shipped_only=True)
     assert str(error.value) == (
-        "head: there is none for tiny among those that ship. Extract images and train one: "
+        "head: no head for tiny among those that ship. Extract images and train one: "
         "dubito.train(table), or `dubito train`."
     )
     shipped = UncertaintyHead(seed=2, **SMALL).fit(table)

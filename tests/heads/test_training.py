@@ -225,9 +225,7 @@ def test_seeds_without_meaning(seeds):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5])
 def test_shares_without_meaning(share):
-    with pytest.raises(
-        ValueRangeError, match=rf"^train: held_out must be a number in \(0, 1\); got {share}\."
-    ):
+    with pytest.raises(ValueRangeError, match=rf"^train: held_out must be a number in \(0, 1\); got {share}\."):
         train(table_of(), held_out=share)
 
 

@@ -173,6 +173,8 @@ def read_head(folder: str | Path) -> PretrainedHead:
             f"head in '{folder}': {CONFIG} describes {config.features} features, width {config.width}, depth "
             f"{config.depth}, and {WEIGHTS} does not hold that: {listed}. Copy both files from the same head."
         )
+    if not all(value.isfinite().all() for value in tensors.values()):
+        raise ArtefactError(f"head in '{folder}': {WEIGHTS} holds NaN or infinite weights. Copy or train it again.")
     module = HeadModule(config.features, width=config.width, depth=config.depth)
     module.load_state_dict(tensors)
     card = folder / CARD

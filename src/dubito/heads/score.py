@@ -169,7 +169,7 @@ class UncertaintyHead(Score):
         entry = entry_for(model_identity(model), shipped_only=shipped_only)
         if entry is None:
             raise ModelError(
-                f"head: there is none for {model.name} among "
+                f"head: no head for {model.name} among "
                 f"{'those that ship' if shipped_only else '`dubito list heads`'}. Extract images and train one: "
                 f"dubito.train(table), or `dubito train`."
             )
