@@ -30,15 +30,12 @@ class Transform(Protocol):
 
     def prepare(self, image: Image.Image) -> Tensor:
         """One RGB image to one tensor, in a worker: uint8 pixels (h,w,3), or a finished float input."""
-        ...
 
     def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
         """A stacked batch of prepared tensors to model inputs, on the model's device: scaling and normalisation."""
-        ...
 
     def describe(self) -> Json:
         """Everything that changes the result, as JSON: part of a cache's identity."""
-        ...
 
 
 @runtime_checkable
@@ -54,11 +51,9 @@ class Images(Protocol):
 
     def read(self, index: int) -> Image.Image | Tensor:
         """The image as RGB, or a tensor that is an input already; BrokenImageError if it cannot be decoded."""
-        ...
 
     def digest(self) -> str:
         """A hash of the ordered ids and of every image's content."""
-        ...
 
 
 @runtime_checkable
@@ -73,27 +68,21 @@ class Classifier(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the module is."""
-        ...
 
     def features(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n d"]:
         """What the last classifying layer reads."""
-        ...
 
     def logits(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n c"]:
         """What the last layer makes of features, for rows and for tiles; of features(x), the module's output."""
-        ...
 
     def feature_map(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n t d"]:
         """The features each tile would give the last layer if it were the whole image."""
-        ...
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
         """Weight and bias of the last layer as `logits` applies them; known once a batch has been seen."""
-        ...
 
     def fingerprint(self) -> Json:
         """Hashes of weights and transform: who made a cache."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +107,6 @@ class Tiling(Protocol):
 
     def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
         """Features, and the logits of every tile; ModelError where there is no feature map."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +118,6 @@ class Probe(Protocol):
     @property
     def name(self) -> str:
         """Name of its columns and of its part of a cache; a plain attribute suffices."""
-        ...
 
     def run(
         self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
@@ -139,11 +126,9 @@ class Probe(Protocol):
 
         `label` is the model's class of each image, or the targets of `extract`; None if there are neither.
         """
-        ...
 
     def settings(self) -> Json:
         """Everything that changes the columns, as JSON: part of a cache's identity."""
-        ...
 
 
 @runtime_checkable
@@ -154,7 +139,6 @@ class SharingProbe(Protocol):
         self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
     ) -> tuple[Mapping[str, Tensor], Float[Tensor, "n d"]]:
         """The columns of `run`, and model.features(x) to the last bit."""
-        ...
 
 
 @runtime_checkable
@@ -164,12 +148,10 @@ class BaseProbe(Protocol):
     @property
     def recorded_loss(self) -> str:
         """The name under which a cache records the task loss."""
-        ...
 
     @property
     def keeps_head(self) -> bool:
         """Whether logits are not stored but rebuilt from features, so that the last layer is kept once."""
-        ...
 
     def run(
         self,
@@ -184,11 +166,9 @@ class BaseProbe(Protocol):
 
         Of images that are mixed from two, `mixed` is the other one's target and the weight of the first.
         """
-        ...
 
     def check_targets(self, targets: Shaped[Tensor, "n ..."] | None, classes: int | None) -> None:
         """Raise an error for targets that the task loss cannot be computed with; classes is None while unknown."""
-        ...
 
 
 @runtime_checkable
@@ -197,7 +177,6 @@ class NotingProbe(Protocol):
 
     def notes(self) -> Json:
         """What is the same for all images, as JSON; known after the first batch. Kept with the columns."""
-        ...
 
 
 class Score(ABC):

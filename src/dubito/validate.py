@@ -7,6 +7,7 @@ import math
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -24,7 +25,6 @@ from dubito.table.provenance import check_provenance
 SHARED = 0.01
 """A few images may be the same by chance, in any large collection."""
 _SWITCH = MappingProxyType({"true": True, "false": False, "yes": True, "no": False})
-_NO_PARSERS: Mapping[Any, Callable[[str], Any]] = MappingProxyType({})
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4, or_first: bool = True) -> list[str]:
@@ -138,7 +138,7 @@ def settings_from_text(
     texts: Mapping[str, str],
     *,
     by: str,
-    parsers: Mapping[Any, Callable[[str], Any]] = _NO_PARSERS,
+    parsers: Mapping[Any, Callable[[str], Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Settings of a dataclass from text, each converted to the type that its field declares.
 
@@ -187,13 +187,10 @@ def setting_types(cls: type) -> dict[str, Any]:
 
 def check_bootstrap(*, by: str, confidence: Any = 0.95, resamples: Any = 1000, seed: Any = 0, least: int = 1) -> None:
     """Raise ValueRangeError for arguments that no bootstrap can have; a generator counts as a seed."""
-    share = isinstance(confidence, Real) and 0 < float(confidence) < 1
-    seeded = isinstance(seed, torch.Generator) or _at_least(0, seed)
-    if not (share and seeded and _at_least(least, resamples)):
-        raise ValueRangeError(
-            f"{by} needs a confidence in (0, 1), at least {least} resample{'s' if least > 1 else ''} and a seed from 0 "
-            f"on; got confidence={confidence}, resamples={resamples}, seed={seed}. 0.95, 1000 and 0 are usual."
-        )
+    check_number(confidence, "(0, 1)", by=by, what="confidence", hint="0.95 is usual.")
+    check_number(resamples, f"[{least}, inf)", by=by, what="resamples", whole=True, hint="1000 are usual.")
+    if not isinstance(seed, torch.Generator):
+        check_number(seed, "[0, inf)", by=by, what="seed", whole=True, hint="0 is usual.")
 
 
 def check_rows(table: Any, *, by: str, least: int = 1, what: str = "table") -> None:
@@ -259,10 +256,6 @@ def check_model_labels(table: Table, *, by: str) -> None:
         )
 
 
-def _at_least(least: int, count: Any) -> bool:
-    return type(count) is not bool and isinstance(count, Integral) and int(count) >= least
-
-
 def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allowed: float) -> str | None:
     shared = shared_rows(table, other)
     if len(shared.here) <= allowed * len(table):
@@ -279,30 +272,20 @@ def _from_text(text: str, kind: Any, parsers: Mapping[Any, Callable[[str], Any]]
     if kind in parsers:
         return parsers[kind](text)
     if origin in (Union, types.UnionType):
-        return _first_that_fits(text, inner, parsers)
-    if origin in (tuple, list, Sequence):
+        # None first, because any text is a list of texts; str last, because any text is one.
+        for one in sorted(inner, key=lambda one: (one is str, one is not type(None))):
+            with suppress(ValueError):
+                return _from_text(text, one, parsers)
+    elif origin in (tuple, list, Sequence):
         items = [part.strip() for part in text.split(",")] if text else []
         each = inner if origin is tuple and inner[-1] is not Ellipsis else inner[:1] * len(items)
         made = [_from_text(item, one, parsers) for item, one in zip(items, each, strict=True)]
         return made if origin is list else tuple(made)
-    if words := _words(kind):
-        if text.lower() not in words:
-            raise ValueError(text)
-        return words[text.lower()]
-    if kind is Any:
-        return text
-    if not isinstance(kind, type):
-        raise ValueError(text)
-    return kind(text)
-
-
-def _first_that_fits(text: str, kinds: Sequence[Any], parsers: Mapping[Any, Callable[[str], Any]]) -> Any:
-    # None first, because any text is a list of texts; str last, because any text is one.
-    for kind in sorted(kinds, key=lambda one: (one is str, one is not type(None))):
-        try:
-            return _from_text(text, kind, parsers)
-        except ValueError:  # noqa: PERF203 (a handful of types)
-            continue
+    elif words := _words(kind):
+        if text.lower() in words:
+            return words[text.lower()]
+    elif kind is Any or isinstance(kind, type):
+        return text if kind is Any else kind(text)
     raise ValueError(text)
 
 
@@ -321,18 +304,13 @@ def describe_type(kind: Any) -> str:
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join(describe_type(one) for one in inner if _from_any_text(one))
+        # Text cannot become a function or the like.
+        spoken = [one for one in inner if isinstance(one, type) or get_origin(one) in (Literal, tuple, list, Sequence)]
+        return " or ".join(map(describe_type, spoken))
     if origin in (tuple, list, Sequence):
         many = "some items" if origin is not tuple or inner[-1] is Ellipsis else f"{len(inner)} items"
         return f"{many} separated by commas, each {describe_type(inner[0])}"
-    if kind is type(None):
-        return "none"
-    if words := _words(kind):
+    names = {int: "a whole number", float: "a number", str: "text", type(None): "none"}
+    if kind not in names and (words := _words(kind)):
         return f"one of {', '.join(words)}"
-    names = {int: "a whole number", float: "a number", str: "text"}
     return names.get(kind) or str(getattr(kind, "__name__", kind))
-
-
-def _from_any_text(kind: Any) -> bool:
-    """Whether text can become a value of a type: of functions and the like it cannot."""
-    return isinstance(kind, type) or get_origin(kind) in (Literal, tuple, list, Sequence)

@@ -123,7 +123,7 @@ def test_another_augmentation_is_refused_by_name(model, photos, tmp_path):
     refused(model, photos, cache, r"the augmentation \(seed=0 there, 4 here\)", epochs=3, augment=Augment(seed=4))
     refused(model, photos, cache, r"the augmentation \(strong=none there, box here\)", epochs=3,
             augment=Augment(strong="box"))  # fmt: skip
-    refused(model, photos, cache, r"something else: the augmentation \(.*\"epochs\": 3, .* there, none here\)")
+    refused(model, photos, cache, r"does not match: the augmentation \(.*\"epochs\": 3, .* there, none here\)")
     extract(model, photos, tmp_path / "plain")
     refused(model, photos, tmp_path / "plain", r"the augmentation \(none there, .*\"epochs\": 2, .* here\)", epochs=2)
     (photos / "a" / "000.png").write_bytes((photos / "b" / "001.png").read_bytes())

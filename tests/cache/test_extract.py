@@ -142,14 +142,14 @@ def test_a_stale_cache_is_refused_with_the_differing_part(model, network, folder
     with torch.no_grad():
         other[0].weight[0, 0, 0, 0] += 1
     transform = dubito.Preprocess((16, 16), 16)
-    refused(dubito.wrap(other, transform=transform), folder, cache, r"something else: the model's weights \(\w+ there")
+    refused(dubito.wrap(other, transform=transform), folder, cache, r"does not match: the model's weights \(\w+ there")
     narrow = dubito.wrap(network, transform=dubito.Preprocess((16, 16), 17))
-    refused(narrow, folder, cache, r"something else: the transform \(.*resize=16 there, 17 here\)")
+    refused(narrow, folder, cache, r"does not match: the transform \(.*resize=16 there, 17 here\)")
     refused(model, folder, cache, "the labels", labels=[0] * 23)
     refused(model, folder, cache, r"the settings of the forward probe \(store_logit=true there, false here\)",
             probes=[dubito.probes.Forward(store_logit=False)])  # fmt: skip
     (folder / "a" / "000.png").write_bytes((folder / "b" / "001.png").read_bytes())
-    refused(model, folder, cache, r"something else: the contents of the images \(\w+ there, \w+ here\)")
+    refused(model, folder, cache, r"does not match: the contents of the images \(\w+ there, \w+ here\)")
     (folder / "a" / "000.png").unlink()
     refused(model, folder, cache, r"the number of images \(23 there, 22 here\)")
 
@@ -246,7 +246,7 @@ def test_an_error_in_the_transform_is_told_in_one_sentence(network, folder, tmp_
 
 def test_an_unfinished_cache_is_not_opened(model, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(_Extraction, "_finish", lambda self, blocks: None)
-    with pytest.raises(CacheError, match=r"is not finished\. Run the same extract again"):
+    with pytest.raises(CacheError, match=r"is not finished\. Run the same extraction again"):
         extract(model, folder, tmp_path / "cache")
     monkeypatch.undo()
     assert len(extract(model, folder, tmp_path / "cache")) == 23

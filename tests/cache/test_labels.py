@@ -166,7 +166,7 @@ def test_one_changed_item_makes_the_cache_stale(model, tmp_path, kind):
     source = dataset if kind == "items" else TensorDataset(dataset.x, torch.arange(300) % 3)
     dubito.extract(model, source, tmp_path / "cache", workers=0)
     dataset.x[1] += 100
-    with pytest.raises(StaleCacheError, match=r"something else: the contents of the images"):
+    with pytest.raises(StaleCacheError, match=r"does not match: the contents of the images"):
         dubito.extract(model, source, tmp_path / "cache", workers=0)
 
 

@@ -50,8 +50,8 @@ def test_a_further_probe_that_was_interrupted_keeps_its_settings(model, folder, 
     extract(model, folder, tmp_path / "cache")
     with pytest.raises(KeyboardInterrupt):
         extract(model, folder, tmp_path / "cache", probes=[Constant(1, fails_at=5)])
-    refused(model, folder, tmp_path / "cache", r"the settings of the constant probe \(value=1 there, 2 here\)",
-            probes=[Constant(2)])  # fmt: skip
+    message = r"constant probe \(value=1 there, 2 here\)\. Extract .* or use the settings that this cache has"
+    refused(model, folder, tmp_path / "cache", f"the settings of the {message}", probes=[Constant(2)])
     table = extract(model, folder, tmp_path / "cache", probes=[Constant(1)])
     assert table.whole("constant").tolist() == [1.0] * 23
 

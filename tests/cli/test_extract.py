@@ -192,7 +192,7 @@ def test_errors(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:
     assert "device" in sentence(MODEL, images, *none, "--device", "abacus", kind="ModelError")
     stale = run("extract", MODEL, images, "--to", cache, *none, "--workers", 0, "--json")
     assert (stale.code, stale.json["kind"]) == (1, "StaleCacheError")
-    assert "was made from something else: the model's weights" in stale.err
+    assert "does not match: the model's weights" in stale.err
 
 
 def _plain(text: str) -> str:

@@ -155,7 +155,7 @@ def test_what_cannot_be_compared_is_refused():
         compare(table, [images(5, 2), images(5, 2)])
     with pytest.raises(TableError, match=r"compare: scores must be scores, .*; got list. Leave them out for all that"):
         compare.__wrapped__(table, scores={"u": [0.0] * 20})  # past the type checks of the tests
-    with pytest.raises(ValueRangeError, match=r"resamples=1, seed=0. 0.95, 1000 and 0 are usual"):
+    with pytest.raises(ValueRangeError, match=r"resamples must be a whole number, at least 2; got 1. 1000 are usual"):
         compare(table, resamples=1)
     with pytest.raises(TableError, match="no score can be computed from table in memory"):
         compare(Table(label=[0, 1]))
@@ -196,9 +196,17 @@ def test_what_is_no_table_score_or_setting_is_refused():
     with pytest.raises(NotFittedError, match=r"density.score was called before fit"):
         compare(images(20), scores=["entropy", "density"])
     assert set(compare(images(60), scores=["entropy", dubito.Margin()], resamples=20).costs) == {"entropy", "margin"}
-    for asked in ((95, 100, 0), ("0.9", 100, 0), (0.9, 1, 0), (0.9, 10.5, 0), (0.9, 100, -1), (0.9, 100, "x")):
-        with pytest.raises(ValueRangeError, match=rf"compare needs .*, resamples={asked[1]}, seed={asked[2]}\."):
-            check_bootstrap(by="compare", confidence=asked[0], resamples=asked[1], seed=asked[2], least=2)
+    wrong = [
+        ("confidence", 95),
+        ("confidence", "0.9"),
+        ("resamples", 1),
+        ("resamples", 10.5),
+        ("seed", -1),
+        ("seed", "x"),
+    ]
+    for name, value in wrong:
+        with pytest.raises(ValueRangeError, match=rf"compare: {name} must be a .*number.*; got {value!r}\. .* usual\."):
+            check_bootstrap(by="compare", **{name: value}, least=2)
 
 
 def test_with_a_handful_of_ood_images_no_gap_counts():

@@ -138,7 +138,7 @@ def test_a_fine_tuned_backbone_is_refused_everywhere(world, tuned, tmp_path):
             ModelError, match=r"^head: tiny is not the model that the head was trained on: its weights d"
         ):
             one.check_model(other_model)
-    with pytest.raises(StaleCacheError, match=r"was made from something else: the model's weights \("):
+    with pytest.raises(StaleCacheError, match=r"does not match: the model's weights \("):
         dubito.open(table.name, model=other_model)
     assert len(dubito.open(table.name, model=model)) == 40
 

@@ -365,7 +365,7 @@ def test_ensembles_that_of_different_settings_are_not_joined():
 
     refused(
         "concat: 'dropout' of cache/10 and cache/20 were extracted with different settings (passes=10 and passes=20), "
-        "so their numbers cannot be compared. Extract both alike, or select other columns.",
+        "so their numbers cannot be compared. Extract both with the same settings, or select other columns.",
         table(10),
         table(20),
     )
@@ -384,7 +384,7 @@ def test_gradients_that_of_different_settings_are_not_joined():
 
     refused(
         "concat: 'gradient' of cache/0 and cache/8 were extracted with different settings (copies=0 and copies=8), so "
-        "their numbers cannot be compared. Extract both alike, or select other columns.",
+        "their numbers cannot be compared. Extract both with the same settings, or select other columns.",
         table(0),
         table(8),
     )

@@ -252,7 +252,7 @@ class _Extraction:
     def _check_content(self, image: int, content: bytes, recorded: dict[int, bytes]) -> None:
         if recorded[image] != content:
             raise StaleCacheError(
-                f"cache '{self.folder}' was made from something else: the contents of the images "
+                f"cache '{self.folder}' does not match: the contents of the images "
                 f"('{self.behind.ids[image]}' has changed). Extract into another folder, or delete this one."
             )
 
@@ -433,7 +433,8 @@ def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[
         check_identity(folder, before.identity, {**manifest.identity, **now})
         names = {name: f"the settings of the {name} probe" for name in probes if name in before.probes}
         was = {name: before.probes[name]["settings"] for name in names}
-        check_identity(folder, was, {name: probes[name].settings() for name in names}, names)
+        here = {name: probes[name].settings() for name in names}
+        check_identity(folder, was, here, names, "use the settings that this cache has")
         previous = copy.deepcopy(before) if before.finished else None
         before.label_names, manifest = manifest.label_names, before
     for path in leftovers:

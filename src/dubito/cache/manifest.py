@@ -146,14 +146,16 @@ def model_identity(model: Classifier) -> Provenance:
 
 
 def check_identity(
-    folder: Path, was: Mapping[str, Any], now: Mapping[str, Any], names: Mapping[str, str] = _PARTS
+    folder: Path,
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    names: Mapping[str, str] = _PARTS,
+    repair: str = "delete this one",
 ) -> None:
     """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
     if differing := differing_parts(names, was, now):
-        raise StaleCacheError(
-            f"cache '{folder}' was made from something else: {'; '.join(differing)}. "
-            f"Extract into another folder, or delete this one."
-        )
+        message = f"cache '{folder}' does not match: {'; '.join(differing)}. Extract into another folder, or {repair}."
+        raise StaleCacheError(message)
 
 
 def differing_parts(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -193,7 +195,9 @@ def table_of_cache(folder: Path, known: Provenance | None) -> Table:
             f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}')."
         )
     if not manifest.finished:
-        raise CacheError(f"cache '{folder}' is not finished. Run the same extract again: it goes on where it stopped.")
+        raise CacheError(
+            f"cache '{folder}' is not finished. Run the same extraction again: it continues where it stopped."
+        )
     if known is not None:
         check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
     columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows), "id")}
@@ -236,7 +240,7 @@ def _shard(folder: Path, name: str) -> Shard:
     shard = shard_at(folder / name)
     if shard is None:
         raise DamagedShardError(
-            f"manifest of '{folder}' names '{name}', which is no shard. Run the same extract again."
+            f"manifest of '{folder}' names '{name}', which is not a shard. Run the same extraction again."
         )
     return shard
 

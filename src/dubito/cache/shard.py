@@ -88,7 +88,7 @@ def damaged(shard: Shard, damage: str) -> DamagedShardError:
     """The error of a shard that is not as it was written."""
     return DamagedShardError(
         f"shard {shard.name} in '{shard.path.parent}' {damage}. "
-        f"Run the same extract again: it redoes this shard and nothing else."
+        f"Run the same extraction again: it redoes this shard and nothing else."
     )
 
 

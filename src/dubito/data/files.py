@@ -116,9 +116,8 @@ class ArchiveImages(ImageSet):
         try:
             content = self._archive().read(self.ids[index])
         except _UNPACKING as error:
-            raise BrokenImageError(
-                f"image '{name}' must be a whole member of its archive; unpacking gave: {error}. Make the archive anew."
-            ) from error
+            message = f"image '{name}' must be a whole member of its archive; unpacking gave: {error}."
+            raise BrokenImageError(f"{message} Create the archive again.") from error
         return decode(content, name)
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
@@ -301,7 +300,7 @@ def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
     if not (values.min() >= 0 and values.max() <= top):
         raise BrokenImageError(
             f"image '{name}' of mode {image.mode} must have values in 0..{top}; "
-            f"got {values.min():g}..{values.max():g}. Save it with 8 or 16 bits, scaled as it is to be seen."
+            f"got {values.min():g}..{values.max():g}. Save it with 8 or 16 bits, scaled for display."
         )
     scaled = np.rint(values * (255 / top)).astype(np.uint8)
     return 255 - scaled if tags.get(_PHOTOMETRIC) == 0 else scaled

@@ -13,7 +13,6 @@ losses are known to come from another task loss (BCE, a callable) is refused; us
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import final
 
 import torch
 from jaxtyping import Float
@@ -23,7 +22,8 @@ from dubito.choices import Target
 from dubito.errors import TableError, ValueRangeError
 from dubito.heads.losses import DIRECT_LOSSES
 from dubito.heads.recipe import Recipe
-from dubito.table import Column, Exact, Table
+from dubito.table import Table
+from dubito.table.views import Computed
 from dubito.types import finite
 from dubito.validate import check_number, check_rows
 
@@ -49,22 +49,12 @@ def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
     table.require("logit", by="with_expected_loss")
     _check_task_loss(table, "with_expected_loss", "Take its own losses instead")
     check_number(temperature, "(0, inf)", by="with_expected_loss", what="temperature", hint="1 is the model's.")
-    extended = table.extended(loss=_Expected(table.column("logit"), temperature))
+    logits = table.column("logit")
+    losses = Computed((len(table),), lambda rows: expected_loss(logits[rows], temperature).float())
+    extended = table.extended(loss=losses)
     if table.provenance is not None:
         extended.provenance = replace(table.provenance, task_loss=_CROSS_ENTROPY)
     return extended
-
-
-@final
-class _Expected:
-    """The expected losses of a column of logits, computed on access."""
-
-    def __init__(self, logits: Column, temperature: float) -> None:
-        self._logits, self._temperature = logits, temperature
-        self.shape = (logits.shape[0],)
-
-    def __getitem__(self, rows: Exact) -> Float[Tensor, "n"]:
-        return expected_loss(self._logits[rows], self._temperature).float()
 
 
 def target_column(table: Table, recipe: Recipe) -> Float[Tensor, "n"]:

@@ -44,7 +44,8 @@ from dubito.scores._features import classes_of, finite_batches
 from dubito.scores.density import Density, class_count, in_space, reads
 from dubito.scores.gaussians import Mixture
 from dubito.scores.gradient import REGrad
-from dubito.table import Column, Exact, Table
+from dubito.table import Table
+from dubito.table.views import Computed
 from dubito.types import Score
 from dubito.validate import check_number, check_rows
 
@@ -228,19 +229,9 @@ def _narrowed(table: Table, kept: Bool[Tensor, "d"]) -> Table:
             f"density.tune: features must have one width; got {len(kept)} and {table.shape('feature')[1]}, the latter "
             f"in {table.name}. Give tables of the same model."
         )
-    return table if bool(kept.all()) else table.extended(feature=_Narrow(table.column("feature"), kept))
-
-
-@final
-class _Narrow:
-    """Some columns of a column."""
-
-    def __init__(self, column: Column, kept: Bool[Tensor, "d"]) -> None:
-        self._column, self._kept = column, kept
-        self.shape = (column.shape[0], int(kept.sum()))
-
-    def __getitem__(self, rows: Exact) -> Any:
-        return self._column[rows][:, self._kept]
+    whole = table.column("feature")
+    narrow = Computed((len(table), int(kept.sum())), lambda rows: whole[rows][:, kept])
+    return table if bool(kept.all()) else table.extended(feature=narrow)
 
 
 def tune_regrad(

@@ -203,7 +203,8 @@ def _check_settings(tables: Sequence[Table], names: Sequence[str]) -> None:
             if difference := settings_difference(first, other, name):
                 raise TableError(
                     f"concat: '{name}' of {first.name} and {other.name} were extracted with different settings "
-                    f"({difference}), so their numbers cannot be compared. Extract both alike, or select other columns."
+                    f"({difference}), so their numbers cannot be compared. Extract both with the same settings, or "
+                    f"select other columns."
                 )
 
 
