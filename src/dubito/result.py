@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -82,7 +83,7 @@ class Result:
     def to_csv(self, path: str | Path) -> Path:
         """Write `records` as CSV; an interval becomes three columns."""
         flat = [_flat(record) for record in self.records()]
-        header = list(dict.fromkeys(key for record in flat for key in record))
+        header = _keys(flat)
         return write_csv(path, [header, *([record.get(key) for key in header] for record in flat)])
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -102,7 +103,7 @@ class Result:
     def lines(self) -> list[list[str]]:
         """The table as text: a header and one line per row, at most `text_rows`; empty without records."""
         records = self.records()[: self.text_rows]
-        keys = self.columns or list(dict.fromkeys(key for record in records for key in record))
+        keys = self.columns or _keys(records)
         header = [self.heading(key) for key in keys]
         return [header, *([self.cell(key, one.get(key)) for key in keys] for one in records)] if records else []
 
@@ -123,7 +124,9 @@ class Result:
         if lines := self.lines():
             # A value above its interval: eight metrics side by side fit a terminal.
             body = [[text.replace(" [", "\n[") for text in line] for line in lines[1:]]
-            parts.append(grid(lines[0], body, numbers=_numeric(self.records(), self.columns)))
+            columns = [[one.get(key) for one in self.records()] for key in self.columns or _keys(self.records())]
+            numbers = len(list(takewhile(lambda values: all(map(_is_number, values)), reversed(columns))))
+            parts.append(grid(lines[0], body, numbers=numbers))
         return Group(*parts, *(Text(sentence) for sentence in self._sentences()))
 
     def _repr_html_(self) -> str:
@@ -190,15 +193,11 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int =
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, name in enumerate(header):
-        right = place >= len(header) - numbers
         longest = max((len(row[place]) for row in rows), default=0)
-        table.add_column(
-            name,
-            justify="right" if right else "left",
-            overflow="fold",
-            no_wrap=right,
-            min_width=None if right else min(_LEGIBLE, longest),
-        )
+        if place >= len(header) - numbers:
+            table.add_column(name, justify="right", overflow="fold", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold", min_width=min(_LEGIBLE, longest))
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -234,18 +233,12 @@ def plot_intervals(picture: "Axes", series: Mapping[str, Mapping[str, Any]]) -> 
     names = list(dict.fromkeys(name for values in series.values() for name in values))
     for place, (label, values) in enumerate(series.items()):
         shown = {name: one for name, one in values.items() if one is not None}
-        beside = 0.6 * ((place + 0.5) / len(series) - 0.5)
+        rows = [names.index(name) + 0.6 * ((place + 0.5) / len(series) - 0.5) for name in shown]
         # A value may lie outside its percentile interval.
         below = [max(0.0, one.value - one.low) for one in shown.values()]
         above = [max(0.0, one.high - one.value) for one in shown.values()]
-        picture.errorbar(
-            [one.value for one in shown.values()],
-            [names.index(name) + beside for name in shown],
-            xerr=[below, above],
-            fmt="o",
-            capsize=3,
-            label=label,
-        )
+        centre = [one.value for one in shown.values()]
+        picture.errorbar(centre, rows, xerr=[below, above], fmt="o", capsize=3, label=label)
     picture.set_yticks(range(len(names)), names)
     picture.invert_yaxis()
     if len(series) > 1:
@@ -268,13 +261,10 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _numeric(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> int:
-    """How many of the last columns hold numbers."""
-    keys = columns or list(dict.fromkeys(key for record in records for key in record))
-    count = 0
-    for key in reversed(keys):
-        values = [record.get(key) for record in records if record.get(key) is not None]
-        if any(isinstance(value, str | bool | list | tuple) and not _is_interval(value) for value in values):
-            break
-        count += 1
-    return count
+def _keys(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for record in records for key in record))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value, an interval or a missing value may stand in a column of numbers."""
+    return _is_interval(value) or not isinstance(value, str | bool | list | tuple)

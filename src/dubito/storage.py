@@ -71,7 +71,12 @@ def write_file(path: Path, data: bytes) -> None:
                 f"safe: free some space and run the same call again, it goes on from there."
             ) from error
         raise
-    _flush_folder(path.parent)
+    if os.name != "nt":  # the rename survives a power cut; Windows cannot open folders and does not need it
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -235,12 +240,11 @@ class SavedFolder:
 
     def load(self, folder: Path, read: Callable[[dict[str, Any]], Loaded]) -> Loaded:
         """What `read` makes of the description; where the folder is replaced meanwhile, of the new one."""
+        repair = f"Copy the whole folder again, or make the {self.kind} again."
         while True:
             described = self.read(folder)
             try:
-                with reading(
-                    f"the {self.kind} in '{folder}'", f"Copy the whole folder again, or make the {self.kind} again."
-                ):
+                with reading(f"the {self.kind} in '{folder}'", repair):
                     return read(described)
             except ArtefactError:
                 if self.read(folder) == described:
@@ -311,10 +315,8 @@ class SavedFolder:
 
     def _sweep(self, folder: Path) -> None:
         """Remove our own parts that the description does not name."""
-        try:
-            named = (folder / self.description).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            named = ""
+        file = folder / self.description
+        named = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
         for path in folder.iterdir():
             if self._is_ours(path.name) and f'"{path.name}"' not in named:
                 if path.is_dir():
@@ -369,14 +371,3 @@ def checksum(path: Path) -> str:
             while piece := file.read(_BYTES):
                 crc = zlib.crc32(piece, crc)
     return f"{crc:08x}"
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename survive a power cut; Windows cannot open folders and does not need it."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

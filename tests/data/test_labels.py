@@ -288,7 +288,11 @@ def test_votes(tmp_path):
     ("reader", "text", "message"),
     [
         (read_label_sets, "id,label\n1,2\n", "must have a column 'real_labels'; its columns are 'id', 'label'"),
-        (read_label_sets, "id,real_labels\n1,2\n1,3\n", "must name each image once; '1' comes twice"),
+        (
+            read_label_sets,
+            "id,real_labels\n1,2\n1,3\n",
+            "must name each image once; in column 'id' 1 of 1 names occur more than once: '1'",
+        ),
         (read_label_sets, "id,real_labels\n1,2;3\n", "column 'real_labels' .* whole numbers from 0; got '2;3'"),
         (read_votes, "id,label,votes_no,votes_yes\n1,2,0,5\n", "must have a column 'votes_maybe'"),
         (read_votes, "id,label,votes_no,votes_maybe,votes_yes\n1,2,0,-1,5\n", "'votes_maybe' .*; got '-1'"),

@@ -284,7 +284,7 @@ def test_an_ensemble_knows_its_models():
 
 def test_what_is_no_ensemble():
     one = said_by(1)
-    for tables, got in (([], "none"), ([one], "one"), (one, "one")):
+    for tables, got in (([], 0), ([one], 1), (one, 1)):
         refused(
             f"ensemble needs at least two tables, one per model; got {got}. Give them as a list.", tables, by=ensemble
         )

@@ -163,15 +163,11 @@ class _Extraction:
     new: list[Shard] = field(default_factory=list)
     _checked: bool = False
 
-    @property
-    def behind(self) -> Images:
-        """The images themselves, of which augmented rows are several each."""
-        return self.images.images if isinstance(self.images, Augmented) else self.images
-
-    @property
-    def hashed(self) -> bool:
-        """Whether hashes of the contents come from the reading that decodes."""
-        return isinstance(self.images, ImageSet) and self.images.hashed_reads
+    def __post_init__(self) -> None:
+        # The images themselves, of which augmented rows are several each.
+        self.behind = self.images.images if isinstance(self.images, Augmented) else self.images
+        # Whether hashes of the contents come from the reading that decodes.
+        self.hashed = isinstance(self.images, ImageSet) and self.images.hashed_reads
 
     def run(self, workers: int, progress: bool) -> bool:
         """Do every missing block, then finish the manifest; whether images were extracted for the first time."""
@@ -307,10 +303,10 @@ class _Extraction:
 
     def _compared(self, indices: list[int]) -> tuple[Shaped[Tensor, "n ..."] | None, Mixed | None]:
         """What the task loss compares rows with; where images are mixed, also the other one's and the weight."""
-        if self.values is None or not isinstance(self.images, Augmented):
-            return None if self.values is None else self.values[indices], None
-        own = self.values[self.images.place(indices)[1]]
-        if not self.images.augment.mixes:
+        if self.values is None:
+            return None, None
+        own = self.values[torch.tensor(indices) % len(self.values)]
+        if not isinstance(self.images, Augmented) or not self.images.augment.mixes:
             return own, None
         partners, weight = self.images.mixing(indices)
         return own, (self.values[partners], weight)
@@ -368,12 +364,11 @@ class _Extraction:
         self.manifest.write(self.folder)
 
     def _keep_head(self) -> Shard:
-        kept = self.have.get((HEAD, 0))
-        if kept is None:
-            weight, bias = self.model.head()
-            columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
-            kept = write_shard(self.folder, HEAD, 0, columns, {})
-        return kept
+        if (HEAD, 0) in self.have:
+            return self.have[HEAD, 0]
+        weight, bias = self.model.head()
+        columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
+        return write_shard(self.folder, HEAD, 0, columns, {})
 
 
 def _check_call(model: object, label_space: str | None, **sizes: int | None) -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dubito.cache.shard import HEAD, Shard, damaged, shard_at, sharded_column
+from dubito.cache.shard import HEAD, Shard, shard_at, sharded_column
 from dubito.data.augment import Augmented
 from dubito.data.image_set import ImageSet, hash_array, hash_bytes, hash_parts
 from dubito.errors import CacheError, DamagedShardError, StaleCacheError
@@ -239,9 +239,8 @@ def _shard(folder: Path, name: str) -> Shard:
     """The shard that the manifest names."""
     shard = shard_at(folder / name)
     if shard is None:
-        raise DamagedShardError(
-            f"manifest of '{folder}' names '{name}', which is not a shard. Run the same extraction again."
-        )
+        message = f"manifest of '{folder}' names '{name}', which is not a shard. Run the same extraction again."
+        raise DamagedShardError(message)
     return shard
 
 
@@ -249,8 +248,8 @@ def _shards(folder: Path, kind: Json) -> list[tuple[Shard, int]]:
     """The shards with their rows; each must be there in its full size."""
     shards = [(_shard(folder, entry["name"]), entry) for entry in kind["shards"]]
     for shard, entry in shards:
-        size = shard.path.stat().st_size if shard.path.exists() else None
-        if size != entry["bytes"]:
-            written = f"has {size} bytes, {entry['bytes']} were written"
-            raise damaged(shard, "is missing" if size is None else written)
+        if not shard.path.exists():
+            shard.check("is missing")
+        if (size := shard.path.stat().st_size) != entry["bytes"]:
+            shard.check(f"has {size} bytes, {entry['bytes']} were written")
     return [(shard, entry["rows"]) for shard, entry in shards if entry["rows"]]

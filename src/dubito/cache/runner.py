@@ -10,10 +10,10 @@ import os
 import pickle
 import platform
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, final, runtime_checkable
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float, Shaped
@@ -38,6 +38,8 @@ from dubito.table import Provenance, Table
 from dubito.types import BaseProbe, Classifier, Images, NotingProbe, Probe, SharingProbe, Transform
 
 Columns = dict[str, Tensor]
+Advance = Callable[..., None]
+"""Called with a count, moves a bar on by as many units; a second argument is a note to show beside it from then on."""
 ROW_COLUMNS = ("id", "label", "epoch", "image_index")
 """What the loop itself knows of every row; no probe may write these."""
 _BATCH = {"cpu": 16, "cuda": 128, "mps": 64}
@@ -257,10 +259,9 @@ class ProbeRunner:
         label = target if mixed is None else None  # two images in one have no class of their own
         shared: dict[str, Mapping[str, Tensor]] = {}
         feature = None
-        if any(isinstance(probe, BaseProbe) for probe in chosen.values()):  # one pass for it and one that shares
-            for name, probe in chosen.items():
-                if isinstance(probe, SharingProbe) and not shared:
-                    shared[name], feature = probe.run_and_share(self.model, x, label)
+        sharing = next(((name, probe) for name, probe in chosen.items() if isinstance(probe, SharingProbe)), None)
+        if sharing and any(isinstance(probe, BaseProbe) for probe in chosen.values()):  # one pass for both
+            shared[sharing[0]], feature = sharing[1].run_and_share(self.model, x, label)
         written: dict[str, Columns] = {}
         for name, probe in chosen.items():
             if name in shared:
@@ -419,13 +420,6 @@ def _with_probes(provenance: Provenance, probes: Sequence[Probe]) -> Provenance:
     return replace(provenance, probes={**settings, **provenance.probes, **noted})
 
 
-@runtime_checkable
-class Advance(Protocol):
-    """Moves a bar on by some units; a note is shown beside it until the next one."""
-
-    def __call__(self, count: int, note: str | None = None) -> None: ...  # noqa: D102
-
-
 @contextmanager
 def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bool = True) -> Iterator[Advance]:
     """A bar on standard error; yields a function that advances it."""
@@ -445,8 +439,6 @@ def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bo
             progress.advance(task, count)
             speed = progress.tasks[0].speed
             rate = f"{speed:,.{0 if speed >= 1000 else 1}f} {unit}/s" if speed else ""
-            progress.update(task, rate=rate)
-            if note is not None:
-                progress.update(task, note=note)
+            progress.update(task, rate=rate, **({} if note is None else {"note": note}))
 
         yield advance

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -62,10 +62,13 @@ class Shard:
             return f"cannot be read ({error.strerror})"
         return None if actual == self.crc else f"has checksum {actual}, its name says {self.crc}"
 
-    def check(self) -> None:
-        """Raise DamagedShardError unless every byte is as it was written."""
-        if damage := self.damage():
-            raise damaged(self, damage)
+    def check(self, damage: str | None = None) -> None:
+        """Raise DamagedShardError for this damage, or unless every byte is as it was written."""
+        if damage := damage or self.damage():
+            raise DamagedShardError(
+                f"shard {self.name} in '{self.path.parent}' {damage}. "
+                f"Run the same extraction again: it redoes this shard and nothing else."
+            )
 
     def read(self) -> dict[str, Tensor]:
         """The columns, memory-mapped."""
@@ -76,20 +79,11 @@ class Shard:
         """Names, types and shapes of the columns, and the notes, without reading the columns."""
         with self.path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, Any] = json.loads(file.read(size))
-        return header
+            return cast("dict[str, Any]", json.loads(file.read(size)))
 
     def notes(self) -> Any:
         """The notes that `write_shard` stored."""
         return json.loads(self.header()["__metadata__"]["notes"])
-
-
-def damaged(shard: Shard, damage: str) -> DamagedShardError:
-    """The error of a shard that is not as it was written."""
-    return DamagedShardError(
-        f"shard {shard.name} in '{shard.path.parent}' {damage}. "
-        f"Run the same extraction again: it redoes this shard and nothing else."
-    )
 
 
 def write_shard(folder: Path, kind: str, index: int, columns: Mapping[str, Tensor], notes: Any) -> Shard:

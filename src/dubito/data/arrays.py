@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -83,8 +83,7 @@ class ArrayImages(ImageSet):
         self._mapped = values if isinstance(values, Mapped) else None
         self._rows = _as_array(values, name)
         self.ready = images is None
-        check = _check_inputs if self.ready else _check_images
-        check(self._rows, name)
+        (_check_inputs if self.ready else _check_images)(self._rows, name)
         numbers, names = (None, classes) if labels is None else to_labels(labels, f"labels of {name}", classes)
         ids = position_ids(len(self._rows)) if ids is None else ids
         super().__init__(name, ids, numbers, names)
@@ -192,8 +191,7 @@ def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
 
 def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        return array
+        return cast("Array", np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _mapped(path: Path, info: zipfile.ZipInfo) -> Mapped | None:

@@ -30,7 +30,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import final, get_args, overload
+from typing import Any, cast, final, get_args
 
 import numpy as np
 import torch
@@ -152,8 +152,7 @@ class Augment:
             from torchvision.transforms import v2  # noqa: PLC0415 (slow to import, and few need it)
 
             with _drawing(_STRONG, self.seed, epoch, index):
-                mixed: Image.Image = v2.AugMix()(image)
-                return mixed
+                return cast("Image.Image", v2.AugMix()(image))
         return corrupt(image, self.strong, int(chance.integers(1, 6)), int(chance.integers(_SEEDS)))
 
     def mix(self, *, epoch: int, index: int, n: int) -> Mix | None:
@@ -232,12 +231,9 @@ class Augmented(View):
         With y the image's label and y' the partner's, the task loss of such a row is weight L(y) + (1 - weight) L(y').
         """
         n = len(self.images)
-        partners, weights = [], []
-        for epoch, index in (divmod(row, n) for row in rows):
-            mix = self.augment.mix(epoch=epoch, index=index, n=n)
-            partners.append(index if mix is None else mix.partner)
-            weights.append(1.0 if mix is None else mix.weight)
-        return torch.tensor(partners, dtype=torch.long), torch.tensor(weights, dtype=torch.float64)
+        mixes = [self.augment.mix(epoch=row // n, index=row % n, n=n) or Mix(row % n, 1.0, None) for row in rows]
+        weights = torch.tensor([mix.weight for mix in mixes], dtype=torch.float64)
+        return torch.tensor([mix.partner for mix in mixes], dtype=torch.long), weights
 
     def row_of(self, index: int) -> int:
         """The position in `images` of the image behind a row."""
@@ -269,8 +265,7 @@ class Augmented(View):
 
     def describe(self) -> Json:
         """The number of epochs and the settings of the augmentation, as JSON."""
-        described: Json = json.loads(json.dumps({"epochs": self.epochs, **asdict(self.augment)}))
-        return described
+        return cast("Json", json.loads(json.dumps({"epochs": self.epochs, **asdict(self.augment)})))
 
     def _augmented(self, index: int, image: Image.Image | Tensor) -> Image.Image | Tensor:
         epoch, position = divmod(index, len(self.images))
@@ -299,11 +294,7 @@ class _Ids(Sequence[str]):
     def __len__(self) -> int:
         return self.epochs * len(self.names)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+    def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         epoch, place = divmod(range(len(self))[index], len(self.names))
@@ -326,8 +317,7 @@ def _crop(image: Image.Image, size: Size, scale: tuple[float, float], ratio: tup
     top, left, h, w = transforms.RandomResizedCrop.get_params(image, list(scale), list(ratio))
     modes = (transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC)
     mode = modes[int(torch.randint(2, ()))]
-    cropped: Image.Image = transforms.functional.resized_crop(image, top, left, h, w, list(size), mode)
-    return cropped
+    return cast("Image.Image", transforms.functional.resized_crop(image, top, left, h, w, list(size), mode))
 
 
 def _jitter(image: Image.Image, *ranges: tuple[float, float]) -> Image.Image:

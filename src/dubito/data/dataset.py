@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -20,17 +20,9 @@ from dubito.errors import BrokenImageError, DubitoError, ImagesError
 _UNREADABLE = hash_bytes(b"unreadable")
 
 
-@runtime_checkable
-class MapStyle(Protocol):
-    """What a data set must have: a length and items by position."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 @final
 class DatasetImages(ImageSet):
-    """A torch Dataset, or any sequence of images. Ids are positions.
+    """A torch Dataset, or anything with a length and items by position. Ids are positions.
 
     An item's image is a PIL image or a uint8 array (h,w,3) or (h,w), which goes through the model's
     transform, or a float tensor, which is a model input as it is: give torchvision's data sets no
@@ -46,9 +38,8 @@ class DatasetImages(ImageSet):
     hashed as they lie in memory.
     """
 
-    def __init__(self, dataset: MapStyle) -> None:
-        self.dataset = dataset
-        self.name = f"data set {type(dataset).__name__}"
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.name = dataset, f"data set {type(dataset).__name__}"
         self.ids = position_ids(len(dataset))
         self.classes = _class_names(dataset)
         check_unique(self.ids, self.name)
@@ -64,15 +55,12 @@ class DatasetImages(ImageSet):
         if not self._labels_read:
             labels, lost = self._read_labels()
             check_labels(labels, len(self), self.classes, self.name)
-            self.labels = labels
-            self._lost = lost
+            self.labels, self._lost = labels, lost
         return self._labels
 
     @labels.setter
     def labels(self, labels: Int[Tensor, "n"] | None) -> None:
-        self._labels = labels
-        self._labels_read = True
-        self._lost = {}
+        self._labels, self._labels_read, self._lost = labels, True, {}
 
     def read(self, index: int) -> Image.Image | Tensor:
         """The item's image as RGB, or its model input."""

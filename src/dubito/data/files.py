@@ -82,9 +82,9 @@ class FileImages(ImageSet):
         """The image, or why it is broken, and the hash of the file's bytes, from one reading of the file."""
         path = self.root / self.ids[index]
         content, hashed = _content(path)
+        if isinstance(content, OSError):
+            return _unreadable(str(path), content), hashed
         try:
-            if isinstance(content, OSError):
-                raise _unreadable(str(path), content)
             return decode(content, str(path)), hashed
         except BrokenImageError as broken:
             return broken, hashed
@@ -168,21 +168,16 @@ def class_folders(ids: Sequence[str], name: str) -> tuple[Int[Tensor, "n"] | Non
         raise ImagesError(
             f"{name} must hold class folders or images; it holds the splits {some(classes)}. Open one of them."
         )
-    number = {key: i for i, key in enumerate(classes)}
-    return torch.tensor([number[key] for key in names]), classes
+    return torch.tensor(np.searchsorted(classes, names)), classes
 
 
 def only_images(paths: Sequence[str], name: str) -> list[str]:
     """The paths of images; ImagesError if there are none."""
     images = [path for path in paths if is_image(path)]
-    if not paths:
-        raise ImagesError(f"{name} must hold images; it is empty. Check the path, or put images there.")
     if not images:
         endings = sorted({PurePosixPath(path).suffix.lower() or "none" for path in paths})
-        raise ImagesError(
-            f"{name} must hold images ({' '.join(SUFFIXES)}); got {len(paths)} other files, with endings "
-            f"{some(endings, 6)}. Check the path, or convert the files."
-        )
+        got = f"got {len(paths)} other files, with endings {some(endings, 6)}" if paths else "it is empty"
+        raise ImagesError(f"{name} must hold images ({' '.join(SUFFIXES)}); {got}. Check the path.")
     return images
 
 
@@ -271,9 +266,8 @@ def _members(path: Path, name: str) -> list[zipfile.ZipInfo]:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
     except (zipfile.BadZipFile, OSError) as error:
-        raise ImagesError(
-            f"{name} must be a whole zip file; opening it gave: {error}. Copy or make it again."
-        ) from error
+        message = f"{name} must be a whole zip file; opening it gave: {error}. Copy it again, or create it again."
+        raise ImagesError(message) from error
     files = [info for info in infos if not (info.is_dir() or any(map(is_hidden, PurePosixPath(info.filename).parts)))]
     locked = [info.filename for info in files if info.flag_bits & _ENCRYPTED]
     if locked:

@@ -183,15 +183,11 @@ def check_labels(labels: Tensor | None, n: int, classes: Sequence[str] | None, n
         raise ImagesError(f"labels of {name} must be one per image; got {len(labels)} labels for {n} images.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0:
-        raise ImagesError(
-            f"labels of {name} must count classes from 0; got {low}. "
-            f"Leave images without a label out, or give no labels."
-        )
+        message = f"labels of {name} must count classes from 0; got {low}."
+        raise ImagesError(f"{message} Leave images without a label out, or give no labels.")
     if classes is not None and high >= len(classes):
-        raise ImagesError(
-            f"labels of {name} must be below the number of class names, {len(classes)}; got {high}. "
-            f"Name every class, or give no names."
-        )
+        message = f"labels of {name} must be below the number of class names, {len(classes)}; got {high}."
+        raise ImagesError(f"{message} Name every class, or give no names.")
 
 
 def hash_bytes(*blocks: bytes) -> bytes:

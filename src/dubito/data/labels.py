@@ -16,7 +16,7 @@ keyed by the text of its cell; `find_rows` matches such keys with the ids of a t
 """
 
 import csv
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -121,6 +121,16 @@ class CsvTable:
         """One column, top to bottom."""
         return [row[index] for row in self.rows]
 
+    def names(self, what: str) -> list[str]:
+        """The names of the images, each of which must occur once."""
+        keys = self.column(self.paths)
+        if twice := [key for key, count in Counter(keys).items() if count > 1]:
+            raise ImagesError(
+                f"{what} must name each image once; in column '{self.header[self.paths]}' {len(twice)} of "
+                f"{len(set(keys))} names occur more than once: {some(twice)}. Leave one row for each."
+            )
+        return keys
+
     @property
     def paths(self) -> int:
         """The position of the column that names images: path, file, filename, image or id, else the first."""
@@ -148,11 +158,9 @@ def read_csv(path: Path) -> CsvTable:
             f"CSV file '{path}' must have a header and at least one row; got {len(lines)} lines. {_EXAMPLE}."
         )
     header = tuple(cell.lower() for cell in lines[0][1])
-    looks_like_data = [cell for cell in header if is_image(cell) or cell.isdecimal()]
-    if looks_like_data:
+    if data := [cell for cell in header if is_image(cell) or cell.isdecimal()]:
         raise ImagesError(
-            f"CSV file '{path}' must begin with a header; got '{looks_like_data[0]}', which looks "
-            f"like data. {_EXAMPLE}."
+            f"CSV file '{path}' must begin with a header; got '{data[0]}', which looks like data. {_EXAMPLE}."
         )
     for number, row in lines[1:]:
         if len(row) != len(header):
@@ -185,14 +193,8 @@ def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
     """
     path = Path(csv).expanduser()
     table = read_csv(path)
-    column = _column(table, _SETS)
-    label_sets: dict[str, tuple[int, ...]] = {}
-    for row in table.rows:
-        key, cell = row[table.paths], row[column]
-        if key in label_sets:
-            raise ImagesError(f"CSV file '{path}' must name each image once; '{key}' comes twice. Leave one row.")
-        label_sets[key] = tuple(_whole(part, path, _SETS) for part in cell.split())
-    return label_sets
+    label_sets = [[_whole(part, path, _SETS) for part in cell.split()] for cell in table.column(_column(table, _SETS))]
+    return dict(zip(table.names(f"CSV file '{path}'"), map(tuple, label_sets), strict=True))
 
 
 def read_votes(csv: str | Path) -> dict[str, dict[int, Votes]]:
@@ -224,11 +226,11 @@ def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, i
     unclear which is meant. Not one match is an error.
     """
     listed = list(keys)
-    ways = []
+    best: dict[str, int] = {}
     for naming in NAMINGS:
         row_of, key_of = _unique(map(naming, ids)), _unique(map(naming, listed))
-        ways.append({listed[number]: row_of[name] for name, number in key_of.items() if name in row_of})
-    best = max(ways, key=len)
+        matches = {listed[number]: row_of[name] for name, number in key_of.items() if name in row_of}
+        best = max(best, matches, key=len)
     if not best:
         raise ImagesError(
             f"{what} must name images of the table by id, file name, stem or number; none of the {len(listed)} keys "
@@ -248,14 +250,7 @@ def _read(path: Path, what: str) -> dict[str, str]:
             f"{what} must have a column of image names and a column 'label'; its columns are {some(table.header, 8)}. "
             f"Name the column of labels 'label'."
         )
-    keys = table.column(table.paths)
-    twice = [key for key, count in Counter(keys).items() if count > 1]
-    if twice:
-        raise ImagesError(
-            f"{what} must name each image once; in column '{table.header[table.paths]}' {len(twice)} of "
-            f"{len(set(keys))} names occur more than once: {some(twice)}. Leave one row for each."
-        )
-    return dict(zip(keys, table.column(column), strict=True))
+    return dict(zip(table.names(what), table.column(column), strict=True))
 
 
 def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:
@@ -312,10 +307,9 @@ def _is_number(text: str) -> bool:
 
 def _unique(names: Iterable[str]) -> dict[str, int]:
     """The position of each name that occurs once."""
-    positions: dict[str, list[int]] = defaultdict(list)
-    for position, name in enumerate(names):
-        positions[name].append(position)
-    return {name: where[0] for name, where in positions.items() if len(where) == 1}
+    listed = list(names)
+    counts = Counter(listed)
+    return {name: position for position, name in enumerate(listed) if counts[name] == 1}
 
 
 def _column(table: CsvTable, name: str) -> int:

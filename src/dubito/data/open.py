@@ -77,16 +77,13 @@ def _open(source: Any) -> Images:
         return ArrayImages(inputs=source) if floats else ArrayImages(images=source)
     if isinstance(source, IterableDataset):
         raise ImagesError(
-            f"images must be readable in any order; got {type(source).__name__}, an IterableDataset, which "
-            f"is read from front to back only. "
-            f"Give a map-style Dataset, or list(dataset) if it fits in memory."
+            f"images must be readable in any order; got {type(source).__name__}, an IterableDataset, which is read "
+            f"from front to back only. Give a map-style Dataset, or list(dataset) if it fits in memory."
         )
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (dict, bytes)):
         return DatasetImages(source)
-    raise ImagesError(
-        f"images must come from {_ACCEPTED}; got {type(source).__name__}. "
-        f"Give one of those (of a DataLoader, its dataset)."
-    )
+    got = f"got {type(source).__name__}. Give one of those (of a DataLoader, its dataset)."
+    raise ImagesError(f"images must come from {_ACCEPTED}; {got}")
 
 
 def _open_path(source: str) -> Images:

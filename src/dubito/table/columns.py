@@ -73,19 +73,14 @@ def writer_of(column: str) -> str | None:
 
 def ensembles_in(columns: Sequence[str]) -> tuple[str, ...]:
     """The names of the ensembles whose summaries or logits are among some columns."""
-    groups = [
-        groups
-        for column in columns
-        for family in families().values()
-        if family.ensemble and (groups := family.match(column)) is not None
-    ]
-    return tuple(dict.fromkeys(each["name"] for each in groups if each["part"] in ("", "_logit")))
+    matches = [family.match(column) for column in columns for family in families().values() if family.ensemble]
+    return tuple(dict.fromkeys(each["name"] for each in matches if each and each["part"] in ("", "_logit")))
 
 
 def recorded_settings(table: "Table", name: str) -> Mapping[str, Any] | None:
     """The settings of the probe that wrote the columns called `name`; None where they are not recorded."""
-    recorded = _recorded(table, name)
-    return None if recorded is None else recorded[1]
+    probe = _probe(table, name)
+    return None if probe is None or table.provenance is None else table.provenance.probes[probe].get("settings", {})
 
 
 def settings_difference(one: "Table", other: "Table", name: str) -> str | None:
@@ -93,13 +88,15 @@ def settings_difference(one: "Table", other: "Table", name: str) -> str | None:
 
     Returns None where the settings agree, or where those of a table are not recorded.
     """
-    here, there = _recorded(one, name), _recorded(other, name)
+    here, there = recorded_settings(one, name), recorded_settings(other, name)
     if here is None or there is None:
         return None
-    family = families().get(here[0])
+    family = families().get(
+        here.get("probe") or _probe(one, name) or ""
+    )  # a probe with a name of its own records its family
     ignored = family.ignored if family else ()
-    keys = [key for key in {**here[1], **there[1]} if key not in ignored and here[1].get(key) != there[1].get(key)]
-    texts = [f"{key}={here[1].get(key)} and {key}={there[1].get(key)}" for key in keys]
+    keys = [key for key in {**here, **there} if key not in ignored and here.get(key) != there.get(key)]
+    texts = [f"{key}={here.get(key)} and {key}={there.get(key)}" for key in keys]
     return ", ".join(text if len(text) <= _LONG else key for text, key in zip(texts, keys, strict=True)) or None
 
 
@@ -109,13 +106,8 @@ def compared_names(table: "Table", columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*ensembles_in(columns), *(name for name in probes if name in columns)]))
 
 
-def _recorded(table: "Table", name: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The family's name and the recorded settings. A probe under a name of its own records its family as `probe`."""
-    probes = table.provenance.probes if table.provenance else {}
-    if name not in probes:
-        matches = (groups for family in families().values() if (groups := family.match(name)) is not None)
-        name = next((groups["probe"] for groups in matches if "probe" in groups), name)
-    if name not in probes:
-        return None
-    settings = probes[name].get("settings", {})
-    return settings.get("probe", name), settings
+def _probe(table: "Table", name: str) -> str | None:
+    """The probe that wrote the columns called `name`; None where it is not recorded."""
+    matches = [family.match(name) for family in families().values()]
+    names = [name, *(groups["probe"] for groups in matches if groups and "probe" in groups)]
+    return next((one for one in names[:2] if table.provenance and one in table.provenance.probes), None)

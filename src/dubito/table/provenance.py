@@ -73,8 +73,12 @@ class Provenance:
         >>> Provenance(weights="ab12").difference(Provenance(weights="cd34"))
         'its weights differ (ab12 there, cd34 here): the backbone was fine-tuned or is another one'
         """
-        if self.members or other.members:
-            return self._members_differ(other)
+        if len(self.members) != len(other.members):
+            return f"it has {len(self.members)} members there, {len(other.members)} here"
+        if self.members:
+            pairs = enumerate(zip(self.members, other.members, strict=True))
+            reasons = [f"member {place}: {reason}" for place, (one, two) in pairs if (reason := one.difference(two))]
+            return reasons[0] if reasons else None
         reasons = []
         hashes = [(self.weights, other.weights), (self.tensors, other.tensors)]
         if not any(there is not None and there == here for there, here in hashes):
@@ -89,13 +93,6 @@ class Provenance:
         if layer := describe_difference(self.head, other.head):
             reasons.append(f"its classifying layer differs ({layer}): features are read elsewhere in the model")
         return "; ".join(reasons) or None
-
-    def _members_differ(self, other: "Provenance") -> str | None:
-        if len(self.members) != len(other.members):
-            return f"it has {len(self.members)} members there, {len(other.members)} here"
-        pairs = enumerate(zip(self.members, other.members, strict=True))
-        reasons = [(place, one.difference(two)) for place, (one, two) in pairs]
-        return next((f"member {place}: {reason}" for place, reason in reasons if reason), None)
 
     def to_json(self) -> dict[str, Any]:
         """The parts that are known, as plain values."""

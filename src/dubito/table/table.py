@@ -6,7 +6,7 @@ Columns that every extraction writes are attributes: id, label (n), feature (n,d
 
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, Protocol, cast, final, runtime_checkable
 
 import numpy as np
 import torch
@@ -66,11 +66,8 @@ class Table:
     ) -> None:
         if label_space not in ("model", "own"):
             raise TableError(f"label_space must be 'model' or 'own'; got '{label_space}'. Choose one of the two.")
-        self.provenance = provenance
-        self.name = name
-        self.skipped = skipped
-        self.classes = classes
-        self.label_space = label_space
+        self.name, self.skipped, self.provenance = name, skipped, provenance
+        self.classes, self.label_space = classes, label_space
         self.label_names = classes if label_names is None and label_space == "model" else label_names
         self._columns: dict[str, Column] = {
             key: _column(key, value) for key, value in columns.items() if value is not None
@@ -100,32 +97,27 @@ class Table:
     @property
     def feature(self) -> Float[Tensor, "n d"]:
         """The input of the last layer."""
-        column: Tensor = self.whole("feature")
-        return column
+        return cast("Tensor", self.whole("feature"))
 
     @property
     def logit(self) -> Float[Tensor, "n c"]:
         """The output of the last layer, before softmax."""
-        column: Tensor = self.whole("logit")
-        return column
+        return cast("Tensor", self.whole("logit"))
 
     @property
     def label(self) -> Int[Tensor, "n"]:
         """The true class."""
-        column: Tensor = self.whole("label")
-        return column
+        return cast("Tensor", self.whole("label"))
 
     @property
     def loss(self) -> Float[Tensor, "n"]:
         """The task loss of each image."""
-        column: Tensor = self.whole("loss")
-        return column
+        return cast("Tensor", self.whole("loss"))
 
     @property
     def id(self) -> Shaped[np.ndarray, "n"]:
         """The name of each image, as strings."""
-        column: Shaped[np.ndarray, "n"] = self.whole("id")
-        return column
+        return cast("np.ndarray", self.whole("id"))
 
     def whole(self, column: str) -> Any:
         """One column in memory, all rows. Library code uses `batches`, which does not grow with the table."""
@@ -180,15 +172,8 @@ class Table:
 
     def with_only(self, columns: Mapping[str, Any], *, name: str | None = None) -> "Table":
         """A table of other columns about which the same is known: classes, labels, provenance and skipped images."""
-        return Table(
-            name=name or self.name,
-            classes=self.classes,
-            label_space=self.label_space,
-            label_names=self.label_names,
-            skipped=self.skipped,
-            provenance=self.provenance,
-            **columns,
-        )
+        known = {key: value for key, value in vars(self).items() if key != "_columns"}
+        return Table(**{**known, "name": name or self.name}, **columns)
 
 
 def check_table(table: object, *, by: str, what: str = "table") -> None:
@@ -242,11 +227,9 @@ def take(column: Column, rows: Exact) -> Any:
 
 def _column(key: str, value: Any) -> Column:
     if isinstance(value, Column) and not hasattr(value, "__array__"):
-        column: Column = value
-        return column
+        return value
     if key == "id":
-        ids: Column = np.asarray(value, dtype=str)
-        return ids
+        return cast("Column", np.asarray(value, dtype=str))
     tensor = to_tensor(value, f"column '{key}'")
     if key in ("feature", "logit", "loss"):
         return tensor if tensor.dtype == torch.float64 else tensor.float()

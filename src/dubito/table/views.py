@@ -63,9 +63,14 @@ def concat(*tables: Table) -> Table:
         check_provenance(tables[0].provenance, other.provenance, by="concat", of=both)
     provenance = _provenance(tables)
     if any("image_index" in table for table in tables):  # without, crops of one image could not be kept together
-        tables = tuple(table if "image_index" in table else _one_epoch(table) for table in tables)
+        numbers = [torch.arange(len(table)) for table in tables]
+        tables = tuple(
+            table if "image_index" in table else table.extended(image_index=number, epoch=torch.zeros_like(number))
+            for table, number in zip(tables, numbers, strict=True)
+        )
     names = [name for name in tables[0].columns if all(name in table for table in tables)]
-    if not _same_labels(tables):
+    named = {tuple(table.label_names) for table in tables if "label" in table and table.label_names}
+    if len({table.label_space for table in tables}) > 1 or len(named) > 1:  # a label is not the same class in all
         names = [name for name in names if name != "label"]
     if not names:
         raise TableError(f"concat: {', '.join(table.name for table in tables)} have no column in common.")
@@ -84,16 +89,6 @@ def concat(*tables: Table) -> Table:
     return joined
 
 
-def _one_epoch(table: Table) -> Table:
-    return table.extended(image_index=torch.arange(len(table)), epoch=torch.zeros(len(table), dtype=torch.long))
-
-
-def _same_labels(tables: Sequence[Table]) -> bool:
-    """Whether a label means the same class in all tables, as far as their names show."""
-    names = {tuple(table.label_names) for table in tables if "label" in table and table.label_names}
-    return len({table.label_space for table in tables}) == 1 and len(names) <= 1
-
-
 def ensemble(tables: Sequence[Table] | Table) -> Table:
     """Tables of the same images, each made by a model of its own, as one explicit ensemble.
 
@@ -107,7 +102,7 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
     ((1, 2, 2), [0.5, 0.5])
     """
     if isinstance(tables, Table) or len(tables) < 2:
-        got = "one" if isinstance(tables, Table) or len(tables) == 1 else "none"
+        got = 1 if isinstance(tables, Table) else len(tables)
         raise TableError(f"ensemble needs at least two tables, one per model; got {got}. Give them as a list.")
     for table in tables:
         table.require("logit", by="ensemble")
