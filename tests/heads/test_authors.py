@@ -186,7 +186,7 @@ def test_files_that_are_no_head(tmp_path):
     with pytest.raises(CheckpointError, match=r"weights: no file '.*a\.pth\.tar'"):
         import_authors_head(path)
     path.write_bytes(b"PK\x03\x04 and then nothing")
-    with pytest.raises(CheckpointError, match="is not a readable PyTorch file"):
+    with pytest.raises(CheckpointError, match="is not a readable weights file"):
         import_authors_head(path)
     with pytest.raises(CheckpointError, match=r"as unc_module.*got none of these keys\. Give a vit_\*_checkpoint"):
         import_authors_head(released(path, {"model.head.weight": torch.ones(1)}))

@@ -17,7 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import dubito
 from dubito.errors import CheckpointError, MissingPackageError, ModelError
-from dubito.models.from_pypi import renamed, weights_file
+from dubito.models.from_timm import renamed, weights_file
 from dubito.models.load import with_weights
 from dubito.models.weights import read_weights
 
@@ -56,12 +56,12 @@ def shuffled(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("resnet50", "'resnet50'. Try 'timm:resnet50'."),
+        ("resnet50", "'resnet50'. Try 'timm:NAME' or 'python:FILE.py:FUNCTION'."),
         ("tim:resnet50", "'tim:resnet50'. Did you mean 'timm:resnet50'?"),
         ("torchvison:resnet50", "Did you mean 'torchvision:resnet50'?"),
         ("timm:", "'timm:'. Did you mean 'timm:...'?"),
-        ("keras:resnet50", "'keras:resnet50'."),
-        ("", "''."),
+        ("keras:resnet50", "'keras:resnet50'. Try 'timm:NAME'"),
+        ("", "''. Try 'timm:NAME'"),
     ],
 )
 def test_an_unknown_source(name, said):
@@ -270,7 +270,7 @@ def test_a_package_of_another_layout():
 
 
 def test_a_package_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr("dubito.models.from_pypi.find_spec", lambda name: None)
+    monkeypatch.setattr("dubito.models.from_timm.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError) as error:
         dubito.load("pypi:efficientnet_lite1")
     assert str(error.value) == (
@@ -283,7 +283,7 @@ def test_a_package_without_its_file(monkeypatch, tmp_path):
     class Spec:
         submodule_search_locations = (str(tmp_path),)
 
-    monkeypatch.setattr("dubito.models.from_pypi.find_spec", lambda name: Spec)
+    monkeypatch.setattr("dubito.models.from_timm.find_spec", lambda name: Spec)
     with pytest.raises(
         CheckpointError, match=r"must hold one models/\*\.pth; got 0\. Install it again: .*--force-reinstall"
     ):

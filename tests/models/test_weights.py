@@ -96,13 +96,11 @@ def test_a_file_cut_short_anywhere(tmp_path, ending, zipped):
 def test_a_file_of_something_else(tmp_path, content):
     (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=r"w\.pth' is not a PyTorch file\. Give a file of torch\.save, or a safetensors file"
+        CheckpointError, match=r"w\.pth' is not a PyTorch file\. Give one of torch\.save, or a \.safetensors"
     ):
         read_weights(tmp_path / "w.pth")
     (tmp_path / "w.safetensors").write_bytes(content)
-    with pytest.raises(
-        CheckpointError, match=r"w\.safetensors' is not a whole safetensors file \(.*\)\. Copy it again"
-    ):
+    with pytest.raises(CheckpointError, match=r"w\.safetensors' is not a readable weights file \(.*\)\. Copy it again"):
         read_weights(tmp_path / "w.safetensors")
 
 

@@ -298,11 +298,11 @@ def test_refused_models(x):
         ({"sigma": 0.2}, "sigma has no effect without copies; got sigma=0.2. Give copies as well, or leave sigma out"),
         ({"tolerance": 0.5}, "tolerance has no effect without beta; got tolerance=0.5. Give beta as well"),
         ({"last": 3, "tolerance": 0.5}, "tolerance has no effect without beta"),
-        ({"name": "My gradient"}, "a name has small letters and underscores; got 'My gradient'"),
-        ({"name": "low2"}, "a name has small letters and underscores; got 'low2'"),
-        ({"name": "forward"}, "another probe or column is called 'forward'. Choose another name"),
-        ({"name": "noise"}, "another probe or column is called 'noise'"),
-        ({"name": "loss"}, "another probe or column is called 'loss'"),
+        ({"name": "My gradient"}, "name must be lower-case letters and underscores, .* got 'My gradient'"),
+        ({"name": "low2"}, "name must be lower-case letters and underscores, .* got 'low2'"),
+        ({"name": "forward"}, "not that of another probe or column; got 'forward'. Choose another"),
+        ({"name": "noise"}, "not that of another probe or column; got 'noise'. Choose another"),
+        ({"name": "loss"}, "not that of another probe or column; got 'loss'. Choose another"),
     ],
 )
 def test_settings_without_meaning(settings, text):
@@ -314,7 +314,7 @@ def test_settings_without_meaning(settings, text):
     ("method", "weightings", "text"),
     [
         ("all", (), "method must be one of exact, top, signs, combined; got 'all'"),
-        ("exact", "root", r"weightings must be a list; got 'root'. Write \['root'\]"),
+        ("exact", "root", "weightings must be one of fisher, root, expected_l1; got 'r'"),
         ("exact", ["mean"], "weightings must be one of fisher, root, expected_l1; got 'mean'"),
     ],
 )

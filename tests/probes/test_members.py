@@ -148,7 +148,9 @@ def test_members_that_are_no_classifiers(models):
 
 
 def test_members_of_other_classes(models):
-    with pytest.raises(ModelError, match=r"members: member 1 \(net 9\) has 5 classes, net 0 has 3\. Members of one"):
+    with pytest.raises(
+        ModelError, match=r"members: member 1 \(net 9\) has other classes than net 0: 5 there, 3 here\. Members"
+    ):
         Members([models[0], model(9, classes=5)]).run(models[0], X, None)
     one, two = model(0, names=["cat", "dog", "owl"]), model(1, names=["cat", "owl", "dog"])
     with pytest.raises(

@@ -41,8 +41,8 @@ def test_defaults_make_the_probe(name):
 def test_settings_have_types_and_defaults():
     settings = probe_settings("gradient")
     assert settings["method"].default == "combined"
-    assert get_args(settings["method"].type) == get_args(GradientMethod)
-    assert settings["last"].type == int | None
+    assert get_args(settings["method"].annotation) == get_args(GradientMethod)
+    assert settings["last"].annotation == int | None
     assert list(probe_settings("dropout")) == ["passes", "rate", "seed", "keep", "temperature", "variance"]
 
 

@@ -111,7 +111,7 @@ def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:
             check_choice(name, dubito.probes.PROBES, by="--probe", what="the name")
         except ValueRangeError as error:
             raise typer.BadParameter(str(error)) from error
-        types = {key: setting.type for key, setting in dubito.probes.probe_settings(name).items()}
+        types = {key: setting.annotation for key, setting in dubito.probes.probe_settings(name).items()}
         probes.append(dubito.probes.make_probe(name, **read_settings(types, texts, f"--probe {name}")))
     return probes
 

@@ -78,7 +78,9 @@ def _probes() -> Entries:
             "name": name,
             "price": probes.make_probe(name).price,
             "about": _first_line(factory),
-            "settings": _settings(factory, {k: (s.type, s.default) for k, s in probes.probe_settings(name).items()}),
+            "settings": _settings(
+                factory, {key: (each.annotation, each.default) for key, each in probes.probe_settings(name).items()}
+            ),
         }
         for name, factory in probes.PROBES.items()
     ]
@@ -90,9 +92,9 @@ def _metrics() -> Entries:
 
 
 def _models() -> Entries:
-    from dubito.models import from_pypi, from_timm, from_torchvision
+    from dubito.models import from_timm, from_torchvision
 
-    sources = {"pypi": list(from_pypi.SIZES), "timm": from_timm.models(), "torchvision": from_torchvision.models()}
+    sources = {"pypi": list(from_timm.PYPI_SIZES), "timm": from_timm.models(), "torchvision": from_torchvision.models()}
     return [
         {"name": f"{source}:{name}", "source": source}
         for source, names in sources.items()

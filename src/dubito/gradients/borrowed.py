@@ -7,6 +7,7 @@ that are computed once) is written there. A module that cannot be copied is lent
 
 import copy
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,11 +47,14 @@ class Borrowed:
                 self.leaves[name] = stand_in
         if not self.leaves:
             raise ModelError(
-                f"gradient: {model.name} has no parameters, so that there is nothing to differentiate by. "
-                f"Use a score of logits or features instead."
+                f"gradient: {model.name} has no parameters to differentiate by. Use a score of logits or features."
             )
-        self.module, self._copied = _copied(own, memo)
-        self._own = own
+        self._own = self.module = own
+        with suppress(Exception):  # whatever a module holds that has no copy: locks, files, tensors with a graph
+            copied = copy.deepcopy(own, dict(memo))
+            if {id(parameter) for parameter in copied.parameters()} <= {id(stand_in) for stand_in in memo.values()}:
+                self.module = copied
+        self._copied = self.module is not own
         self._output = getattr(model, "output", "logits")
 
     def refresh(self) -> None:
@@ -93,14 +97,3 @@ def layer_of(parameter: str) -> str:
     """
     owner, parametrized, _ = parameter.partition(".parametrizations.")
     return owner if parametrized else parameter.rpartition(".")[0] or parameter
-
-
-def _copied(module: nn.Module, memo: dict[int, Any]) -> tuple[nn.Module, bool]:
-    """A copy with the stand-ins of `memo` for parameters, or the module itself where it cannot be copied like that."""
-    known = {id(stand_in) for stand_in in memo.values()}
-    try:
-        copied = copy.deepcopy(module, dict(memo))
-    except Exception:  # whatever a module holds that has no copy: locks, files, tensors with a graph
-        return module, False
-    whole = all(id(parameter) in known for parameter in copied.parameters())
-    return (copied, True) if whole else (module, False)

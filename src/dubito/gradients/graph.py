@@ -49,10 +49,10 @@ class Graph:
 
     def signature(self) -> Signature:
         """Of a model that does the same with the same weights, the same."""
-        return tuple((node.name(), *(self._named(source) for source, _ in node.next_functions)) for node in self.nodes)
-
-    def _named(self, node: Node | None) -> str:
-        return "" if node is None else self.leaves.get(node) or str(self.order.get(node, ""))
+        names: Mapping[Node | None, str] = {**{node: str(place) for node, place in self.order.items()}, **self.leaves}
+        return tuple(
+            (node.name(), *(names.get(source, "") for source, _ in node.next_functions)) for node in self.nodes
+        )
 
 
 def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
@@ -177,19 +177,13 @@ def brought_home(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tenso
     for together in zip(*blocks, strict=True):
         total = torch.zeros(())
         for (weight, _), made in zip(parts, together, strict=True):
-            total = total + _home(weight, made.reshape(-1, *weight.shape), graph, leaf)
+            gradients = made.reshape(-1, *weight.shape)
+            if not isinstance(weight.source, str):
+                edge = GradientEdge(graph.nodes[weight.source[0]], weight.source[1])
+                cotangents = [gradients.to(leaf.dtype)]
+                gradients = torch.autograd.grad([edge], [leaf], cotangents, is_grads_batched=True, retain_graph=True)[0]
+            total = total + gradients
         yield total
-
-
-def _home(weight: Weight, made: Float[Tensor, "n ..."], graph: Graph, leaf: Tensor) -> Float[Tensor, "n ..."]:
-    if isinstance(weight.source, str):
-        return made
-    place, output = weight.source
-    edge = GradientEdge(graph.nodes[place], output)
-    gradient: Tensor = torch.autograd.grad(
-        [edge], [leaf], [made.to(leaf.dtype)], is_grads_batched=True, retain_graph=True
-    )[0]
-    return gradient
 
 
 def _behind(node: Node | None) -> list[Node]:

@@ -30,7 +30,6 @@ _CANCELLED = 1e-4
 _SHIFTS = 16
 """Places of a window from which on the library's gradient of single channels is slower than shifts."""
 
-
 Measure = Literal["squares", "totals"]
 """What is measured of a gradient: its squared L2 norm, its L1 norm."""
 
@@ -53,18 +52,12 @@ class Part(ABC):
     def made(self) -> Float[Tensor, "n ..."]:
         """The gradients themselves."""
 
-    @abstractmethod
     def squares(self) -> Float[Tensor, "n"]:
         """Squared L2 norms, the cheapest way."""
+        return measured(self.made(), "squares")
 
     def _in_blocks(self, made: int, *, read: int = 0, by: Callable[[Any], Tensor] | None = None) -> Float[Tensor, "n"]:
-        """Squared norms of a few images at a time, so that what is made for each never lies in memory for all.
-
-        Args:
-            made: Numbers that are made per image.
-            read: Numbers that are read per image.
-            by: How squared norms are computed; by default from the gradients themselves.
-        """
+        """Squared norms, `by` default from the gradients, of as many images as these numbers made and read allow."""
         step = max(1, min(BYTES // (4 * max(1, made)), _READ // (4 * max(1, read))))
         blocks = (self.some(slice(start, start + step)) for start in range(0, len(self), step))
         return torch.cat([measured(some.made(), "squares") if by is None else by(some) for some in blocks])
@@ -176,10 +169,6 @@ class Dense(Part):
     def made(self) -> Float[Tensor, "n ..."]:
         """The gradients."""
         return self.values
-
-    def squares(self) -> Float[Tensor, "n"]:
-        """Squared L2 norms."""
-        return measured(self.values, "squares")
 
 
 @dataclass(frozen=True)

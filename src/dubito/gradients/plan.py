@@ -10,7 +10,9 @@ none, is left to `fallback`.
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -22,7 +24,7 @@ from dubito.gradients.borrowed import Borrowed, layer_of
 from dubito.gradients.cotangents import check_logits
 from dubito.gradients.graph import Graph, Layout, Signature, Weight, graph_of, layout_of, norms_of, weight_at
 from dubito.gradients.parts import Part
-from dubito.gradients.rules import Meeting, part_of
+from dubito.gradients.rules import RULES, Meeting
 
 _CLOSE = 1e-3
 """How far a squared norm may be from what autograd gives."""
@@ -41,7 +43,9 @@ class Use:
 
     def part(self, graph: Graph, images: int, g: Float[Tensor, "..."]) -> Part | None:
         """What each image adds to the weight's gradient, from the gradient of the result; None without a rule."""
-        return part_of(Meeting(graph.nodes[self.node], self.slot, self.layout, self.weight.shape, images), g)
+        node = graph.nodes[self.node]
+        rule = RULES.get(node.name())
+        return None if rule is None else rule(Meeting(node, self.slot, self.layout, self.weight.shape, images), g)
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> GradientPlan:
     two, three = Seen(borrowed, some[:2], only=0), Seen(borrowed, some, only=2)
     if not two.true:
         raise ModelError(
-            f"gradient: the output of {borrowed.name} does not depend on its parameters in a way that can be "
-            f"differentiated. Look for detach(), no_grad() or rounding in its forward."
+            f"gradient: the output of {borrowed.name} does not depend on its parameters in a differentiable way. "
+            f"Look for detach(), no_grad() or rounding in its forward."
         )
     uses: dict[str, tuple[Use, ...]] = {}
     if two.graph.signature() == three.graph.signature():
@@ -81,7 +85,8 @@ def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> GradientPlan:
         uses = {name: each for name, each in uses.items() if name not in slow}
     else:
         slow = dict.fromkeys(two.true, "its operations change with the number of images")
-    layers = _in_depth(two)
+    sources = [source for node in two.graph.nodes for source, _ in node.next_functions if source in two.graph.leaves]
+    layers = tuple(dict.fromkeys(layer_of(two.graph.leaves[source]) for source in sources if source is not None))
     places = {use.node for each in uses.values() for use in each}
     return GradientPlan(two.graph.signature(), layers, uses, slow, _last(two.graph, places))
 
@@ -99,17 +104,12 @@ class Seen:
         self.gradients: dict[tuple[int, int], Tensor] = {}
         cotangent = torch.zeros(logits.shape)
         cotangent[only] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0))
-        handles = [
-            node.register_prehook(lambda gradients, place=place: self._keep(place, gradients))
-            for place, node in enumerate(self.graph.nodes)
-        ]
         names = list(self.graph.leaves.values())
         leaves = [borrowed.leaves[name] for name in names]
-        try:
+        with ExitStack() as hooks:
+            for place, node in enumerate(self.graph.nodes):
+                hooks.callback(node.register_prehook(partial(self._keep, place)).remove)
             gradients = torch.autograd.grad(logits, leaves, cotangent.to(logits), retain_graph=True) if leaves else ()
-        finally:
-            for handle in handles:
-                handle.remove()
         self.true = dict(zip(names, gradients, strict=True))
 
     def about_images(self, node: Node, output: int, other: "Seen") -> bool:
@@ -182,13 +182,6 @@ def _check_model(borrowed: Borrowed, some: Float[Tensor, "n ..."]) -> None:
             f"gradient: what {borrowed.name} predicts for an image depends on the other images of the batch, so "
             f"an image has no gradient of its own. Look for a BatchNorm without running statistics."
         )
-
-
-def _in_depth(seen: Seen) -> tuple[str, ...]:
-    """Layers in the order in which their parameters are first used."""
-    leaves = seen.graph.leaves
-    sources = [source for node in seen.graph.nodes for source, _ in node.next_functions if source in leaves]
-    return tuple(dict.fromkeys(layer_of(leaves[source]) for source in sources if source is not None))
 
 
 def _last(graph: Graph, places: Collection[int]) -> tuple[int, ...]:

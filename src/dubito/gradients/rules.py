@@ -45,12 +45,6 @@ class Meeting:
         return self.layout.rows(values, self.images)
 
 
-def part_of(meeting: Meeting, g: Float[Tensor, "..."]) -> Part | None:
-    """What every image adds to the weight's gradient; None where there is no rule."""
-    rule = RULES.get(meeting.node.name())
-    return None if rule is None else rule(meeting, g)
-
-
 def _product(at: Meeting, g: Tensor) -> Part | None:
     """Of addmm and mm: images from the left, the weight from the right; or the bias that is added."""
     node, bias = at.node, at.node.name() == "AddmmBackward0"
@@ -72,16 +66,14 @@ def _convolution(at: Meeting, g: Tensor) -> Part | None:
         return Dense(_by_channel(at, g))
     if at.slot != 1:
         return None
-    kernel = tuple(at.shape[2:])
-    spec = (tuple(node._saved_stride), tuple(node._saved_padding), tuple(node._saved_dilation))
-    window = Window(kernel, *spec, node._saved_groups)
+    spec = (at.shape[2:], node._saved_stride, node._saved_padding, node._saved_dilation)
+    window = Window(*map(tuple, spec), node._saved_groups)
     a, g = at.rows(_full(node._saved_input)), at.rows(_full(g))
     if node._saved_transposed:
         a, g = g, a  # it is the other way round of a convolution from what it gives to what it reads
     if not window.plain:
         return Patches(a, g, window)
-    a, g = (values.flatten(3).transpose(2, 3).flatten(1, 2) for values in (a, g))
-    return Outer(a, g)
+    return Outer(*(values.flatten(3).transpose(2, 3).flatten(1, 2) for values in (a, g)))
 
 
 def _batch_norm(at: Meeting, g: Tensor) -> Part | None:
@@ -118,8 +110,7 @@ def _embedding(at: Meeting, g: Tensor) -> Part | None:
     node = at.node
     if node._saved_scale_grad_by_freq or at.layout.axis >= node._saved_indices.dim():
         return None
-    index, g = at.rows(node._saved_indices).flatten(1), at.rows(_full(g))
-    g = g.flatten(1, -2)
+    index, g = at.rows(node._saved_indices).flatten(1), at.rows(_full(g)).flatten(1, -2)
     if node._saved_padding_idx >= 0:
         g = g * (index != node._saved_padding_idx)[..., None]
     return Picked(index, g, at.shape[0])

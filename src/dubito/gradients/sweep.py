@@ -12,8 +12,8 @@ image comes in several copies, the gradients of its copies are averaged before t
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import final
 
 import torch
@@ -62,12 +62,12 @@ class Prepared:
             self.plan = make_plan(self.borrowed, x)
         self.layers = self.plan.layers
         self.head = _head(model, x)
-        places = (
-            self.layers.index(layer_of(name))
-            for name, leaf in self.borrowed.leaves.items()
-            if layer_of(name) in self.layers and self._is_head(leaf)
+        head, leaves = self.head, self.borrowed.leaves.items()
+        like_head = (
+            [] if head is None else [(layer_of(name), leaf) for name, leaf in leaves if leaf.shape == head.shape]
         )
-        self.last = next(places, None)
+        of_head = [layer for layer, leaf in like_head if layer in self.layers and torch.equal(leaf, head.to(leaf))]
+        self.last = self.layers.index(of_head[0]) if of_head else None
         warn_slow(self.borrowed, self.plan)
 
     def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:
@@ -78,9 +78,6 @@ class Prepared:
         """A forward pass that gradients can be taken of."""
         self.borrowed.refresh()
         return Sweep(self.borrowed, self.plan, x, images)
-
-    def _is_head(self, leaf: Tensor) -> bool:
-        return self.head is not None and leaf.shape == self.head.shape and torch.equal(leaf, self.head.to(leaf))
 
     def notes(self) -> Json:
         """Names of layers, their places among all, and how many there are."""
@@ -124,22 +121,16 @@ class Sweep:
         self._norms: dict[Measure, Float64[Tensor, "n l"]] = {}
         self._waiting: dict[str, list[tuple[Weight, Part]]] = defaultdict(list)
         self._met: Counter[str] = Counter()
-        last = set(plan.last)
-        self._handles = [
-            self._graph.nodes[place].register_prehook(lambda gradients, place=place: self._meet(place, gradients[0]))
-            for place in self._uses
-            if place not in last
-        ]
+        self._hooks = ExitStack()  # a hook that is left on a node holds the graph, and the graph the hook
+        for place in self._uses.keys() - set(plan.last):
+            hook = self._graph.nodes[place].register_prehook(lambda gradients, p=place: self._meet(p, gradients[0]))
+            self._hooks.callback(hook.remove)
 
     def __enter__(self) -> "Sweep":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # A hook that is left on a node holds the graph, and the graph the hook.
-        for handle in self._handles:
-            handle.remove()
+    def __exit__(self, *error: object) -> None:
+        self._hooks.close()
         self._graph = self._attached = None  # type: ignore[assignment]
 
     def norms(
@@ -159,12 +150,11 @@ class Sweep:
         self._norms = {measure: torch.zeros(shape, dtype=torch.float64) for measure in measures}
         self._waiting.clear()
         self._met.clear()
-        places = self._plan.last
-        if places:
-            edges = [GradientEdge(self._graph.nodes[place], 0) for place in places]
+        edges = [GradientEdge(self._graph.nodes[place], 0) for place in self._plan.last]
+        if edges:
             with torch.inference_mode(False):
                 gradients = torch.autograd.grad(self._attached, edges, cotangent, retain_graph=True, allow_unused=True)
-            for place, g in zip(places, gradients, strict=True):
+            for place, g in zip(self._plan.last, gradients, strict=True):
                 self._meet(place, g)
         for name in list(self._waiting):
             self._measure(name)  # those of which some use had no gradient
@@ -192,34 +182,25 @@ class Sweep:
             norm = norms_of(parts, self._graph, self._borrowed.leaves[name], measure)
             norms[:, self._layer[name]] += norm.double().cpu()
 
-    def _fall_back(self, cotangent: Tensor) -> None:
+    def _fall_back(self, cotangent: Float[Tensor, "rows c"]) -> None:
+        """Add the norms of parameters without rules, for a few images at a time; gradients of copies are added up."""
         if not self._plan.slow:
             return
-        for some, gradients in one_by_one(self._borrowed, list(self._plan.slow), self._x, cotangent, self._images):
-            for name, made in gradients.items():
+        x, cotangent = (rows.view(self._images, -1, *rows.shape[1:]) for rows in (self._x, cotangent))
+        leaves = {name: self._borrowed.leaves[name].detach() for name in self._plan.slow}
+        step = max(1, BYTES // (4 * sum(leaf.numel() for leaf in leaves.values())))
+        for start in range(0, self._images, step):
+            some = slice(start, start + step)
+            for name, made in _vmapped(self._borrowed, leaves, x[some], cotangent[some]).items():
                 for measure, norms in self._norms.items():
                     norms[some, self._layer[name]] += measured(made.double(), measure).cpu()
-
-
-def one_by_one(
-    borrowed: Borrowed,
-    names: Sequence[str],
-    x: Float[Tensor, "rows ..."],
-    cotangent: Float[Tensor, "rows c"],
-    images: int,
-) -> Iterator[tuple[slice, dict[str, Float[Tensor, "n ..."]]]]:
-    """The gradients of named parameters for each image, those of its copies added up; of a few images at a time."""
-    x, cotangent = (rows.view(images, -1, *rows.shape[1:]) for rows in (x, cotangent))
-    leaves = {name: borrowed.leaves[name].detach() for name in names}
-    step = max(1, BYTES // (4 * sum(leaf.numel() for leaf in leaves.values())))
-    for start in range(0, images, step):
-        some = slice(start, start + step)
-        yield some, _vmapped(borrowed, leaves, x[some], cotangent[some])
 
 
 def _vmapped(
     borrowed: Borrowed, leaves: dict[str, Tensor], x: Float[Tensor, "n r ..."], cotangent: Float[Tensor, "n r c"]
 ) -> dict[str, Float[Tensor, "n ..."]]:
+    """The gradients of each image, those of its copies added up."""
+
     def weighted_logits(chosen: dict[str, Tensor], one: Tensor, c: Tensor) -> Tensor:
         return (borrowed.logits(one, chosen) * c).sum()
 
@@ -236,10 +217,8 @@ def _vmapped(
 def _alone(borrowed: Borrowed, leaves: dict[str, Tensor], one: Tensor, c: Tensor) -> dict[str, Tensor]:
     own = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
     logits = borrowed.logits(one.clone(), own)
-    gradients = torch.autograd.grad(logits, list(own.values()), c, allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(own.items(), gradients, strict=True)
-    }
+    gradients = torch.autograd.grad(logits, list(own.values()), c, allow_unused=True, materialize_grads=True)
+    return dict(zip(own, gradients, strict=True))
 
 
 def _head(model: Classifier, x: Float[Tensor, "n ..."]) -> Float[Tensor, "c d"] | None:

@@ -29,7 +29,18 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
     repair = "Give a local folder that save_pretrained wrote, as 'hf:FOLDER'."
     with building(f"hf:{name}", options, fetches=True, repair=repair):
         processor = AutoImageProcessor.from_pretrained(place)
-        module = _module(place, options, pretrained=pretrained)
+        if pretrained:
+            module, loading = AutoModelForImageClassification.from_pretrained(
+                place, use_safetensors=True, output_loading_info=True, **options
+            )
+        else:
+            config = AutoConfig.from_pretrained(place, **options)
+            module, loading = AutoModelForImageClassification.from_config(config), {"missing_keys": []}
+    if loading["missing_keys"]:
+        raise ModelError(
+            f"load: 'hf:{place}' has no weights for {', '.join(sorted(loading['missing_keys'])[:3])}: it is not a "
+            f"trained classifier, so its predictions would be random. Choose a model that was trained to classify."
+        )
     labels = module.config.id2label
     names = [str(labels[index]) for index in sorted(labels)]
     return {"module": module, "transform": ProcessorTransform(processor), "classes": names}
@@ -45,17 +56,3 @@ class ProcessorTransform:
         """pixel_values of one image."""
         pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
-
-
-def _module(place: str, options: dict[str, Any], *, pretrained: bool) -> Any:
-    if not pretrained:
-        return AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(place, **options))
-    module, loading = AutoModelForImageClassification.from_pretrained(
-        place, use_safetensors=True, output_loading_info=True, **options
-    )
-    if loading["missing_keys"]:
-        raise ModelError(
-            f"load: 'hf:{place}' has no weights for {', '.join(sorted(loading['missing_keys'])[:3])}: it is not a "
-            f"trained classifier, so its predictions would be random. Choose a model that was trained to classify."
-        )
-    return module

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from dubito.errors import ModelError
 from dubito.models.weights import first_line
@@ -58,42 +58,29 @@ def _split(name: str) -> tuple[str, str]:
     dotted = all(part.isidentifier() for part in place.split("."))
     if entry.isidentifier() and (place.endswith(".py") or dotted):
         return place, entry
-    bare = name.removesuffix("()")
-    inner, _, last = bare.rpartition(":")
-    if name.endswith(".py"):
-        guess = f" Try 'python:{name}:make', if its function is called make."
-    elif bare != name:
-        guess = f" Without parentheses: 'python:{bare}'."
-    elif inner and Path(f"{inner}.py").is_file():
-        guess = f" Did you mean 'python:{inner}.py:{last}'?"
-    else:
-        guess = ""
     raise ModelError(
         f"load: a model of your own is named 'python:FILE.py:FUNCTION' or 'python:PACKAGE.MODULE:FUNCTION'; "
-        f"got 'python:{name}'.{guess}"
+        f"got 'python:{name}'. Keep the ending .py of a file, and leave out parentheses behind the function."
     )
 
 
 def _named(home: ModuleType, entry: str, place: str) -> Any:
     """What stands under the name: a model, or a callable that makes one."""
     if not hasattr(home, entry):
-        known = [name for name, value in vars(home).items() if inspect.isfunction(value) or isinstance(value, _MODELS)]
-        own = [name for name in known if getattr(vars(home)[name], "__module__", None) == home.__name__] or known
-        near = nearest(entry, own, most=4, cutoff=0.5)
-        hint = (
-            f"Nearest: {', '.join(near)}." if near else "There is no function in it; write one that returns the module."
+        fitting = {
+            name: value for name, value in vars(home).items() if inspect.isfunction(value) or isinstance(value, _MODELS)
+        }
+        own = [name for name, value in fitting.items() if getattr(value, "__module__", None) == home.__name__]
+        near = nearest(entry, own or fitting, most=4, cutoff=0.5)
+        raise ModelError(
+            f"load: '{place}' has no '{entry}'. Nearest: {', '.join(near) or 'none; write a function that returns it'}."
         )
-        raise ModelError(f"load: '{place}' has no '{entry}'. {hint}")
     entry_point = getattr(home, entry)
-    if inspect.isclass(entry_point):
+    if inspect.isclass(entry_point) or not (callable(entry_point) or isinstance(entry_point, _MODELS)):
+        got = "a class" if inspect.isclass(entry_point) else type(entry_point).__name__
         raise ModelError(
-            f"load: '{entry}' of '{place}' is a class; an nn.Module or a function that makes one is expected. Write "
-            f"`def make(): return {entry}(...)` there, or `model = {entry}(...)`, and give that name."
-        )
-    if not callable(entry_point) and not isinstance(entry_point, _MODELS):
-        raise ModelError(
-            f"load: '{entry}' of '{place}' must be an nn.Module or a function that makes one; "
-            f"got {type(entry_point).__name__}. Give the name of such a function."
+            f"load: '{entry}' of '{place}' must be an nn.Module or a function that makes one; got {got}. "
+            f"Write `def make(): return ...` there, and give that name."
         )
     return entry_point
 
@@ -114,9 +101,11 @@ def _made(entry_point: Any, options: dict[str, Any], entry: str, place: str) -> 
         raise failed(f"{entry}() of '{place}'", error) from error
     if isinstance(made, _MODELS):
         return made
+    got = f"the class {made.__name__}" if inspect.isclass(made) else type(made).__name__
     raise ModelError(
-        f"load: {entry}() of '{place}' must return an nn.Module, or what dubito.wrap makes of one; "
-        f"got {_describe(made)}"
+        f"load: {entry}() of '{place}' must return an nn.Module, or what dubito.wrap makes of one; got {got}. "
+        f"End it with `return model`: dubito.wrap(model, transform=..., classes=...) adds what belongs to it, and "
+        f"weights=PATH loads tensors."
     )
 
 
@@ -131,30 +120,12 @@ def _check_arguments(function: Callable[..., Any], options: dict[str, Any], what
     except TypeError as error:
         raise ModelError(
             f"load: {what} cannot be called with {', '.join(options) or 'no arguments'} ({first_line(error)}). "
-            f"It takes {', '.join(signature.parameters) or 'none'}: give these as options, give them defaults, "
-            f"or call it in a function without any: `def make(): return ...`."
+            f"It takes {', '.join(signature.parameters) or 'none'}: give these as options, or give them defaults."
         ) from error
-
-
-def _describe(made: object) -> str:
-    """What a function returned instead of a module, and what to do."""
-    if made is None:
-        return "None. End it with `return model`."
-    if inspect.isclass(made):
-        return f"the class {made.__name__}. Call it: `return {made.__name__}(...)`."
-    if isinstance(made, dict) and made and all(isinstance(value, Tensor) for value in made.values()):
-        return f"a state dict of {len(made)} tensors. Return the module; weights=PATH loads tensors from a file."
-    if isinstance(made, tuple | list):
-        return (
-            f"a {type(made).__name__} ({', '.join(type(one).__name__ for one in made[:4])}). Return the module "
-            f"alone; dubito.wrap(module, transform=..., classes=...) adds what belongs to it."
-        )
-    return f"{type(made).__name__}. Return the module itself."
 
 
 _PRIVATE = "_dubito_file_"
 """How the module names of files begin; what they hold can be found under them, as torch.export needs it."""
-
 
 _NEIGHBOURS: dict[str, Path] = {}
 """Modules that such code has imported from beside it, by their first name, and from which folder."""

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torchvision import models as zoo
 
-from dubito.errors import ModelError
 from dubito.models.load import building, unknown_model
 from dubito.models.transform import Preprocess
 
@@ -28,27 +27,20 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
         module = zoo.get_model(architecture, weights=weights if pretrained else None, **options)
     names: list[str] = weights.meta["categories"]
     count: int = options.get("num_classes", len(names))
-    return {
-        "module": module.to(memory_format=torch.channels_last),
-        "transform": _transform(weights.transforms(), options.get("image_size")),
-        "classes": names if count == len(names) else count,
-    }
-
-
-def models() -> list[str]:
-    """The names of all image classifiers."""
-    return list(zoo.list_models(module=zoo))
-
-
-def _transform(preset: Any, size: int | None) -> Preprocess:
-    if not hasattr(preset, "crop_size"):
-        raise ModelError(f"load: {type(preset).__name__} is not an image classification preset; use dubito.wrap.")
-    scale = 1 if size is None else size / preset.crop_size[0]
+    preset = weights.transforms()
+    scale = options.get("image_size", preset.crop_size[0]) / preset.crop_size[0]
     resize = tuple(round(scale * side) for side in preset.resize_size)
-    return Preprocess(
+    transform = Preprocess(
         size=(round(scale * preset.crop_size[0]), round(scale * preset.crop_size[-1])),
         resize=resize[0] if len(resize) == 1 else resize,
         interpolation=preset.interpolation.value,
         mean=tuple(preset.mean),
         std=tuple(preset.std),
     )
+    classes = names if count == len(names) else count
+    return {"module": module.to(memory_format=torch.channels_last), "transform": transform, "classes": classes}
+
+
+def models() -> list[str]:
+    """The names of all image classifiers."""
+    return list(zoo.list_models(module=zoo))

@@ -10,8 +10,8 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import torch
@@ -24,13 +24,13 @@ from dubito.validate import nearest
 Weights = Literal["pretrained"] | str | Path | None
 
 SOURCES = {
-    "timm": "dubito.models.from_timm",
-    "torchvision": "dubito.models.from_torchvision",
-    "hf": "dubito.models.from_hf",
-    "pypi": "dubito.models.from_pypi",
-    "python": "dubito.models.from_python",
+    "timm": "dubito.models.from_timm:build",
+    "torchvision": "dubito.models.from_torchvision:build",
+    "hf": "dubito.models.from_hf:build",
+    "pypi": "dubito.models.from_timm:build_from_pypi",
+    "python": "dubito.models.from_python:build",
 }
-"""Where each source is built: one adapter per file, imported on first use. Its `build` returns arguments of `wrap`."""
+"""What builds the models of each source, imported on first use: it returns arguments of `wrap`."""
 _SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """PyTorch's own switch, read at every torch.load."""
 _LOCAL = "Give weights=PATH to a local file, or weights=None for random weights."
@@ -55,10 +55,16 @@ def load(
     """
     source, _, inner = name.partition(":")
     if source not in SOURCES or not inner:
+        near = nearest(source, SOURCES, most=1, or_first=False)
         raise ModelError(
-            f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; got '{name}'.{_guess(name)}"
+            f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; got '{name}'. "
+            + (
+                f"Did you mean '{near[0]}:{inner or '...'}'?"
+                if near
+                else "Try 'timm:NAME' or 'python:FILE.py:FUNCTION'."
+            )
         )
-    settings = import_module(SOURCES[source]).build(inner, options, pretrained=weights == "pretrained")
+    settings = resolve_name(SOURCES[source])(inner, options, pretrained=weights == "pretrained")
     module = settings.pop("module").eval()
     if weights not in ("pretrained", None):
         put_weights(eager(module), read_weights(weights), str(weights))
@@ -81,19 +87,6 @@ def with_weights(model: WrappedClassifier, path: str | Path) -> WrappedClassifie
     module = copy.deepcopy(eager(model.module))
     put_weights(module, weights, str(path))
     return wrap(module, **model.settings(), name=f"{model.name} with {Path(path).name}")
-
-
-def _guess(name: str) -> str:
-    """What a name without a known source may have meant."""
-    source, colon, inner = name.partition(":")
-    if not colon and not name.endswith(".py"):
-        return f" Try 'timm:{name}'."
-    near = nearest(source, SOURCES, most=1, or_first=False)
-    if near and not source.endswith(".py"):
-        return f" Did you mean '{near[0]}:{inner or '...'}'?"
-    if name.endswith(".py") or ".py:" in name:
-        return f" Did you mean 'python:{name}{':FUNCTION' if name.endswith('.py') else ''}'?"
-    return ""
 
 
 def unknown_model(source: str, name: str, known: list[str]) -> ModelError:

@@ -4,13 +4,11 @@
     weights    = blake2b( (name, class, settings) of every submodule, tensors )
     operations = which activations and pools stand among the submodules
 
-Classes and settings are those of timm and torch, whose versions rename and extend them. So `weights` reveals any change
-of the submodules, and `tensors` alone stays the same on another machine with other versions. `operations` reveals the
-most likely change that leaves tensors as they are, another activation. What versions do change in it is left out: a
-prefix or suffix of a name (transformers had PytorchGELUTanh and SiLUActivation, which are GELUTanh and SiLU now), and
-how often an activation is there, as one module may be shared by several layers. So one of several equal activations
-that is replaced by another kind that is there as well goes unnoticed; and nothing here sees what a forward calls as a
-function.
+Versions of timm and torch rename and extend classes and settings. So `weights` reveals any change of the submodules,
+and `tensors` alone stays the same with other versions. `operations` reveals the most likely change that leaves tensors
+as they are, another activation, but ignores what versions change: prefix and suffix of a name (PytorchGELUTanh and
+SiLUActivation of transformers are GELUTanh and SiLU now), and how often an activation occurs, as layers may share one.
+What a forward calls as a function is in none of them.
 """
 
 import hashlib
@@ -22,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -42,7 +39,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"weights: no file '{path}'. Give the path of a .safetensors or PyTorch weights file.")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged file can fail anywhere
+        raise CheckpointError(
+            f"weights: '{path}' is not a readable weights file ({first_line(error)}). Copy it again."
+        ) from error
     for key in _WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -59,19 +63,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return weights
 
 
-def _read_safetensors(path: Path) -> Any:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"weights: '{path}' is not a whole safetensors file ({error}). Copy it again.") from error
-
-
 def _read_torch(path: Path) -> Any:
     with path.open("rb") as file:
         if not file.read(2).startswith(_STARTS):
             raise CheckpointError(
-                f"weights: '{path}' is not a PyTorch file. Give a file of torch.save, or a safetensors file with the "
-                f"ending .safetensors."
+                f"weights: '{path}' is not a PyTorch file. Give one of torch.save, or a .safetensors."
             )
     try:
         with warnings.catch_warnings():
@@ -81,10 +77,6 @@ def _read_torch(path: Path) -> Any:
         raise CheckpointError(
             f"weights: '{path}' holds Python objects besides tensors, which could run code; nothing was executed. "
             f"Save model.state_dict() alone, as safetensors or with torch.save, where you trust the file."
-        ) from error
-    except Exception as error:  # a damaged file can fail anywhere
-        raise CheckpointError(
-            f"weights: '{path}' is not a readable PyTorch file ({first_line(error)}). Copy it again."
         ) from error
 
 

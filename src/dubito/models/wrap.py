@@ -40,9 +40,6 @@ from dubito.models.weights import module_digests, operations
 from dubito.types import Json, Tiled, Transform
 from dubito.validate import check_choice
 
-_CHANNELS = (1, 3, 4)
-"""Grey, colour, and colour with transparency."""
-
 
 def wrap(
     module: nn.Module,
@@ -151,12 +148,7 @@ class WrappedClassifier:
 
     def feature_grid(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n h w d"]:
         """The feature map with its two axes."""
-        plan = self._with_map(x)
-        if not plan.convolutional:
-            return self._rows_and_tiles(x, plan)[1]
-        calls = self._watched(x, plan)
-        tiles = tile_features(calls, plan)
-        return tiles.reshape(len(tiles), *calls[plan.stop_at].source.shape[2:], tiles.shape[-1])
+        return self._rows_and_tiles(x, self._with_map(x))[1]
 
     def tiled(self, x: Float[Tensor, "n ..."]) -> Tiled:
         """Features and tiles in one pass: `features` has the bits of features(x), `logits` those of each tile."""
@@ -256,6 +248,10 @@ class WrappedClassifier:
 
     def _rows_and_tiles(self, x: Tensor, plan: ForwardPlan) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n h w d"]]:
         """Run once; from the pool to the head, every tile goes along as an image of its own, behind the images."""
+        if plan.convolutional:
+            calls = self._watched(x, plan)
+            tiles = tile_features(calls, plan)
+            return tiles.mean(1), tiles.unflatten(1, calls[plan.stop_at].source.shape[2:])
         spy = Spy(keep={*plan.heads, *plan.pools}, stop_at=plan.stop_at)
         spy.replace(plan.pools, lambda call: torch.cat([call.output, tiles_as_rows(call, spy.patches)]))
         spy.replace(plan.hidden, lambda call: with_own_rows(call, len(x)))
@@ -284,7 +280,13 @@ class WrappedClassifier:
             except (torch.OutOfMemoryError, NotImplementedError):
                 raise  # of torch's RuntimeErrors, those that other inputs would not mend
             except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-                raise RefusedInputsError(_refusal(self.name, x, error)) from error
+                shape = ", ".join(map(str, ("n", *x.shape[1:])))
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                raise RefusedInputsError(
+                    f"{self.name} cannot take inputs of shape ({shape}) ({reason}). Let transform=... make "
+                    f"of an image what the model was built for, often floats (3, h, w): channels first, without an "
+                    f"axis for the batch. Give pictures as files, or as uint8 (h, w, 3)."
+                ) from error
             finally:
                 if buffers is not None:
                     self._counts = buffers.restore() or self._plan is None
@@ -310,24 +312,6 @@ def output_of(out: Any, n: int, name: str) -> Float[Tensor, "n c"]:
     if output.dim() != 2 or output.shape[0] != n:
         raise ModelError(f"{name} must return (n, classes); got {tuple(output.shape)} for {n} images.")
     return output
-
-
-def _refusal(name: str, x: Tensor, error: Exception) -> str:
-    shape = tuple(x.shape[1:])
-    if len(shape) == 4 and shape[0] == 1:
-        repair = "There is one axis too many: a transform makes (channels, h, w) of an image, without unsqueeze(0)."
-    elif len(shape) == 3 and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
-        repair = (
-            "Their channels come last: put them first, as torchvision.transforms.ToTensor() does; or give pictures as "
-            "uint8 (h, w, 3), of which the transform makes inputs."
-        )
-    else:
-        repair = (
-            "Let transform=... make of an image what the model was built for, often (3, h, w): look at axes, channels "
-            "and size. Floats are taken as they are; give pictures as files, or as uint8 (h, w, 3)."
-        )
-    reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    return f"{name} cannot take inputs of shape ({', '.join(map(str, ('n', *shape)))}) ({reason}). {repair}"
 
 
 def eager(module: nn.Module) -> nn.Module:

@@ -4,11 +4,10 @@ from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward, base_probe
 from dubito.probes.gradient import Gradient
 from dubito.probes.members import EnsembleProbe, Members
-from dubito.probes.noise import Noise
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.registry import PROBES, make_probe, probe_settings, probes_for
 from dubito.probes.tiles import Tiles
-from dubito.probes.views import Views
+from dubito.probes.views import Noise, Views
 
 __all__ = [
     "PROBES",

@@ -78,17 +78,12 @@ class Dropout(EnsembleProbe):
         """One pass must call dropout; the model analyses itself in a pass before, undisturbed."""
         model.features(x[:2])
         drop = self._features(model, x[:2], seed=0)[1]
-        if drop.dropped:
-            return
-        if drop.met:
+        if not drop.dropped:
             raise ModelError(
-                f"dropout: all {drop.met} calls of dropout in {model.name} have rate 0, as pretrained models often do, "
-                f"so all passes would be equal. Give rate=..., such as Dropout(rate=0.1)."
+                f"dropout: {model.name} has {drop.met} calls of dropout, none with a rate above 0, so all passes would "
+                f"be equal. Give Dropout(rate=0.1); where there is no call, load the model with dropout (timm: "
+                f"drop_rate=0.2), or use probes.Views(), probes.Tiles() or several models."
             )
-        raise ModelError(
-            f"dropout: {model.name} calls no dropout, so all passes would be equal, whatever the rate. Load it with "
-            f"some (timm: dubito.load(..., drop_rate=0.2)), or use probes.Views(), probes.Tiles(), or several models."
-        )
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
         """Of each pass."""

@@ -97,10 +97,6 @@ class Gradient:
         )
         least = "[1, inf)" if self.method in ("signs", "combined") else "[0, inf)"
         check_number(self.draws, least, by="gradient", what="draws", whole=True, hint="For none, use method='top'.")
-        if isinstance(self.weightings, str):
-            raise ValueRangeError(
-                f"gradient: weightings must be a list; got '{self.weightings}'. Write ['{self.weightings}']."
-            )
         for weighting in self.weightings:
             check_choice(weighting, get_args(ClassWeighting), by="gradient", what="weightings")
             if weighting != "fisher" and self.method not in ("exact", "top"):
@@ -129,13 +125,12 @@ class Gradient:
                 )
 
     def _check_name(self) -> None:
-        if not re.fullmatch("[a-z][a-z_]*", self.name):
-            raise ValueRangeError(f"gradient: a name has small letters and underscores; got '{self.name}'.")
         others = {key: family for key, family in families().items() if key != "gradient"}
-        if self.name in others or any(family.match(self.name) is not None for family in others.values()):
+        taken = self.name in others or any(family.match(self.name) is not None for family in others.values())
+        if taken or not re.fullmatch("[a-z][a-z_]*", self.name):
             raise ValueRangeError(
-                f"gradient: another probe or column is called '{self.name}'. Choose another name, such as "
-                f"gradient_late."
+                f"gradient: name must be lower-case letters and underscores, and not that of another probe or column; "
+                f"got '{self.name}'. Choose another, such as gradient_late."
             )
 
     def run(

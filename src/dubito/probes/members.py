@@ -171,22 +171,22 @@ class Members(EnsembleProbe):
         expected, count = _plain(model.transform.describe()), _count(model, x)
         for place, member in enumerate(self.models):
             which = f"{self.name}: member {place} ({member.name})"
-            if (transform := _plain(member.transform.describe())) != expected:
+            transform = _plain(member.transform.describe())
+            if transform != expected:
+                parts = [key for key in {**transform, **expected} if transform.get(key) != expected.get(key)]
+                differing = [f"{key} {transform.get(key)} there, {expected.get(key)} here" for key in parts]
                 raise ModelError(
-                    f"{which} has another transform than {model.name}, which is extracted: "
-                    f"{_differing(transform, expected)}. "
+                    f"{which} has another transform than {model.name}, which is extracted: {'; '.join(differing)}. "
                     f"Extract each model with its own transform, and join the tables: dubito.ensemble([table_a, ...])."
                 )
-            if (classes := _count(member, x)) != count:
-                raise ModelError(
-                    f"{which} has {classes} classes, {model.name} has {count}. Members of one ensemble share their "
-                    f"classes, in one order."
-                )
             pairs = enumerate(zip(member.classes or (), model.classes or (), strict=False))
-            if (differing := next(((row, *pair) for row, pair in pairs if pair[0] != pair[1]), None)) is not None:
+            differing = [f"class {row} is '{a}' there and '{b}' here" for row, (a, b) in pairs if a != b]
+            if (classes := _count(member, x)) != count:
+                differing = [f"{classes} there, {count} here"]
+            if differing:
                 raise ModelError(
-                    f"{which} has other classes than {model.name}: class {differing[0]} is '{differing[1]}' there and "
-                    f"'{differing[2]}' here. Members of one ensemble share their classes, in one order."
+                    f"{which} has other classes than {model.name}: {differing[0]}. "
+                    f"Members of one ensemble share their classes, in one order."
                 )
 
     def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:  # noqa: ARG002
@@ -196,7 +196,7 @@ class Members(EnsembleProbe):
 
     def member_settings(self) -> Json:
         """A hash of every member's weights, with its classifying layer where that was named."""
-        return {"members": [_identity(_plain(member.fingerprint())) for member in self.models]}
+        return {"members": [_identity(member.fingerprint()) for member in self.models]}
 
 
 def _identity(fingerprint: Json) -> str:
@@ -213,8 +213,3 @@ def _plain(described: Mapping[str, Any]) -> Json:
     """As it looks after a round trip through JSON, so that tuples and lists are the same."""
     plain: Json = json.loads(json.dumps(described))
     return plain
-
-
-def _differing(there: Json, here: Json) -> str:
-    parts = [key for key in {**there, **here} if there.get(key) != here.get(key)]
-    return "; ".join(f"{key} {there.get(key)} there, {here.get(key)} here" for key in parts)

@@ -8,18 +8,17 @@ Here columns are declared for `dubito.table.columns`: a new probe adds a line to
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from inspect import signature
+from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any
 
 from dubito.errors import MissingColumnError
 from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward
 from dubito.probes.gradient import Gradient
-from dubito.probes.noise import Noise
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.tiles import Tiles
-from dubito.probes.views import Views
+from dubito.probes.views import Noise, Views
 from dubito.table.columns import ColumnFamily, declare, writer_of
 from dubito.table.provenance import Provenance
 from dubito.table.views import MEMBERS
@@ -38,28 +37,18 @@ PROBES: Mapping[str, Callable[..., Probe]] = MappingProxyType(
     }
 )
 """What makes each probe that plain values can configure. Ensembles of models are made in Python: `Members(models)`."""
-_ALWAYS = ("id", "feature", "logit")
-"""Columns of the forward probe, which runs in any case."""
 _UNRECORDED = ("tiles", "pre_activation")
 """Probes whose columns name everything that must be known to write them again; others need recorded settings."""
 
 
-class Setting(NamedTuple):
-    """One setting of a probe: its type annotation and its default."""
-
-    type: Any
-    default: Any
-
-
-def probe_settings(name: str) -> dict[str, Setting]:
-    """The settings of a probe by name.
+def probe_settings(name: str) -> Mapping[str, Parameter]:
+    """The settings of a probe by name, each with its `annotation` and `default`.
 
     >>> {key: setting.default for key, setting in probe_settings("noise").items()}
     {'copies': 8, 'sigma': 0.05, 'seed': 0, 'keep': 'summary', 'temperature': 1.0, 'variance': True}
     """
     check_choice(name, PROBES, by="probe_settings", what="probe")
-    hints = get_type_hints(PROBES[name])
-    return {key: Setting(hints[key], each.default) for key, each in signature(PROBES[name]).parameters.items()}
+    return signature(PROBES[name]).parameters
 
 
 def make_probe(name: str, /, **settings: Any) -> Probe:
@@ -88,7 +77,7 @@ def probes_for(
     Raises:
         MissingColumnError: A column's probe is neither among these nor recorded, or needs more than plain values.
     """
-    needed = sorted(set(columns) - set(_ALWAYS))
+    needed = sorted(set(columns) - {"id", "feature", "logit"})  # the forward probe runs in any case
     probes: dict[str, Probe] = {}
     for column in needed:
         probe = next((each for each in replacing if _writes(each.name, column)), None)
