@@ -111,7 +111,7 @@ def test_temperature_divides_before_the_summary(models):
     assert torch.equal(cool["members_logit"], plain["members_logit"])
     expected = decompose((plain["members_logit"] / 4).softmax(-1).transpose(0, 1)).epistemic
     torch.testing.assert_close(cool["members"][:, 3].double(), expected, rtol=1e-4, atol=1e-7)
-    with pytest.raises(ValueRangeError, match=r"temperature must be positive and finite; got 0.0"):
+    with pytest.raises(ValueRangeError, match=r"temperature must be a number, above 0; got 0\.0"):
         Members(models, temperature=0.0)
 
 
@@ -236,7 +236,7 @@ def test_columns_of_a_cache(models, tmp_path):
         models[0], pixels, folder, labels=labels, probes=[Members(models, keep="logits")], shard_size=4
     )
     assert torch.equal(again.whole("members"), table.whole("members"))
-    with pytest.raises(StaleCacheError, match=r"was made by the members probe with other settings: members=\["):
+    with pytest.raises(StaleCacheError, match=r"the settings of the members probe \(members=\["):
         dubito.extract(
             models[0], pixels, folder, labels=labels, probes=[Members(models[:5], keep="logits")], shard_size=4
         )
