@@ -171,7 +171,7 @@ def test_findings_where_scaling_hurts():
     )
     assert "make up for what scaling lost. Compared with the entropy itself, the density gains -" in extrapolation
     assert "The density is a worse guide than the entropy" in extrapolation
-    assert "Give more training images (train=...) or another covariance" in extrapolation
+    assert "Fit it on more training images or with another covariance" in extrapolation
     assert "`max_probability` misses only 0.0 points, so overlap is at most that." in overlap
     thousand = torch.zeros(30, 1000)
     thousand[:, 0] = 12

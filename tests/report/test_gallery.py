@@ -11,7 +11,7 @@ from PIL import Image
 
 from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
-from dubito.report.gallery import Card, Cell, Summary, write_cards, write_gallery
+from dubito.report.gallery import Card, Summary, write_cards, write_gallery
 
 from .test_page import Reader
 
@@ -128,7 +128,7 @@ def read(path: Path) -> Reader:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    summary = Summary("Means", ("", "1"), {"blur": [Cell("1.23", "2/3 kept", 0.5), Cell("-")]}, remarks=["Aha."])
+    summary = Summary("Means", ("", "1"), {"blur": [("1.23", "2/3 kept", 0.5), ("-", "", None)]}, remarks=["Aha."])
     cards = [card(1.0, 9.0), card(3.0, 8.0, group="noise", mark="prediction changed"), card(2.0, 7.0)]
     return write_cards(
         tmp_path / "new" / "page.html",
@@ -197,7 +197,7 @@ def test_cards_pictures_have_texts_and_choices_have_names(page: Path) -> None:
 
 def test_cards_everything_is_escaped(tmp_path: Path) -> None:
     evil = card(1.0, title=EVIL, detail=EVIL, caption=EVIL, group=EVIL, mark=EVIL)
-    summary = Summary(EVIL, (EVIL,), {EVIL: [Cell(EVIL, EVIL)]}, remarks=[EVIL])
+    summary = Summary(EVIL, (EVIL,), {EVIL: [(EVIL, EVIL, None)]}, remarks=[EVIL])
     path = write_cards(
         tmp_path / "page.html", EVIL, [evil, card(0.0)], lead=EVIL, facts=[EVIL], about={EVIL: EVIL}, summary=summary
     )

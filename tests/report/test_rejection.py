@@ -66,7 +66,7 @@ def test_figure(study):
 
 
 def test_unknown_choices(study):
-    with pytest.raises(ValueRangeError, match="uncertainty must be one of the study's, mutual_information, weighted_"):
+    with pytest.raises(ValueRangeError, match="uncertainty must be one of entropy, mutual_information, weighted_"):
         rejection_figure(study, "pooled_sum")
-    with pytest.raises(ValueRangeError, match="kind must be one of acceptance, bucket; got 'both'"):
+    with pytest.raises(ValueRangeError, match="kind must be one of bucket, acceptance; got 'both'"):
         rejection_figure(study, "mutual_information", kind="both")

@@ -10,7 +10,8 @@ import json as json_format
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,16 +80,10 @@ def parse_weights(text: str) -> str | None:
 
 
 Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="source:name, see `dubito list models`; python:FILE.py:FUNCTION for a model of your own."
-    ),
+    str, typer.Argument(metavar="MODEL", help="A source:name of `dubito list models`, or python:FILE.py:FUNCTION.")
 ]
 Images = Annotated[
-    str,
-    typer.Argument(
-        metavar="IMAGES", help="A folder, with or without class folders; an image; a .csv, .zip or .npz file."
-    ),
+    str, typer.Argument(metavar="IMAGES", help="A folder, with or without class folders; an image; .csv, .zip or .npz.")
 ]
 Labels = Annotated[Path | None, typer.Option(metavar="FILE", help="A CSV of image names and labels.")]
 LabelSpace = Annotated[
@@ -101,9 +96,7 @@ Weights = Annotated[
 ]
 OtherModel = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODEL", help="source:name, or python:FILE.py:FUNCTION.", show_default="the one that the folder names"
-    ),
+    typer.Option(metavar="MODEL", help="source:name, or python:FILE.py:FUNCTION.", show_default="the folder's own"),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps.", show_default="cpu")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per forward pass.")]
@@ -122,15 +115,11 @@ OodSets = Annotated[
 ]
 Scores = Annotated[
     list[str],
-    typer.Option(
-        "--score", "-s", metavar="NAME", help="A score; repeat it for several. By default all that the cache allows."
-    ),
+    typer.Option("--score", "-s", metavar="NAME", help="A score; repeat it for several. By default all that apply."),
 ]
 Settings = Annotated[
     list[ScoreSetting],
-    typer.Option(
-        "--set", metavar="NAME.KEY=VALUE", parser=ScoreSetting.parse, help="A score's setting, such as neighbours.k=5."
-    ),
+    typer.Option("--set", metavar="NAME.KEY=VALUE", parser=ScoreSetting.parse, help="A setting: neighbours.k=5."),
 ]
 Heads = Annotated[
     list[str],
@@ -395,6 +384,11 @@ def is_cache(place: str) -> bool:
 
 def open_sets(paths: Sequence[Path]) -> dict[str, "Table"]:
     """Caches by the names of their folders, or by whole paths where several have the same name."""
-    short = [path.resolve().name for path in paths]
-    names = [name if short.count(name) == 1 else str(path) for name, path in zip(short, paths, strict=True)]
-    return {name: dubito.open(path) for name, path in zip(names, paths, strict=True)}
+    return {name: dubito.open(path) for name, path in short_names(paths).items()}
+
+
+def short_names(places: Iterable[Any]) -> dict[str, Any]:
+    """Places by the last part of their paths, or by whole paths where several have the same last part."""
+    last = {place: Path(place).resolve().name for place in places}
+    times = Counter(last.values())
+    return {name if times[name] == 1 else str(place): place for place, name in last.items()}

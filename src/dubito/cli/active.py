@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,15 +51,20 @@ def acquire(  # noqa: PLR0913 (a command's options)
 ) -> None:
     """Choose images of a CACHE to label next."""
     with screen.waiting("opening the cache"):
+        from dubito.active.labels import read_labels, rows_of_ids
+
         table = dubito.open(cache)
-        rows = _labelled_rows(screen, table, labelled)
+        names = {name for path in labelled for name in read_labels(path).lines}
+        rows = rows_of_ids(table, list(names))
+        if len(rows) < len(names):
+            screen.note(f"--labelled: {len(names) - len(rows)} of {len(names)} ids are not in {table.name}.")
     if linear or classes:
         with screen.waiting("training"):
             table = _with_linear(table, labelled, classes, strategy, seed, linear=linear)
     with screen.waiting("choosing"):
         chosen = one_score(screen, table, score=score, settings=settings, train=train, head=head)
         strategist = dubito.Acquire(strategy, chosen, of=of, beta=beta, seed=seed)
-        picks = strategist.pick(table, count, labelled=rows, round=number)
+        picks = strategist.pick(table, count, labelled=list(chain.from_iterable(rows.values())), round=number)
     if to is not None:
         picks.to_csv(to)
     screen.show(picks, written={"to": to})
@@ -91,17 +97,6 @@ def label_issues(  # noqa: PLR0913 (a command's options)
     screen.show(issues, written={"to": to})
 
 
-def _labelled_rows(screen: Screen, table: "Table", files: list[Path]) -> list[int]:
-    """The rows whose ids stand in these files."""
-    from dubito.active.labels import read_labels, rows_of_ids
-
-    names = {name for path in files for name in read_labels(path).lines}
-    rows = rows_of_ids(table, list(names))
-    if len(rows) < len(names):
-        screen.note(f"--labelled: {len(names) - len(rows)} of {len(names)} ids are not in {table.name}.")
-    return [row for each in rows.values() for row in each]
-
-
 def _with_linear(
     table: "Table", files: list[Path], classes: str | None, strategy: choices.Strategy, seed: int, *, linear: bool
 ) -> "Table":
@@ -122,6 +117,6 @@ def _with_linear(
     # Labels of the cache itself are not trained on, and may be of other classes.
     bare = table.select(*(key for key in table.columns if key != "label"))
     pool = add_labels(bare, *files, classes=names)
-    rows = sorted(row for each in rows_of_ids(pool, labels).values() for row in each)
+    rows = sorted(chain.from_iterable(rows_of_ids(pool, labels).values()))
     members = 20 if strategy in ("bald", "batch_bald") else 0
     return LinearTrainer(members=members, seed=seed)(pool, torch.tensor(rows, dtype=torch.long)).extend(pool)

@@ -14,7 +14,6 @@ from dubito.cli._console import Assignments, CommandResult, Screen, command, rea
 from dubito.errors import ValueRangeError
 
 if TYPE_CHECKING:
-    from dubito.data import Augment
     from dubito.table import Table
     from dubito.types import Probe
 
@@ -81,7 +80,9 @@ def extract(  # noqa: PLR0913 (a command's options)
     """
     screen.when_stopped = "Finished shards are safe: the same command continues from there."
     with screen.waiting(f"loading {model}"):
-        probes, augmentation = _probes(probe), _augmentation(augment, epochs)
+        probes, augmentation = _probes(probe), None
+        if epochs > 1 or augment is not None:
+            augmentation = dubito.Augment(**read_settings(dubito.Augment, augment or {}, "--augment"))
         classifier = dubito.load(model, weights=weights, device=device)
     before, start = _files(to), time.perf_counter()
     table = dubito.extract(
@@ -114,13 +115,6 @@ def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:
         types = {key: setting.annotation for key, setting in dubito.probes.probe_settings(name).items()}
         probes.append(dubito.probes.make_probe(name, **read_settings(types, texts, f"--probe {name}")))
     return probes
-
-
-def _augmentation(texts: Assignments | None, epochs: int) -> "Augment | None":
-    """None for one epoch of plain images: when no option asks for augmentation."""
-    if epochs == 1 and texts is None:
-        return None
-    return dubito.Augment(**read_settings(dubito.Augment, texts or {}, "--augment"))
 
 
 def _summary(model: str, epochs: int, table: "Table", cache: Path, new_rows: int, seconds: float) -> CommandResult:
@@ -173,11 +167,8 @@ def _new_rows(cache: Path, before: dict[str, int]) -> int:
 
     manifest, files = read_manifest(cache), _files(cache)
     kinds: list[Any] = [manifest.rows, *manifest.probes.values()] if manifest else []
-    counts: list[int] = [
-        sum(shard["rows"] for shard in kind["shards"] if files.get(shard["name"]) != before.get(shard["name"]))
-        for kind in kinds
-    ]
-    return max(counts)
+    new = {name for name, when in files.items() if before.get(name) != when}
+    return int(max(sum(shard["rows"] for shard in kind["shards"] if shard["name"] in new) for kind in kinds))
 
 
 def named_by_order(table: "Table") -> bool:

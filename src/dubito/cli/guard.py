@@ -13,7 +13,7 @@ from dubito.cli import _console as options
 from dubito.cli._console import Screen, command
 
 if TYPE_CHECKING:
-    from dubito.guard import Guard, PredictionSets
+    from dubito.guard import Guard
 
 _Folder = Annotated[Path, typer.Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
 
@@ -54,11 +54,15 @@ def fit(  # noqa: PLR0913 (a command's options)
     Scores are chosen on one part of the images and the threshold on another.
     """
     with screen.waiting("opening the cache"):
+        from dubito.guard import PredictionSets
         from dubito.guard.guard import FOLDER
 
         FOLDER.check_place(to)  # before anything that takes long
         table = dubito.open(cache)
         learned = None if train is None else dubito.open(train)
+        chosen: PredictionSets | bool = sets != 0
+        if chosen and (sets or set_method != "lac" or class_wise):
+            chosen = PredictionSets(sets or 0.9, set_method, class_wise)
     with screen.waiting("choosing scores and testing thresholds"):
         guard = dubito.Guard.fit(
             None,
@@ -69,7 +73,7 @@ def fit(  # noqa: PLR0913 (a command's options)
             false_alarms=false_alarms,
             scores=score or None,
             train=learned,
-            sets=_sets(sets, set_method, class_wise),
+            sets=chosen,
             novel=novel,
             seed=seed,
         )
@@ -83,10 +87,7 @@ def run(
     guard: _Folder,
     images: Annotated[
         str,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder, an image, a .csv, .zip or .npz file; or a cache, for which no model is loaded.",
-        ),
+        typer.Argument(metavar="IMAGES", help="A folder, an image, .csv, .zip or .npz; or a cache: needs no model."),
     ],
     *,
     model: options.OtherModel = None,
@@ -124,16 +125,6 @@ def export(
     with screen.waiting("exporting"):
         path = loaded.export_onnx(to)
     screen.show(loaded, f"size: {path.stat().st_size / 1e6:.1f} MB", bytes=path.stat().st_size, written={"to": path})
-
-
-def _sets(coverage: float | None, method: choices.SetMethod, class_wise: bool) -> "PredictionSets | bool":
-    from dubito.guard import PredictionSets
-
-    if coverage == 0:
-        return False
-    if coverage is None and method == "lac" and not class_wise:
-        return True
-    return PredictionSets(0.9 if coverage is None else coverage, method, class_wise)
 
 
 def _with_model(folder: Path, name: str | None, weights: str | None, device: str | None) -> "Guard":

@@ -35,7 +35,7 @@ def list_(
             one: [entry for entry in _LISTS[one]() if fnmatch(entry["name"], f"*{filter_}*")]
             for one in ([kind] if kind else _LISTS)
         }
-        title, rows, remarks = _overview(entries) if kind is None else _table(kind, entries[kind], filter_)
+        title, rows, remarks = _table(kind, entries[kind], filter_) if kind else _overview(entries)
     screen.show(CommandResult(title, entries, rows=rows, remarks=remarks), filter=filter_ or None)
 
 
@@ -102,17 +102,6 @@ def _models() -> Entries:
     ]
 
 
-_LISTS: Mapping[str, Callable[[], Entries]] = {
-    "scores": _scores,
-    "heads": _heads,
-    "probes": _probes,
-    "models": _models,
-    "metrics": _metrics,
-    "recipe": lambda: _fields(dubito.heads.Recipe),
-    "augment": lambda: _fields(dubito.Augment),
-}
-
-
 def _fields(cls: type) -> Entries:
     """The settings of a dataclass."""
     from dubito.validate import setting_types
@@ -122,22 +111,21 @@ def _fields(cls: type) -> Entries:
 
 
 def _settings(owner: Any, settings: Mapping[str, tuple[Any, Any]]) -> Entries:
-    """Settings with their values and defaults, as they are typed on the command line; given as type and default."""
+    """Settings, of which type and default are passed, as they are typed; each with its line of the docstring."""
     from dubito.validate import describe_type
 
-    meanings = _meanings(owner)
+    docs = [getdoc(each) or "" for each in reversed(getattr(owner, "__mro__", [owner]))]
+    sections = [one for doc in docs for one in doc.split("\n\n") if one.startswith(("Args:", "Attributes:"))]
+    about = dict(re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", "\n".join(sections), flags=re.M))
     return [
-        {"name": name, "value": describe_type(kind), "default": _typed(default), "about": meanings.get(name, "")}
+        {
+            "name": name,
+            "value": describe_type(kind),
+            "default": _typed(default),
+            "about": " ".join(about.get(name, "").split()),
+        }
         for name, (kind, default) in settings.items()
     ]
-
-
-def _meanings(thing: Any) -> dict[str, str]:
-    """By setting, what the docstring says in its section Args or Attributes; of a class, those of its bases too."""
-    docs = [getdoc(each) or "" for each in reversed(getattr(thing, "__mro__", [thing]))]
-    sections = [one for doc in docs for one in doc.split("\n\n") if one.startswith(("Args:", "Attributes:"))]
-    entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", "\n".join(sections), flags=re.M)
-    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def _typed(value: Any) -> str:
@@ -156,15 +144,21 @@ def _first_line(thing: Any) -> str:
     return (getdoc(thing) or "").partition("\n")[0]
 
 
+_LISTS: Mapping[str, Callable[[], Entries]] = {
+    "scores": _scores,
+    "heads": _heads,
+    "probes": _probes,
+    "models": _models,
+    "metrics": _metrics,
+    "recipe": lambda: _fields(dubito.heads.Recipe),
+    "augment": lambda: _fields(dubito.Augment),
+}
+
+
 def _overview(entries: Mapping[str, Entries]) -> tuple[str, Entries, list[str]]:
-    rows = [
-        {
-            "what": kind,
-            "how many": str(len(each)),
-            "which": _counts(each) if kind == "models" else [one["name"] for one in each],
-        }
-        for kind, each in entries.items()
-    ]
+    names = {kind: [one["name"] for one in each] for kind, each in entries.items()}
+    which = {**names, "models": _counts(entries["models"])}
+    rows = [{"what": kind, "how many": str(len(each)), "which": which[kind]} for kind, each in names.items()]
     return "What there is", rows, ["`dubito list WHAT` shows more."]
 
 
@@ -176,7 +170,7 @@ def _counts(entries: Entries) -> str:
 
 def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, list[str]]:
     """A title, a table and remarks for one kind of entries."""
-    title = f"{len(entries)} {kind}"
+    title = f"{len(entries)} {kind.removesuffix('s') if len(entries) == 1 else kind}"
     if kind == "models" and not filter_:
         return _counts(entries), [], ["Give a part of a name or a pattern: dubito list models 'resnet50*'"]
     if kind == "models":
@@ -184,18 +178,19 @@ def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, lis
     if kind == "heads":
         from dubito.heads.shelf import local_folder
 
-        rows = [{**entry, "kB": f"{entry['bytes'] / 1e3:.0f}"} for entry in entries]
-        return title, _without(rows, "bytes", "path"), [f"Your own are looked for in {local_folder()}"]
+        names = ("name", "model", "features", "where", "trained_on")
+        rows = [{**{key: one[key] for key in names}, "kB": f"{one['bytes'] / 1e3:.0f}"} for one in entries]
+        return title, rows, [f"Your own are looked for in {local_folder()}"]
     if kind == "probes":
-        rows = [{"probe": one["name"], "setting": each["name"], **each} for one in entries for each in one["settings"]]
+        keys = {"setting": "name", "value": "value", "default": "default", "about": "about"}
+        rows = [
+            {"probe": one["name"], **{shown: each[key] for shown, key in keys.items()}}
+            for one in entries
+            for each in one["settings"]
+        ]
         remarks = [f"{one['name']}: {one['about']} {one['price']}." for one in entries]
-        example = "dubito extract MODEL IMAGES --to DIR --probe NAME:KEY=VALUE,KEY=VALUE"
-        return title, _without(rows, "name"), [*remarks, example]
+        return title, rows, [*remarks, "dubito extract MODEL IMAGES --to DIR --probe NAME:KEY=VALUE,KEY=VALUE"]
     if kind in ("recipe", "augment"):
         how = {"recipe": "dubito train CACHE --to NAME --set KEY=VALUE", "augment": "--augment KEY=VALUE,KEY=VALUE"}
         return f"{len(entries)} settings of {kind}", entries, [how[kind]]
     return title, entries, []
-
-
-def _without(rows: Entries, *hidden: str) -> Entries:
-    return [{key: value for key, value in row.items() if key not in hidden} for row in rows]

@@ -107,7 +107,7 @@ def _summary(cache: Path, columns: Mapping[str, Any], scores: Mapping[str, "Scor
     # Names of scores on several lines, since there are many. Minus the probability is not shown beside the probability.
     shown = {name: name.replace("_", "\n") for name in scores if name != "max_probability"}
     return CommandResult(
-        f"{cache}: the {len(order)} most uncertain of {count} images, by {first}",
+        f"{cache}: the {f'{len(order)} ' if len(order) != 1 else ''}most uncertain of {count} images, by {first}",
         {
             "cache": str(cache),
             "rows": count,
@@ -175,21 +175,30 @@ def ready_scores(
     """
     from dubito.scores.available import AvailableScores, available_scores
     from dubito.scores.registry import SCORES
+    from dubito.validate import check_same_model, warn_shared
 
-    learned = _open_train(train, table) if isinstance(train, Path) else train
+    learned = dubito.open(train) if isinstance(train, Path) else train
+    if learned is not None and isinstance(train, Path):
+        check_same_model(table, {"train": learned}, by="scores")
+        warn_shared(table, learned, by="scores", what="train", harm=_SELF)
     loaded = _load_scores(load) if load else {}
     # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
     chosen = AvailableScores(_open_heads(heads, table))
     wanted = [name for name in dict.fromkeys(names or loaded) if not (heads and name == _HEAD)]
     values = _values(settings, [name for name in wanted or SCORES if name not in loaded])
     for name in wanted:
-        if name in loaded:
-            _add_loaded(chosen, name, loaded[name], table, strict=bool(names))
-            continue
         try:
-            chosen.scores |= available_scores(table, learned, names=[name], settings=values).scores
-        except NotFittedError as error:
+            if name in loaded:
+                loaded[name].check_columns(table)
+                chosen.scores[name] = loaded[name]
+            else:
+                chosen.scores |= available_scores(table, learned, names=[name], settings=values).scores
+        except NotFittedError as error:  # noqa: PERF203 (a handful of scores)
             raise NotFittedError(f"{error} Use --train CACHE.") from error
+        except DubitoError as error:
+            if names:
+                raise
+            chosen.left_out[name] = str(error)
     if not names and not loaded:
         every = available_scores(table, learned, settings=values, head=False)
         chosen = replace(every, scores=chosen.scores | every.scores)
@@ -197,16 +206,6 @@ def ready_scores(
     if not chosen.scores:
         raise MissingColumnError(f"scores: nothing can be computed from {table.name}; see the notes above.")
     return chosen.scores
-
-
-def _open_train(path: Path, table: "Table") -> "Table":
-    """The cache to learn from, which must be the same model's; a warning if it holds images of the table."""
-    from dubito.validate import check_same_model, warn_shared
-
-    train = dubito.open(path)
-    check_same_model(table, {"train": train}, by="scores")
-    warn_shared(table, train, by="scores", what="train", harm=_SELF)
-    return train
 
 
 def _values(settings: Sequence[ScoreSetting], made: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -229,17 +228,6 @@ def _values(settings: Sequence[ScoreSetting], made: Sequence[str]) -> dict[str, 
         for name in texts
         if name in SCORES
     }
-
-
-def _add_loaded(chosen: "AvailableScores", name: str, score: "Score", table: "Table", *, strict: bool) -> None:
-    try:
-        score.check_columns(table)
-    except DubitoError as error:
-        if strict:
-            raise
-        chosen.left_out[name] = str(error)
-    else:
-        chosen.scores[name] = score
 
 
 def _note(screen: Screen, chosen: "AvailableScores") -> None:
@@ -267,15 +255,12 @@ def _load_scores(folder: Path) -> dict[str, "Score"]:
 
 def _open_heads(values: Sequence[str], table: "Table") -> dict[str, "Score"]:
     """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
-    places = list(dict.fromkeys(values))
-    heads = [dubito.UncertaintyHead.from_pretrained(_place(value, table)) for value in places]
-    for head in heads:
+    heads: dict[str, Score] = {}
+    for name, value in options.short_names(dict.fromkeys(values)).items():
+        head = dubito.UncertaintyHead.from_pretrained(_place(value, table))
         head.check_columns(table)
-    if len(places) < 2:
-        return dict(zip([_HEAD], heads, strict=False))
-    short = [value.rstrip("/").rpartition("/")[2] for value in places]
-    names = [name if short.count(name) == 1 else value for name, value in zip(short, places, strict=True)]
-    return {f"{_HEAD}:{name}": head for name, head in zip(names, heads, strict=True)}
+        heads[f"{_HEAD}:{name}"] = head
+    return {_HEAD: head} if len(heads) == 1 else heads
 
 
 def _place(value: str, table: "Table") -> str:

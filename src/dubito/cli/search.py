@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 (torch is not imported before a command runs)
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from dubito.choices import Clean
 from dubito.cli import _console as options
 from dubito.cli._console import CommandResult, Screen, command
 from dubito.cli.score import one_score
-from dubito.errors import SkippedImagesWarning, TableError
+from dubito.errors import TableError
 from dubito.result import plain
 
 if TYPE_CHECKING:
@@ -31,12 +30,7 @@ def build(  # noqa: PLR0913 (a command's options)
     ],
     score: Annotated[
         str | None,
-        typer.Option(
-            "--score",
-            "-s",
-            metavar="NAME",
-            help="The uncertainty of items and queries; by default the model's own head, or max_probability.",
-        ),
+        typer.Option("--score", "-s", metavar="NAME", help="By default the model's own head, or max_probability."),
     ] = None,
     train: options.Train = None,
     settings: options.Settings = [],  # noqa: B006 (typer copies it)
@@ -152,24 +146,19 @@ def _query_table(screen: Screen, index: "SafeIndex", queries: str, model: str | 
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=weights)
     from dubito.cache.manifest import model_identity
-    from dubito.cache.runner import default_workers, describe_skipped, predict_table
+    from dubito.cache.runner import default_workers, predict_table
     from dubito.probes import base_probe
 
     images = dubito.open_images(queries)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SkippedImagesWarning)  # noted below
-        table = predict_table(
-            classifier,
-            images,
-            feature_dtype=base_probe(index.provenance).feature_dtype,
-            provenance=model_identity(classifier),
-            labelled=True,
-            workers=default_workers(images),
-            progress=not (screen.json or screen.quiet),
-        )
-    if table.skipped:
-        screen.note(describe_skipped(table))
-    return table
+    return predict_table(
+        classifier,
+        images,
+        feature_dtype=base_probe(index.provenance).feature_dtype,
+        provenance=model_identity(classifier),
+        labelled=True,
+        workers=default_workers(images),
+        progress=not (screen.json or screen.quiet),
+    )
 
 
 def _check_classes(index: "SafeIndex", queries: "Table") -> None:

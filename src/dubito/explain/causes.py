@@ -202,9 +202,9 @@ def _extrapolation(causes: Causes, name: str) -> str:
     if part.high < 0:
         return (
             f"{text}, negative. The density is a worse guide than the {rival}: it has too few training images for its "
-            f"covariances, or the features are not Gaussian. Give more training images (train=...) or another "
-            f"covariance; or a density of your own, such as Density(space='log'), one tuned with Density.tune, or "
-            f"Neighbours()."
+            f"covariances, or the features are not Gaussian. Fit it on more training images or with another "
+            f"covariance, or give a density of your own, such as Density(space='log'), one tuned with Density.tune, "
+            f"or Neighbours()."
         )
     if part.low <= 0:
         return f"{text}, indistinguishable from zero: the {rival} is as good a guide as the density."

@@ -24,12 +24,12 @@ from dubito.data.photos import photos
 from dubito.errors import ModelError
 from dubito.heads.score import UncertaintyHead
 from dubito.models import load
-from dubito.report.gallery import Card, Cell, Summary, share_of, write_cards
+from dubito.report.gallery import Card, Summary, share_of, write_cards
 from dubito.result import Result
 from dubito.scores.registry import make_score
 from dubito.storage import write_file
 from dubito.table import Table
-from dubito.types import Classifier, Json, Score
+from dubito.types import Classifier, Score
 
 MODEL = "pypi:efficientnet_lite0"
 SEVERITIES = (2, 4)
@@ -117,12 +117,14 @@ class Demo(Result):
         folder: Folder that holds `images` and `cache`.
         images: The most uncertain first.
         groups: Means by kind and severity, the clean images first.
+        order_by: The score that orders the images.
     """
 
     model: str
     folder: Path
     images: tuple[DemoImage, ...]
     groups: tuple[CorruptionGroup, ...]
+    order_by: str = SCORES[0]
 
     def title(self) -> str:
         """The model and the number of images."""
@@ -168,10 +170,6 @@ class Demo(Result):
             if 2 * g.unchanged < g.images and g.uncertainty <= clean.uncertainty
         ]
 
-    def to_dict(self) -> Json:
-        """Everything as plain values, with the score that orders the images."""
-        return {**super().to_dict(), "order_by": SCORES[0]}
-
 
 def run_demo(
     to: str | Path,
@@ -196,8 +194,12 @@ def run_demo(
     scores: dict[str, Score] = {name: make_score(name) for name in SCORES}
     with suppress(ModelError):  # no head ships for this model
         scores[HEAD] = UncertaintyHead.for_model(classifier, shipped_only=True)
-    images = _scored_images(table, plan, scores)
-    return Demo(classifier.name, folder, images, _groups(images))
+    images, groups = _scored_images(table, plan, scores), []
+    for step in _STEPS:
+        members = [image for image in images if (image.kind, image.severity) == step]
+        mean = fmean(image.scores[SCORES[0]] for image in members)
+        groups.append(CorruptionGroup(*step, len(members), mean, sum(image.unchanged for image in members)))
+    return Demo(classifier.name, folder, images, tuple(groups))
 
 
 def write_demo_page(demo: Demo, to: str | Path) -> Path:
@@ -208,7 +210,18 @@ def write_demo_page(demo: Demo, to: str | Path) -> Path:
     return write_cards(
         to,
         f"How certain is {demo.model.rpartition(':')[2]}, image by image?",
-        [_card(image, demo.folder / "images") for image in ordered],
+        [
+            Card(
+                image=demo.folder / "images" / image.id,
+                title=image.short_prediction,
+                detail=f"{image.probability:.0%}",
+                caption=f"{image.photo}, {image.corruption}",
+                group=image.kind,
+                scores=image.scores,
+                mark="" if image.unchanged else "prediction changed",
+            )
+            for image in ordered
+        ],
         lead=f"{photographs} real photographs and their blurred, boxed, zoomed and noisy copies, as an ImageNet model "
         f"sees them. The most uncertain come first, ranked by {SCORES[0]}. Some photographs show nothing that is in "
         f"ImageNet: every prediction for them is wrong.",
@@ -269,35 +282,13 @@ def _scored_images(table: Table, plan: _Plan, fitted: dict[str, Score]) -> tuple
     return tuple(sorted(images, key=lambda image: -image.scores[SCORES[0]]))
 
 
-def _groups(images: Sequence[DemoImage]) -> tuple[CorruptionGroup, ...]:
-    groups = []
-    for kind, severity in _STEPS:
-        members = [image for image in images if (image.kind, image.severity) == (kind, severity)]
-        mean = fmean(image.scores[SCORES[0]] for image in members)
-        groups.append(CorruptionGroup(kind, severity, len(members), mean, sum(image.unchanged for image in members)))
-    return tuple(groups)
-
-
-def _card(image: DemoImage, folder: Path) -> Card:
-    return Card(
-        image=folder / image.id,
-        title=image.short_prediction,
-        detail=f"{image.probability:.0%}",
-        caption=f"{image.photo}, {image.corruption}",
-        group=image.kind,
-        scores=image.scores,
-        mark="" if image.unchanged else "prediction changed",
-    )
-
-
 def _summary(demo: Demo) -> Summary:
     clean, *corrupted = demo.groups
     means = [group.uncertainty for group in demo.groups]
 
-    def cell(group: CorruptionGroup) -> Cell:
-        share = share_of(group.uncertainty, min(means), max(means))
+    def cell(group: CorruptionGroup) -> tuple[str, str, float]:
         unchanged = "" if group is clean else f"{group.unchanged}/{group.images} unchanged"
-        return Cell(f"{group.uncertainty:.2f}", unchanged, share)
+        return f"{group.uncertainty:.2f}", unchanged, share_of(group.uncertainty, min(means), max(means))
 
     return Summary(
         title=f"Mean {SCORES[0]} by severity, and how many predictions stay those of the clean photographs",

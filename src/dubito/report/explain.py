@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dubito.explain.causes import SCORES, Causes, points
-from dubito.explain.collapse import Collapse, EnsembleDiagnosis
+from torch import Tensor
+
+from dubito.explain.causes import SCORES, Causes, Estimate, points
+from dubito.explain.collapse import EnsembleDiagnosis
 from dubito.explain.diagnosis import Diagnosis
 from dubito.metrics import Interval
 from dubito.report.page import render
@@ -36,7 +38,13 @@ def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
         to,
         title=f"Why does confidence fail on {what}?",
         verdict=next(reversed(findings.values()))[0],
-        facts=_facts(diagnosis),
+        facts=[
+            f"in-distribution: {diagnosis.in_distribution}, {diagnosis.rows:,} images",
+            *([] if diagnosis.accuracy is None else [f"accuracy {diagnosis.accuracy:.1%}"]),
+            f"{diagnosis.classes:,} classes",
+            f"density fitted on {diagnosis.fitted_on}",
+            f"D: {diagnosis.density}",
+        ],
         notes=diagnosis.notes,
         draws=diagnosis.draws,
         confidence=f"{diagnosis.confidence:.0%}",
@@ -57,29 +65,34 @@ def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
 def write_ensemble_page(diagnosis: EnsembleDiagnosis, to: str | Path) -> Path:
     """Write the page of an ensemble and return its path."""
     header, *body = diagnosis.lines()
+    first, *larger = diagnosis.ensembles
+    sizes = f", {len(diagnosis.ensembles)} model sizes" if larger else ""
+    facts = [f"{first.name}, {first.rows:,} images", f"{first.members} {diagnosis.of}{sizes}", first.order]
     return render(
         "ensemble.html.j2",
         to,
-        title="Do your members disagree?" if len(diagnosis.ensembles) == 1 else "Do larger models disagree less?",
+        title="Do larger models disagree less?" if larger else "Do your members disagree?",
         verdict=diagnosis.verdict,
         findings=diagnosis.findings()[1:],
-        facts=_ensemble_facts(diagnosis),
+        facts=facts + ([f"out-of-distribution: {first.ood}"] if first.ood else []),
         confidence=f"{diagnosis.confidence:.0%}",
         header=header,
         lines=body,
         curves=_curves(diagnosis),
-        sets=[_set(one) for one in diagnosis.ensembles if one.ood is not None],
+        sets=[
+            {
+                "in_distribution": one.name,
+                "ood": one.ood,
+                "of": "" if one.key is None else f", models of {one.key:g}",
+                "histograms": [
+                    _histogram(one.scores[level.size], one.ood_scores[level.size], str(level), level.auroc)
+                    for level in one.levels
+                ],
+            }
+            for one in diagnosis.ensembles
+            if one.ood is not None
+        ],
     )
-
-
-def _facts(diagnosis: Diagnosis) -> list[str]:
-    return [
-        f"in-distribution: {diagnosis.in_distribution}, {diagnosis.rows:,} images",
-        *([] if diagnosis.accuracy is None else [f"accuracy {diagnosis.accuracy:.1%}"]),
-        f"{diagnosis.classes:,} classes",
-        f"density fitted on {diagnosis.fitted_on}",
-        f"D: {diagnosis.density}",
-    ]
 
 
 def _cells(causes: Causes) -> Iterator[dict[str, Any]]:
@@ -96,19 +109,18 @@ def _bars(causes: Causes, axis: Axis) -> tuple[str, str, str]:
 
 
 def _histograms(diagnosis: Diagnosis, name: str) -> Iterator[tuple[str, str, str]]:
-    auroc, ood_scores = diagnosis[name].auroc, diagnosis.ood_scores[name]
     for key, values in diagnosis.scores.items():
         title, log = _HISTOGRAMS[key]
         shift = 1.0 if key == "max_probability" else 0.0
-        drawing = histogram((values + shift).numpy(), (ood_scores[key] + shift).numpy(), log=log)
-        yield drawing, title, f"AUROC {100 * auroc[key].value:.1f} %" if key in auroc else ""
+        auroc = diagnosis[name].auroc.get(key)
+        yield _histogram(values + shift, diagnosis.ood_scores[name][key] + shift, title, auroc, log=log)
 
 
-def _ensemble_facts(diagnosis: EnsembleDiagnosis) -> list[str]:
-    first = diagnosis.ensembles[0]
-    sizes = "" if len(diagnosis.ensembles) == 1 else f", {len(diagnosis.ensembles)} model sizes"
-    facts = [f"{first.name}, {first.rows:,} images", f"{first.members} {diagnosis.of}{sizes}", first.order]
-    return facts + ([f"out-of-distribution: {first.ood}"] if first.ood else [])
+def _histogram(
+    values: Tensor, ood: Tensor, title: str, auroc: Interval | Estimate | None, *, log: bool = True
+) -> tuple[str, str, str]:
+    text = "" if auroc is None else f"AUROC {100 * auroc.value:.1f} %"
+    return histogram(values.numpy(), ood.numpy(), log=log), title, text
 
 
 def _curves(diagnosis: EnsembleDiagnosis) -> list[tuple[str, str, str]]:
@@ -121,9 +133,8 @@ def _curves(diagnosis: EnsembleDiagnosis) -> list[tuple[str, str, str]]:
     for one in diagnosis.ensembles:
         if len(one.levels) > 1 and one.kind != "same":
             sizes = [float(level.size) for level in one.levels]
-            drawing = _curve(
-                sizes, [level.information for level in one.levels], [level.expected for level in one.levels]
-            )
+            expected = [level.expected for level in one.levels]
+            drawing = _curve(sizes, [level.information for level in one.levels], expected)
             title = "by size of sub-ensembles" if one.key is None else f"models of {one.key:g}"
             exponent = "" if one.decay is None else f"s^\N{MINUS SIGN}{one.decay.exponent.value:.2f}"
             drawn.append((drawing, title, exponent))
@@ -143,20 +154,3 @@ def _curve(sizes: list[float], values: list[Interval], expected: list[float] | N
         x_ticks=sizes,
         label="Mutual information: " + ", ".join(f"{v:.2g} at {size:g}" for size, v in zip(sizes, y, strict=True)),
     )
-
-
-def _set(one: Collapse) -> dict[str, Any]:
-    """MI of in-distribution and out-of-distribution images, per size of sub-ensembles."""
-    return {
-        "in_distribution": one.name,
-        "ood": one.ood,
-        "of": "" if one.key is None else f", models of {one.key:g}",
-        "histograms": [
-            (
-                histogram(one.scores[level.size].numpy(), one.ood_scores[level.size].numpy(), log=True),
-                str(level),
-                "" if level.auroc is None else f"AUROC {100 * level.auroc.value:.1f} %",
-            )
-            for level in one.levels
-        ],
-    }

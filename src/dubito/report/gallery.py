@@ -11,9 +11,9 @@ the tails.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Int64, Shaped
@@ -55,25 +55,16 @@ class Card:
     mark: str = ""
 
 
-@final
-@dataclass(frozen=True)
-class Cell:
-    """One value of a summary; with a share from 0 to 1 it is coloured from certain to uncertain."""
+class Summary(NamedTuple):
+    """A small table above the cards.
 
-    text: str
-    small: str = ""
-    share: float | None = None
-
-
-@final
-@dataclass(frozen=True)
-class Summary:
-    """A small table above the cards: a name and some cells per row."""
+    By name of a row its cells: a text, a small text, and a share from 0, certain, to 1, which colours it; or None.
+    """
 
     title: str
     header: Sequence[str]
-    rows: Mapping[str, Sequence[Cell]]
-    remarks: Sequence[str] = field(default=())
+    rows: Mapping[str, Sequence[tuple[str, str, float | None]]]
+    remarks: Sequence[str] = ()
 
 
 def write_cards(
@@ -97,7 +88,15 @@ def write_cards(
         about: By score, one sentence on what it measures.
         summary: A table above the cards.
     """
-    names = _check_scores(cards)
+    if not cards:
+        raise ValueRangeError("write_cards needs at least one card; got none. Give it some images.")
+    names = list(cards[0].scores)
+    for card in cards:
+        if not names or list(card.scores) != names or not all(map(math.isfinite, card.scores.values())):
+            raise ValueRangeError(
+                f"write_cards: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
+                f"'{card.caption}' has {dict(card.scores)}. Give every image the same scores."
+            )
     spans = {name: (min(c.scores[name] for c in cards), max(c.scores[name] for c in cards)) for name in names}
     return render(
         "cards.html.j2",
@@ -148,11 +147,14 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     order = np.argsort(values, kind="stable")
     rank = {position: len(order) - place for place, position in enumerate(order.tolist())}
     certain, uncertain = _ends(order, count, tail, seed)
-    cards = [
-        _card(opened, rows[position], {score: float(values[position])}, group, f"{rank[position]} of {len(values)}")
-        for group, chosen in ((UNCERTAIN, uncertain), (CERTAIN, certain))
-        for position in sorted(chosen.tolist(), key=rank.__getitem__)
-    ]
+    cards = []
+    for group, chosen in ((UNCERTAIN, uncertain), (CERTAIN, certain)):
+        for place in sorted(chosen.tolist(), key=rank.__getitem__):
+            row, heading = rows[place], group
+            if opened.labels is not None and opened.classes is not None:
+                heading = opened.classes[int(opened.labels[row])]
+            image, scores = read_pixels(opened, row, by="write_gallery"), {score: float(values[place])}
+            cards.append(Card(image, heading, f"{rank[place]} of {len(values)}", opened.ids[row], group, scores))
     return write_cards(
         to,
         title,
@@ -162,29 +164,20 @@ def write_gallery(  # noqa: PLR0913 (one call that users type; everything after 
     )
 
 
-def _check_scores(cards: Sequence[Card]) -> list[str]:
-    """The scores that all cards have, each of them finite."""
-    if not cards:
-        raise ValueRangeError("write_cards needs at least one card; got none. Give it some images.")
-    names = list(cards[0].scores)
-    for card in cards:
-        if not names or list(card.scores) != names or not all(map(math.isfinite, card.scores.values())):
-            raise ValueRangeError(
-                f"write_cards: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
-                f"'{card.caption}' has {dict(card.scores)}. Give every image the same scores."
-            )
-    return names
-
-
 def _shown(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     """What the template shows of a card."""
     shares = {name: share_of(value, *spans[name]) for name, value in card.scores.items()}
+    # Two decimals, and more where the images of a page are close to each other.
+    places = {
+        name: min(max(2 - round(math.log10(high - low)), 2), 6) if high > low else 2
+        for name, (low, high) in spans.items()
+    }
     return {
         **{name: getattr(card, name) for name in ("title", "detail", "caption", "group", "mark")},
         "address": thumbnail(card.image),
         "data": json.dumps([[value, round(shares[name], 3)] for name, value in card.scores.items()]),
         "bars": [
-            {"name": name, "share": f"{shares[name]:.3f}", "text": number(value, _decimals(*spans[name]))}
+            {"name": name, "share": f"{shares[name]:.3f}", "text": number(value, places[name])}
             for name, value in card.scores.items()
         ],
     }
@@ -193,11 +186,6 @@ def _shown(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, An
 def share_of(value: float, low: float, high: float) -> float:
     """Where a value lies between two ends, from 0 to 1."""
     return (value - low) / (high - low) if high > low else 0.0
-
-
-def _decimals(low: float, high: float) -> int:
-    """Two, and more where the images of a page are close to each other."""
-    return min(max(2 - round(math.log10(high - low)), 2), 6) if high > low else 2
 
 
 def _lead(name: str, uncertain: int, certain: int, count: int, tail: float) -> str:
@@ -235,11 +223,3 @@ def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, s
             f"write_gallery: ids must be images of {images.name}; '{unknown[0]}' is not. Open the same images."
         )
     return [row_of[name] for name in names]
-
-
-def _card(images: Images, row: int, scores: dict[str, float], group: str, rank: str) -> Card:
-    image = read_pixels(images, row, by="write_gallery")
-    title = group
-    if images.labels is not None and images.classes is not None:
-        title = images.classes[int(images.labels[row])]
-    return Card(image, title, rank, images.ids[row], group, scores)

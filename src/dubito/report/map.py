@@ -45,12 +45,12 @@ _LONG = 32
 _KEY = {"frameon": False, "fontsize": "small", "title_fontsize": "small", "alignment": "left"}
 
 
-def radius(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    """Radius of a circle, in units of the smallest one, from its share of uncertainty."""
+def radius(share: Any) -> Any:
+    """Radius of a circle, in units of the smallest one, from its share of uncertainty, or of many from an array."""
     return 1 + 3 * share
 
 
-def opacity(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+def opacity(share: Any) -> Any:
     """Opacity of a circle, from its share of uncertainty: 1 hides what lies behind, 0 would be invisible."""
     return 0.9 - 0.7 * share
 
@@ -162,12 +162,12 @@ class Map(Result):
     @property
     def radius(self) -> Float64[np.ndarray, "n"]:
         """Radius of every circle, in units of the smallest one."""
-        return radius(self.share)
+        return np.asarray(radius(self.share))
 
     @property
     def opacity(self) -> Float64[np.ndarray, "n"]:
         """Opacity of every circle."""
-        return opacity(self.share)
+        return np.asarray(opacity(self.share))
 
     @property
     def class_names(self) -> dict[str, Sequence[str]]:
@@ -217,8 +217,8 @@ class Map(Result):
         panel = axes(ax, size=(7.6, 5.8))
         names = self.class_names.get(colour_by(self, colour), ())
         paint = dict(zip(ranked(names), COLOURS, strict=False))
-        shades = np.array([_rgb(paint.get(name, OTHER)) for name in names]) if names else _shades(self.share)
-        rgba = np.concatenate([shades, self.opacity[:, None]], axis=1)
+        shades = _rgb([paint.get(name, OTHER) for name in names]) if names else _shades(self.share)
+        rgba = np.column_stack([shades, self.opacity])
         # The uncertain ones first, so that the certain ones stay visible on top of them.
         order = np.argsort(-self.share, kind="stable")
         x, y = self.points[order].T
@@ -245,7 +245,7 @@ def map_figure(drawn: Map, *, colour: Colouring | None = None) -> Any:
     names, steps = drawn.class_names.get(by, ()), size_key(drawn)
     share = np.array([step for step, _ in steps])
     shades = np.full((len(steps), 3), 0.35) if names else _shades(share)
-    rgba = np.concatenate([shades, opacity(share)[:, None]], axis=1)
+    rgba = np.column_stack([shades, opacity(share)])
     sizes = zip(_area(drawn, share), rgba, (text for _, text in steps), strict=True)
     keys: dict[str, tuple[str, Iterable[Any]]] = {"lower": (drawn.score.replace("_", " "), sizes)}
     if names:
@@ -313,17 +313,16 @@ def _short(name: str) -> str:
 
 
 def _shades(share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n 3"]:
-    certain, uncertain = np.array(_rgb(_CERTAIN)), np.array(_rgb(_UNCERTAIN))
+    certain, uncertain = _rgb([_CERTAIN, _UNCERTAIN])
     shades: np.ndarray = certain + share[:, None] * (uncertain - certain)
     return shades
 
 
-def _area(drawn: Map, share: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+def _area(drawn: Map, share: Float64[np.ndarray, "n"]) -> Any:
     """In matplotlib's unit: squared points of a diameter."""
-    area: np.ndarray = np.square(1.1 * drawn.smallest * radius(share))
-    return area
+    return np.square(1.1 * drawn.smallest * radius(share))
 
 
-def _rgb(colour: str) -> tuple[float, ...]:
+def _rgb(colours: Sequence[str]) -> Float64[np.ndarray, "n 3"]:
     """Of "#rrggbb", from 0 to 1."""
-    return tuple(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return np.array([[*bytes.fromhex(one[1:])] for one in colours]) / 255

@@ -113,13 +113,23 @@ def write_map_page(
     _check_thumbnails(thumbnails, side)
     first = colour_by(drawn, colour)
     shown = {} if images is None else _thumbnails(drawn, open_images(images), thumbnails, side=side, seed=seed)
+    facts = [drawn.name.rstrip("/").rpartition("/")[2], METHODS[drawn.method]]
+    if drawn.score != "uncertainty":
+        facts.append(f"uncertainty: {drawn.score.replace('_', ' ')}")
+    if drawn.images > len(drawn):
+        facts.append(f"drawn at random from {drawn.images:,} images")
+    if images is not None:
+        facts.append(f"{len(shown):,} of {len(drawn):,} images have a thumbnail")
     return render(
         "map.html.j2",
         to,
         title=f"A map of {len(drawn):,} image{'s' if len(drawn) > 1 else ''}",
-        facts=_facts(drawn, None if images is None else len(shown)),
+        facts=facts,
         score=drawn.score,
-        sizes=_sizes(drawn),
+        sizes=[
+            (f"{share:.2f}", f"{2 * drawn.smallest * radius(share):.1f}", f"{opacity(share):.3f}", text)
+            for share, text in size_key(drawn)
+        ],
         data=script_data(_data(drawn, shown, first)),
         names=list(drawn.class_names),
         most_uncertain=[
@@ -161,29 +171,6 @@ def _data(drawn: Map, thumbnails: Mapping[int, str], first: str) -> Json:
         "other": OTHER,
         "thumbnails": {str(place): address for place, address in thumbnails.items()},
     }
-
-
-def _facts(drawn: Map, thumbnails: int | None) -> list[str]:
-    facts = [drawn.name.rstrip("/").rpartition("/")[2], METHODS[drawn.method]]
-    if drawn.score != "uncertainty":
-        facts.append(f"uncertainty: {drawn.score.replace('_', ' ')}")
-    if drawn.images > len(drawn):
-        facts.append(f"drawn at random from {drawn.images:,} images")
-    if thumbnails is not None:
-        every = thumbnails == len(drawn)
-        facts.append(f"{'every image has' if every else f'{thumbnails:,} of {len(drawn):,} images have'} a thumbnail")
-    return facts
-
-
-def _sizes(drawn: Map) -> list[dict[str, str]]:
-    """The key of sizes and opacities, with the uncertainty that each stands for."""
-    steps = size_key(drawn)
-    share = np.array([step for step, _ in steps])
-    looks = zip(steps, drawn.smallest * radius(share), opacity(share), strict=True)
-    return [
-        {"share": f"{step:.2f}", "diameter": f"{2 * r:.1f}", "opacity": f"{o:.3f}", "text": text}
-        for (step, text), r, o in looks
-    ]
 
 
 def _thumbnails(drawn: Map, images: Images, most: int, *, side: int, seed: int) -> dict[int, str]:

@@ -4,16 +4,13 @@ The layout is that of Figure 5 of Kirsch (2024): accuracy, NLL and calibration e
 ensembles, a dashed one for the original model. The figure requires matplotlib.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dubito.errors import ValueRangeError
 from dubito.evaluate.rejection_result import METRICS, ORIGINAL, UNCERTAINTIES, RejectionCurves, RejectionStudy
 from dubito.explain.pictures import new_figure
 from dubito.report.page import render
 from dubito.report.svg import Axis, Line, lines, palette
-from dubito.validate import check_choice
 
 _KINDS = {
     "acceptance": "all images accepted up to a quantile of the uncertainty",
@@ -28,7 +25,15 @@ def write_rejection_page(study: RejectionStudy, to: str | Path) -> Path:
         "rejection.html.j2",
         to,
         title=f"Which images should {study.model} reject?",
-        facts=_facts(study),
+        facts=[
+            f"{study.name}, {study.images:,} images",
+            f"{len(study.levels)} buckets",
+            f"T = {', '.join(f'{at:.3g}' for at in study.temperatures)}",
+            *([] if study.calibrated_on is None else [f"T fitted on {study.calibrated_on}"]),
+            "each evaluated on its own predictions"
+            if study.predictions == "own"
+            else "all on the original's predictions",
+        ],
         findings=study.findings(),
         header=header,
         rows=[_row(result, line) for result, line in zip(study.results, body, strict=True)],
@@ -48,46 +53,20 @@ def rejection_figure(study: RejectionStudy, uncertainty: str, *, kind: str = "ac
         uncertainty: Uncertainty of the ensembles.
         kind: "acceptance" or "bucket".
     """
-    check_choice(kind, _KINDS, by="rejection_figure", what="kind")
     figure, axes = new_figure(len(study.temperatures), len(METRICS), width=3.6, height=2.9)
+    sizes = dict.fromkeys(one.order.size for one in study.results if one.order.ensemble != ORIGINAL)
     for row, temperature in zip(axes, study.temperatures, strict=True):
-        results = _by_size(study, uncertainty, temperature)
-        colours = palette([name for name in results if name != ORIGINAL])
         for panel, (metric, title) in zip(row, METRICS.items(), strict=True):
-            for name, result in results.items():
-                style = {"color": "black", "linestyle": "--"} if name == ORIGINAL else {"color": colours[name]}
-                panel.plot(study.levels, result.curves[kind][metric], label=name, linewidth=1.5, **style)
-            panel.set(title=f"{title}, T = {temperature:.3g}", xlabel="quantile of uncertainty")
+            if sizes:
+                panel.set_prop_cycle(color=list(palette(list(sizes)).values()))
+            study.plot(panel, uncertainty=uncertainty, metric=metric, kind=kind, temperature=temperature)
+            panel.set(title=f"{title}, T = {temperature:.3g}", ylabel="")
+            panel.get_legend().remove()
             panel.spines[["right", "top"]].set_visible(False)
     handles, names = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize="small")
     figure.suptitle(f"{study.model}, {study.images} images: {kind} by {UNCERTAINTIES[uncertainty]}", fontsize="medium")
     return figure
-
-
-def _by_size(study: RejectionStudy, uncertainty: str, temperature: float) -> dict[str, RejectionCurves]:
-    """By the ensemble's size: the original's result and those of one uncertainty."""
-    results = {
-        result.order.size: result
-        for result in study.results
-        if result.order.temperature == temperature and result.order.uncertainty in (uncertainty, "entropy")
-    }
-    if len(results) == 1 and len(study.results) > 1 and uncertainty not in study.uncertainties:
-        raise ValueRangeError(
-            f"rejection_figure: uncertainty must be one of the study's, {', '.join(study.uncertainties)}; "
-            f"got '{uncertainty}'. Study it with uncertainties=[...]."
-        )
-    return results
-
-
-def _facts(study: RejectionStudy) -> list[str]:
-    return [
-        f"{study.name}, {study.images:,} images",
-        f"{len(study.levels)} buckets",
-        f"T = {', '.join(f'{at:.3g}' for at in study.temperatures)}",
-        *([] if study.calibrated_on is None else [f"T fitted on {study.calibrated_on}"]),
-        "each evaluated on its own predictions" if study.predictions == "own" else "all on the original's predictions",
-    ]
 
 
 def _row(result: RejectionCurves, line: list[str]) -> dict[str, Any]:
@@ -102,19 +81,14 @@ def _row(result: RejectionCurves, line: list[str]) -> dict[str, Any]:
 
 
 def _section(study: RejectionStudy, uncertainty: str, temperature: float) -> dict[str, Any]:
-    results = _by_size(study, uncertainty, temperature)
-    colours = palette([name for name in results if name != ORIGINAL])
-    return {
-        "title": f"{UNCERTAINTIES[uncertainty]}, T = {temperature:.3g}",
-        "key": {name if name in colours else "original, by its entropy": colours.get(name) for name in results},
-        "panels": {title: list(_panels(study, results, colours, kind)) for kind, title in _KINDS.items()},
+    results = {
+        result.order.size: result
+        for result in study.results
+        if result.order.temperature == temperature and result.order.uncertainty in (uncertainty, "entropy")
     }
+    colours = palette([name for name in results if name != ORIGINAL])
 
-
-def _panels(
-    study: RejectionStudy, results: dict[str, RejectionCurves], colours: dict[str, str], kind: str
-) -> Iterator[tuple[str, str]]:
-    for metric, title in METRICS.items():
+    def panel(kind: str, metric: str) -> tuple[str, str]:
         curves = {name: result.curves[kind][metric] for name, result in results.items()}
         ends = "; ".join(f"{name} from {y[0]:.3f} to {y[-1]:.3f}" for name, y in curves.items())
         drawing = lines(
@@ -126,6 +100,12 @@ def _panels(
             # The same in all sections of the page, so that temperatures and uncertainties can be compared by eye.
             y=Axis.over([value for result in study.results for value in result.curves[kind][metric]]),
             x_ticks=(0.0, 0.5, 1.0),
-            label=f"{title}: {ends}",
+            label=f"{METRICS[metric]}: {ends}",
         )
-        yield drawing, title
+        return drawing, METRICS[metric]
+
+    return {
+        "title": f"{UNCERTAINTIES[uncertainty]}, T = {temperature:.3g}",
+        "key": {name if name in colours else "original, by its entropy": colours.get(name) for name in results},
+        "panels": {title: [panel(kind, metric) for metric in METRICS] for kind, title in _KINDS.items()},
+    }
