@@ -80,7 +80,7 @@ def check_number(
     """
     low, high = map(float, interval[1:-1].split(","))
     above, below = interval.startswith("("), interval.endswith(")")
-    number = isinstance(value, Integral if whole else Real) and type(value) is not bool and math.isfinite(value)
+    number = not isinstance(value, bool) and isinstance(value, Integral if whole else Real) and math.isfinite(value)
     if number and (value > low if above else value >= low) and (value < high if below else value <= high):
         return
     one_sided = f"{'above' if above else 'at least'} {low:g}"

@@ -98,8 +98,9 @@ class DatasetImages(ImageSet):
                 self._hashes[index] = _hash(self._open(index, item))
             except BrokenImageError:
                 self._hashes[index] = _UNREADABLE
+            label: Any = item[1:2] if isinstance(item, (tuple, list)) else ()
             try:
-                by_index[index] = operator.index(item[1] if isinstance(item, (tuple, list)) else None)
+                by_index[index] = operator.index(label[0])
             except (TypeError, IndexError):
                 return None, {}
         known = _integers(by_index.values())
