@@ -6,11 +6,8 @@ used (OPEN); here it is the official test split where there is one, and all imag
 
 Nothing is downloaded. Each data set is read in the layout of its authors or of torchvision, or as a plain folder with
 one sub-folder per class: for CUB and CARS all classes, which are then halved; for the others `train` and `test` folders
-of classes, or the split itself. Images that are files keep their paths as ids. Labels are the data set's own classes:
-extract with `label_space="own"`.
-
-torchvision's classes read their own annotations; the images themselves are opened here, as files or arrays. CIFAR's
-files are pickles: torchvision opens them only if their hash is that of the files that CIFAR's authors published.
+of classes, or the split itself. Labels are the data set's own classes: extract with `label_space="own"`. torchvision
+reads annotations only, and CIFAR's files, which are pickles, if their hash is that of what CIFAR's authors published.
 """
 
 from collections.abc import Callable, Mapping
@@ -138,22 +135,25 @@ def _online_products(root: Path, split: str) -> FileImages:
     """Stanford Online Products: lists of image_id, class_id, super_class_id and path, split by class already."""
     below = root / "Stanford_Online_Products"
     folder = below if below.is_dir() else root
-    rows = [row for name in (_LISTS if split == "all" else (split,)) for row in _product_list(folder / _LISTS[name])]
-    numbers = sorted({number for number, _ in rows})
-    label_of = {number: label for label, number in enumerate(numbers)}
-    labels = torch.tensor([label_of[number] for number, _ in rows])
-    return FileImages(folder, [path for _, path in rows], labels, [str(number) for number in numbers])
+    rows: list[list[str]] = []
+    for name in _LISTS if split == "all" else (split,):
+        path = folder / _LISTS[name]
+        every = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        header, *lines = every or [[]]
+        if header != _LIST_HEADER or any(len(line) != 4 or not line[1].isdecimal() for line in lines):
+            raise ImagesError(
+                f"sop: '{path}' must begin with the line '{' '.join(_LIST_HEADER)}' and have these four in every line. "
+                f"Use the file that comes with Stanford Online Products."
+            )
+        rows += lines
+    numbers, labels = np.unique([int(row[1]) for row in rows], return_inverse=True)
+    return FileImages(folder, [row[3] for row in rows], torch.from_numpy(labels), list(map(str, numbers.tolist())))
 
 
 def _torchvision_files(kind: str, names: Mapping[str, str], root: Path, split: str) -> FileImages:
     """A torchvision data set of image files; `names` has its own name of each split."""
     chosen = list(names.values()) if split == "all" else [names[split]]
     return _files(root, [_torchvision(kind, root, split=name) for name in chosen])
-
-
-def _cars(root: Path, split: str) -> FileImages:  # noqa: ARG001 (one signature)
-    """CARS 196, all images: the official splits share their classes, and the class split takes from both."""
-    return _files(root, [_torchvision("StanfordCars", root, split=name) for name in ("train", "test")])
 
 
 def _cifar(kind: str, root: Path, split: str) -> ArrayImages:
@@ -174,16 +174,6 @@ def _svhn(root: Path, split: str) -> ArrayImages:
     return ArrayImages(images=pixels, labels=labels, classes=digits, name=f"SVHN {split} of {root}")
 
 
-def _product_list(path: Path) -> list[tuple[int, str]]:
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not lines or lines[0] != _LIST_HEADER or any(len(line) != 4 or not line[1].isdecimal() for line in lines[1:]):
-        raise ImagesError(
-            f"sop: '{path}' must begin with the line '{' '.join(_LIST_HEADER)}' and have these four in every line. "
-            f"Use the file that comes with Stanford Online Products."
-        )
-    return [(int(number), image) for _, number, _, image in lines[1:]]
-
-
 def _torchvision(kind: str, root: Path, **options: Any) -> Any:
     from torchvision import datasets  # noqa: PLC0415 (slow to import, and few need it)
 
@@ -197,19 +187,17 @@ def _files(root: Path, sets: list[Any]) -> FileImages:
     samples = sorted(
         (Path(path).relative_to(root).as_posix(), classes.index(one.classes[label]) if classes else int(label))
         for one in sets
-        for path, label in _samples(one)
+        # torchvision's classes keep paths and labels under one of these names.
+        for path, label in (
+            one._samples
+            if hasattr(one, "_samples")
+            else zip(one._image_files if hasattr(one, "_image_files") else one._images, one._labels, strict=True)
+        )
     )
     return FileImages(root, [path for path, _ in samples], torch.tensor([label for _, label in samples]), classes)
 
 
-def _samples(dataset: Any) -> list[tuple[Any, int]]:
-    """Paths with labels; torchvision's classes keep them under one of these names."""
-    if hasattr(dataset, "_samples"):
-        return list(dataset._samples)
-    paths = dataset._image_files if hasattr(dataset, "_image_files") else dataset._images
-    return list(zip(paths, dataset._labels, strict=True))
-
-
+_TWO_SPLITS = {"train": "train", "test": "test"}
 _THREE_SPLITS = {"test": "test", "train": "train", "val": "val"}
 _PET_SPLITS = {"test": "test", "train": "trainval"}
 _BIRDS = ("CUB_200_2011/images", "images")
@@ -223,7 +211,8 @@ _BENCHMARKS = {
     ),
     "cars196": Benchmark(
         "stanford_cars with cars_train, cars_test, devkit and cars_test_annos_withlabels.mat as torchvision has it",
-        {"stanford_cars": _cars},
+        # All images: the official splits share their classes, and the class split takes from both.
+        {"stanford_cars": lambda root, _: _torchvision_files("StanfordCars", _TWO_SPLITS, root, "all")},
         by_class=True,
     ),
     "sop": Benchmark(

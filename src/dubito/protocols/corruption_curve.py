@@ -170,13 +170,12 @@ def corruption_curve(  # noqa: PLR0913 (one call that users type; everything aft
     with bar(f"corruption_curve {opened.name}", len(opened) * len(levels), show=progress) as advance:
         for name, level in levels.items():
             table = extract(model, level, Path(to) / name, label_space="own", progress=False, **extraction)
-            there = [str(one) for one in table.id]
-            if ids and there != ids:
+            ids = ids or list(table.id)
+            if list(table.id) != ids:
                 raise TableError(
-                    f"corruption_curve: every level must have the same images; {table.name} has {len(there)}, the "
+                    f"corruption_curve: every level must have the same images; {table.name} has {len(table)}, the "
                     f"first level {len(ids)}. Look at the images that were skipped there."
                 )
-            ids = there
             values[name] = uncertainties(scores, table, by=f"corruption_curve ({name})")
             advance(len(opened))
     curves = []
@@ -201,15 +200,12 @@ def rank_correlations(u: Float[Tensor, "n s"]) -> Float[Tensor, "n"]:
 
 def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int], seed: int) -> dict[str, Images]:
     """The images of every level, by the name of its cache; the clean ones serve all corruptions."""
-    if not corruptions or isinstance(corruptions, str) or not set(corruptions) <= set(CORRUPTIONS):
+    named = bool(corruptions) and not isinstance(corruptions, str) and set(corruptions) <= set(CORRUPTIONS)
+    rising = len(severities) > 1 and list(severities) == sorted(set(severities) & set(SEVERITIES))
+    if not (named and rising):
         raise ValueRangeError(
-            f"corruption_curve: corruptions must be a list of {', '.join(CORRUPTIONS)}; got {corruptions!r}. "
-            f"Choose among those."
-        )
-    if len(severities) < 2 or list(severities) != sorted(set(severities) & set(SEVERITIES)):
-        raise ValueRangeError(
-            f"corruption_curve: severities must be at least two, rising, from 0 to {SEVERITIES[-1]}; "
-            f"got {tuple(severities)}. Leave them out for all."
+            f"corruption_curve: corruptions must be a list of {', '.join(CORRUPTIONS)}, and severities at least two, "
+            f"rising, from 0 to {SEVERITIES[-1]}; got {corruptions!r} and {tuple(severities)}. Leave them out for all."
         )
     return {
         _level(corruption, severity): Corrupted(images, corruption, severity, seed=seed) if severity else images

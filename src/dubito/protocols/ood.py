@@ -97,10 +97,7 @@ class OodAurocByDataset(Result):
         return key
 
     def findings(self) -> list[str]:
-        """A sentence for each score whose pooled value hides data sets on opposite sides of one half.
-
-        By intervals: a value that may be one half lies on neither side.
-        """
+        """A sentence for each score whose pooled value hides intervals on both sides of one half."""
         sentences = []
         for score, row in self.by_dataset.items():
             below = ", ".join(f"{name} {one.value:.3f}" for name, one in row.items() if one.high < 0.5)
