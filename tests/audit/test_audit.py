@@ -10,10 +10,11 @@ from PIL import Image
 from torch import nn
 
 import dubito
-from dubito.audit.audit import audit
+from dubito.audit.audit import audit, draw_subset
 from dubito.data import ArrayImages, Labelled
 from dubito.errors import ModelError, ValueRangeError
 from tests.audit.colours import COUNT, HALF, LABELS, NORMALISED, PIXELS, Batched, Colours, look, pictures
+from tests.audit.drawn import draw
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,3 +102,11 @@ def test_worker_processes_give_the_same(tmp_path: Path):
     model = dubito.wrap(Colours().eval(), transform=HALF, name="colours")
     one, two = (audit(model, tmp_path, workers=count, progress=False) for count in (0, 2))
     assert one.to_dict() == two.to_dict()
+
+
+def test_a_smaller_draw_is_part_of_a_larger_one():
+    images = ArrayImages(inputs=draw(50, 4))
+    few, many = (draw_subset(images, limit, 3).ids for limit in (10, 30))
+    assert set(few) < set(many)
+    assert few == sorted(few)
+    assert list(draw_subset(images, 100, 3).ids) == list(images.ids)

@@ -22,7 +22,7 @@ def test_labels_that_do_not_count_from_zero(by, healthy):
     assert finding.check == "labels off by one"
     assert finding.evidence["shift"] == -by
     assert finding.evidence["accuracy_then"] == pytest.approx(healthy.figures["accuracy"])
-    assert f"every label minus {by}" in finding.repair
+    assert f"Subtract {by} from every label" in finding.repair
     assert ("Labels seem to start at one" in finding.what) == (by == 1)
 
 
@@ -78,7 +78,7 @@ def test_duplicates_within_and_across():
     assert finding.evidence["exact"] == 6
     assert finding.evidence["different_labels"] == 6
     assert finding.evidence["pairs"]["exact"][0] == ["000000", "000120"]
-    assert "6 (6 exact) of 126 images have a duplicate" in finding.what
+    assert "6 (6 exact, 0 near) of 126 images have a duplicate" in finding.what
     other = np.concatenate([pictures(30, seed=5)[0], PIXELS[10:14]])
     finding = only(look(Colours(), against=other))
     assert (finding.check, finding.severity) == ("duplicates across the sets", "wrong")
@@ -134,7 +134,9 @@ def test_classes_in_a_circle_are_reported_in_the_original_labels():
     finding = only(look(Colours(), labels=(LABELS + 5) % 8))
     assert finding.check == "classes in another order"
     assert finding.evidence["order"] == {str(label): (label + 3) % 8 for label in range(8)}
-    assert finding.what.startswith("8 classes seem to be in another order than the model's: accuracy on images")
+    assert finding.what.startswith(
+        "Labels and model seem to order their classes differently (8 differ): accuracy on images"
+    )
 
 
 def test_names_in_another_order_than_the_outputs():

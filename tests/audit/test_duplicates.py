@@ -65,7 +65,7 @@ def test_what_was_compared_is_reported_and_the_share_is_an_estimate():
     """Four of 100 have a duplicate among a tenth of the others: an estimated 40 of 100 have one among all of them."""
     pixels = noise(100, 0)
     [finding] = check_across(printed(pixels), printed(np.concatenate([pixels[:4], noise(46, 1)]), of=500))
-    assert finding.what.startswith("4 (4 exact) of 100 images (4.0 %) are in the other set too")
+    assert finding.what.startswith("4 (4 exact, 0 near) of 100 images (4.0 %) are in the other set too")
     compared_part = (
         "50 of 500 images of the other set were compared; among all of them, an estimated 40.0 % are in both."
     )

@@ -134,13 +134,15 @@ def test_a_shift_says_which_labels_it_leaves_without_a_class():
     predicted = torch.cat([labels[:60] - 1, torch.tensor([0, 1, 3])])
     finding = check_counting(predicted, labels, 4, None).outcome[0]
     assert finding.evidence["labels_outside_then"] == 3
-    assert finding.repair.endswith("3 of the images have no class then and must be left out: those of label 0.")
+    assert finding.repair.endswith("Leave out images that then have no class (3, of label 0).")
 
 
 def test_one_class_in_another_place():
     labels = numbers(90, 3)
     finding = check_order(torch.tensor([0, 1, 4])[labels], labels, None, ["ant", "bee", "cow"]).outcome[0]
-    assert finding.what.startswith("1 class seems to be in another place than the model's: accuracy on images")
+    assert finding.what.startswith(
+        "Labels and model seem to order their classes differently (1 differ): accuracy on images"
+    )
     assert finding.what.endswith("Label -> class: 2 (cow) -> 4.")
 
 

@@ -123,7 +123,7 @@ def test_a_module_that_refuses_its_inputs_is_reported_once():
 
 def test_a_model_that_can_be_read_is_taken_as_it_is():
     model = dubito.wrap(nn.Linear(6, 3))
-    assert understand(model, X) == (model, ())
+    assert understand(model, X) == (model, [])
 
 
 @pytest.mark.parametrize(("form", "then"), [("probabilities", torch.softmax), ("log_probabilities", torch.log_softmax)])

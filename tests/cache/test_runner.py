@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 import dubito
+from dubito.audit.audit import draw_subset, take_sample
 from dubito.audit.duplicates import take_fingerprints
-from dubito.audit.sample import draw_subset, take_sample
 from dubito.cache.manifest import model_identity
 from dubito.cache.runner import ProbeRunner, in_batches, kept_memory, open_stream, predict_table
 from dubito.errors import BrokenImageError, SkippedImagesWarning, TableError

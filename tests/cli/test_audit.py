@@ -28,7 +28,7 @@ def test_duplicates_end_with_three(run: Run, images: Path, tmp_path: Path, optio
     write_images(tmp_path, 5)  # of the same seed as the images
     answer = run("audit", MODEL, images, "--against", tmp_path, *options)
     assert answer.code == 3
-    assert "wrong: duplicates across the sets. 5 (5 exact) of 12 images (41.7 %)" in answer.out
+    assert "wrong: duplicates across the sets. 5 (5 exact, 0 near) of 12 images (41.7 %)" in answer.out
     assert "Repair: Remove them from one of the two sets" in answer.out
     assert "nothing wrong" not in answer.out
     assert answer.err == ""

@@ -9,26 +9,16 @@ the same images shows to be better by far more than chance. Nothing about the mo
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, final, get_args
+from typing import Any, NamedTuple, final, get_args
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from dubito.audit import duplicates, modes, outputs, transforms
 from dubito.audit import labels as label_checks
-from dubito.audit import modes, outputs, transforms
-from dubito.audit.duplicates import (
-    ACROSS,
-    WITHIN,
-    Fingerprints,
-    check_across,
-    check_within,
-    compared,
-    take_fingerprints,
-)
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, percent
-from dubito.audit.sample import Sample, draw_subset, take_sample
-from dubito.cache.runner import default_workers
+from dubito.cache.runner import default_batch_size, default_workers, in_batches, inputs_of, open_stream
 from dubito.choices import LabelSpace
 from dubito.data import Subset, open_images
 from dubito.models import wrap
@@ -85,8 +75,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
         sample, findings, broken = take_sample(
             classifier, chosen, batch_size=batch_size, workers=processes, progress=progress
         )
-        named = [(chosen.ids[row], why) for row, why in broken]
-        result.note(outputs.READABLE, outputs.check_readable(named, len(chosen)))
+        result.note(outputs.READABLE, outputs.check_readable(broken, chosen.ids))
         for finding in findings:
             result.note(finding.check, [finding])
         if sample is not None:
@@ -169,20 +158,103 @@ class Audit(Result):
         return {**super().to_dict(), "ok": self.ok}
 
 
+class Sample(NamedTuple):
+    """The sample as the model sees it.
+
+    Attributes:
+        model: The classifier, repaired where it had to be so that the other checks can go on.
+        rows: Which images of the sample could be read.
+        x: The inputs of the first batch whose outputs are finite.
+        feature: Features under the model's own transform.
+        logit: Logits under the model's own transform.
+        predictions: By transform, the model's own first, for rows without NaN and infinity.
+        scaled: Whether the scale of inputs is known, so that other normalisations could be tried.
+    """
+
+    model: Classifier
+    rows: Int[Tensor, "n"]
+    x: Float[Tensor, "b ..."]
+    feature: Float[Tensor, "n d"]
+    logit: Float[Tensor, "n c"]
+    predictions: list[transforms.TransformedPredictions]
+    scaled: bool
+
+    @property
+    def finite(self) -> Bool[Tensor, "n"]:
+        """Rows without NaN and infinity."""
+        return self.logit.isfinite().all(-1) & self.feature.isfinite().all(-1)
+
+
+def draw_subset(images: Images, limit: int, seed: int) -> Subset:
+    """Some images at random, in their own order; a smaller draw of the same seed is part of a larger one."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    return Subset(images, sorted(order[:limit].tolist()))
+
+
+def take_sample(
+    model: Classifier, images: Subset, *, batch_size: int | None, workers: int, progress: bool
+) -> tuple[Sample | None, list[Finding], list[tuple[int, str]]]:
+    """Run the model over the images.
+
+    Returns the sample, None if no image can be read or the outputs cannot be understood; what is wrong with the outputs
+    of the model as it is; and which images are broken.
+    """
+    groups = in_batches(range(len(images)), batch_size or default_batch_size(model.device))
+    understood: Classifier | None = model
+    findings: list[Finding] = []
+    rows: list[int] = []
+    broken: list[tuple[int, str]] = []
+    batches, predictions, first, scale, title = [], [], torch.empty(0), None, f"audit {images.name}"
+    with open_stream(images, model.transform, groups, workers=workers, title=title, progress=progress) as stream:
+        for batch in stream:
+            broken += batch.broken
+            x = inputs_of(batch, model) if understood is not None else None
+            if x is not None and not rows:
+                understood, findings = outputs.understand(model, x)
+                image = images.read(batch.indices[0])
+                ready = isinstance(image, Tensor) and image.is_floating_point()
+                first, scale = x, transforms.guessed(x) if ready else transforms.measured(model.transform)
+                predictions = [transforms.TransformedPredictions(other) for other in transforms.alternatives(x, scale)]
+            if x is not None and understood is not None:
+                batches.append(_run(understood, x, predictions))
+                rows += batch.indices
+    if understood is None or not rows:
+        return None, findings, broken
+    feature, logit = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    sample = Sample(understood, torch.tensor(rows), first, feature, logit, predictions, scale is not None)
+    return sample._replace(x=first[sample.finite[: len(first)].to(first.device)]), findings, broken
+
+
+def _run(
+    model: Classifier, x: Float[Tensor, "n ..."], predictions: list[transforms.TransformedPredictions]
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n c"]]:
+    """Add a batch under every transform; features and logits under the model's own, which comes first."""
+    feature = model.features(predictions[0].alternative(x))
+    logit = model.logits(feature).float()
+    usable = logit.isfinite().all(-1) & feature.isfinite().all(-1)
+    predictions[0].add(feature, logit, usable)
+    for other in predictions[1:]:
+        changed = model.features(other.alternative(x))
+        other.add(changed, model.logits(changed).float(), usable)
+    return feature.float().cpu(), logit.cpu()
+
+
 def _check_duplicates(
     result: Audit, images: Images, against: Any, *, compare: int, seed: int, workers: int | None, progress: bool
 ) -> None:
-    def fingerprints(of: Images) -> Fingerprints:
+    def fingerprints(of: Images) -> duplicates.Fingerprints:
         processes = default_workers(of) if workers is None else workers
-        return take_fingerprints(draw_subset(of, compare, seed), workers=processes, progress=progress, of=len(of))
+        return duplicates.take_fingerprints(
+            draw_subset(of, compare, seed), workers=processes, progress=progress, of=len(of)
+        )
 
     prints = fingerprints(images)
-    result.note(WITHIN, check_within(prints), compared(prints, None))
+    result.note(duplicates.WITHIN, duplicates.check_within(prints), duplicates.compared(prints, None))
     if against is None:
-        result.note(ACROSS, NotChecked("needs a second set: against="))
+        result.note(duplicates.ACROSS, NotChecked("needs a second set: against="))
     else:
         others = fingerprints(open_images(against))
-        result.note(ACROSS, check_across(prints, others), compared(prints, others))
+        result.note(duplicates.ACROSS, duplicates.check_across(prints, others), duplicates.compared(prints, others))
 
 
 def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: LabelSpace | None) -> None:
@@ -192,20 +264,20 @@ def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: L
     ids = [images.ids[row] for row in sample.rows.tolist()]
     result.note(outputs.FINITE, outputs.check_finite(sample.logit, sample.feature, ids))
     if outputs.LOGITS not in result.checked:
-        result.note(outputs.LOGITS, outputs.check_logits(logit))
+        result.note(outputs.LOGITS, outputs.check_form(logit))
     result.note(outputs.SATURATED, outputs.check_saturation(logit))
     result.note(outputs.DEAD, outputs.check_features(feature))
     result.note(modes.TRAIN, modes.check_train_mode(sample.model, sample.x))
     result.note(modes.STEADY, modes.check_steady(sample.model, sample.x))
-    resolved = label_checks.model_labels(sample, images, label_space)
-    result.note(label_checks.NAMES, resolved.outcome)
-    labels = resolved.labels
+    labels, outcome, missing = label_checks.model_labels(sample.model, images, logit.shape[1], label_space)
+    labels = None if labels is None else labels[sample.rows]
+    result.note(label_checks.NAMES, outcome)
     result.note(outputs.ONE_CLASS, outputs.check_one_class(logit, None if labels is None else labels[good]))
     result.figures["confidence"] = float(sample.predictions[0].confidence.mean()) if len(logit) else None
     result.figures["accuracy"] = None
     if labels is None:
         for check in (label_checks.COUNTING, label_checks.ORDER, label_checks.CHANCE):
-            result.note(check, NotChecked(resolved.missing))
+            result.note(check, NotChecked(missing))
         result.note(transforms.TRANSFORM, transforms.check_transform(sample.predictions, None))
     else:
         _check_labels(result, sample, labels, images)

@@ -66,8 +66,8 @@ def take_fingerprints(images: Images, *, workers: int, progress: bool, of: int |
     prints = torch.cat(parts) if parts else torch.empty(0, _HASH + 3 * _SIDE**2, dtype=torch.uint8)
     labels = None if images.labels is None else images.labels[torch.tensor(rows, dtype=torch.long)]
     hashes = [row.numpy().tobytes() for row in prints[:, :_HASH]]
-    of = len(images) if of is None else of
-    return Fingerprints([images.ids[row] for row in rows], labels, hashes, prints[:, _HASH:], len(images), of)
+    drawn, ids = len(images), [images.ids[row] for row in rows]
+    return Fingerprints(ids, labels, hashes, prints[:, _HASH:], drawn, drawn if of is None else of)
 
 
 class Pairs(NamedTuple):
@@ -80,8 +80,7 @@ class Pairs(NamedTuple):
     @property
     def counts(self) -> str:
         """How many, for a sentence."""
-        parts = [f"{count} {kind}" for count, kind in ((self.exact, "exact"), (self.near, "near")) if count]
-        return f"{self.exact + self.near} ({', '.join(parts)})"
+        return f"{self.exact + self.near} ({self.exact} exact, {self.near} near)"
 
 
 def check_within(prints: Fingerprints) -> Outcome:
@@ -115,8 +114,8 @@ def check_across(prints: Fingerprints, others: Fingerprints) -> Outcome:
     if part := compared(prints, others):
         what += f" {part}; among all of them, an estimated {percent(share)} are in both."
     repair = "Remove them from one of the two sets; if they were trained on, from this one."
-    sure = others.part == 1 or both >= _FEWEST
-    severity: Severity = "wrong" if share >= _MANY and sure else "suspicious"
+    certain = others.part == 1 or both >= _FEWEST
+    severity: Severity = "wrong" if share >= _MANY and certain else "suspicious"
     return [Finding(ACROSS, severity, what, repair, evidence)]
 
 

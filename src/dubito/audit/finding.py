@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from jaxtyping import Bool
+from scipy.special import bdtrc
 from torch import Tensor
 
 from dubito.types import Json
@@ -88,20 +89,12 @@ def below(p: float) -> str:
 
 
 def binomial_tail(k: int, n: int, p: float) -> float:
-    """P(X >= k), summed in log space.
+    """P(X >= k) of a binomial distribution.
 
     >>> binomial_tail(2, 2, 0.5)
     0.25
     """
-    if k <= 0 or p >= 1:
-        return 1.0
-    if k > n or p <= 0:
-        return 0.0
-    log_p, log_q = math.log(p), math.log1p(-p)
-    ways = math.lgamma(n + 1)
-    terms = [ways - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * log_p + (n - i) * log_q for i in range(k, n + 1)]
-    largest = max(terms)
-    return min(1.0, math.exp(largest) * math.fsum(math.exp(term - largest) for term in terms))
+    return float(bdtrc(k - 1, n, p))
 
 
 def paired_gain(before: Bool[Tensor, "n"], after: Bool[Tensor, "n"], *, tests: int = 1) -> tuple[float, float]:

@@ -3,21 +3,19 @@
 A shift by s is right on  #{i : predicted_i - label_i = s}  images, so one histogram of differences tries them all. A
 permutation is estimated on one half of the images and tested on the other (`dubito.cache.labels`). Either must beat the
 labels as they are on the same images (exact test, corrected for the number of shifts) by ten points, and be right more
-often than predictions that have nothing to do with the labels would be:  sum_y #{label = y} #{predicted = y + s} / n.
+often than unrelated predictions would be:  sum_y #{label = y} #{predicted = y + s} / n.
 
-A shift is the simpler explanation and is preferred to a permutation that is not clearly better. But a shift that leaves
-the classes 0..c-1 gives labels that nobody can use: there a permutation that explains as many images is preferred.
+A shift is the simpler explanation and is preferred to a permutation that is not clearly better; unless it leaves the
+classes 0..c-1, where a permutation that explains as many images is preferred.
 
-Whether predictions have anything to do with the labels at all (`check_chance`) is tested given how often each class is
-predicted and each label occurs: predictions are permuted at random, 9,999 times with a fixed seed, and p is the share
-of permutations with at least as many right (Phipson & Smyth 2010, equation 2). Chance is the mean of that, and the way
-from chance to all right is the scale, as for Cohen's kappa:
+Whether predictions have anything to do with the labels at all (`check_chance`) is tested by permuting predictions at
+random, 9,999 times with a fixed seed; p is the share of permutations with at least as many right (Phipson & Smyth 2010,
+equation 2). Chance is the mean of that, and the way from chance to all right is the scale, as for Cohen's kappa:
 
     chance = sum_y #{label = y} #{predicted = y} / n^2,     kappa = (accuracy - chance) / (1 - chance)
 
-Not being better than chance with certainty is not a fault: there may be too few images. So it is called wrong only
-where the exact upper 99 % bound of the accuracy (Clopper and Pearson) is below a tenth of the way; or below half of it,
-if accuracy is not above chance at all. Otherwise the check reports that there are too few images.
+Accuracy is called wrong only where its exact upper 99 % bound (Clopper and Pearson) is below a tenth of the way; or
+below half of it, if accuracy is not above chance at all. Otherwise the check reports that there are too few images.
 """
 
 import warnings
@@ -31,23 +29,12 @@ from jaxtyping import Bool, Int
 from scipy.special import betaincinv
 from torch import Tensor
 
-from dubito.audit.finding import (
-    Finding,
-    NotChecked,
-    Outcome,
-    below,
-    binomial_tail,
-    counted,
-    listed,
-    paired_gain,
-    percent,
-)
-from dubito.audit.sample import Sample
+from dubito.audit.finding import Finding, NotChecked, Outcome, below, binomial_tail, listed, paired_gain, percent
 from dubito.cache.labels import agreement, check_count, cross_fitted, exchanged, matched, resolve_labels
 from dubito.choices import LabelSpace
 from dubito.data import Subset
 from dubito.errors import ImagesError, OwnLabelsWarning
-from dubito.types import Json
+from dubito.types import Classifier, Json
 
 NAMES = "class names that the model does not know"
 COUNTING, ORDER, CHANCE = "labels off by one", "classes in another order", "accuracy at chance"
@@ -59,36 +46,31 @@ _PERMUTATIONS, _BLOCK = 9_999, 1 << 22
 _NUMBERS = Int[Tensor, "n"]
 
 
-class ModelLabels(NamedTuple):
-    """The labels of the images that were read, as the model's classes; or None and the reason."""
+def model_labels(
+    model: Classifier, images: Subset, classes: int, space: LabelSpace | None
+) -> tuple[_NUMBERS | None, Outcome, str]:
+    """The labels as classes of the model, which has so many; or None, with the reason in the last place.
 
-    labels: Int[Tensor, "n"] | None
-    outcome: Outcome
-    missing: str = ""
-
-
-def model_labels(sample: Sample, images: Subset, space: LabelSpace | None) -> ModelLabels:
-    """Look class names up among the model's, as `extract` does; what `extract` would refuse is a finding here."""
+    Names of classes are looked up as `extract` does; what `extract` would refuse is a finding here.
+    """
     if images.labels is None:
-        return ModelLabels(None, NotChecked("no labels"), "no labels")
+        return None, NotChecked("no labels"), "no labels"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OwnLabelsWarning)
-            labels, resolved = resolve_labels(images, sample.model, space)
-        if images.classes is not None and sample.model.classes is None and space is None:
-            check_count(images.classes, sample.logit.shape[1])
+            labels, resolved = resolve_labels(images, model, space)
+        if images.classes is not None and model.classes is None and space is None:
+            check_count(images.classes, classes)
     except ImagesError as error:
         what, _, repair = str(error).partition(". ")
-        return ModelLabels(None, [Finding(NAMES, "wrong", f"{what}.", repair, {})], "the model does not know them all")
+        return None, [Finding(NAMES, "wrong", f"{what}.", repair, {})], "the model does not know them all"
     if labels is not None and resolved == "model":
-        return ModelLabels(labels[sample.rows], [])
-    theirs, ours = list(images.classes or ()), list(sample.model.classes or ())
+        return labels, [], ""
+    theirs, ours = list(images.classes or ()), list(model.classes or ())
     what = f"None of the {len(theirs)} class names ({listed(theirs, 3)}) is one of the model's {len(ours)} classes."
-    repair = (
-        "Name the folders as the model names its classes, or set label_space='own' if they are classes of another set."
-    )
+    repair = "Name the folders as the model names its classes, or set label_space='own' for classes of another set."
     finding = Finding(NAMES, "suspicious", what, repair, {"names": theirs[:20], "classes": ours[:20]})
-    return ModelLabels(None, [] if space == "own" else [finding], "labels are another set's classes")
+    return None, [] if space == "own" else [finding], "labels are another set's classes"
 
 
 class Relabelled(NamedTuple):
@@ -153,11 +135,10 @@ def check_order(
     moved = {label: place for label, place in sorted(order.mapping.items()) if label != place}
     arrows = [f"{_named(label, names)} -> {_named(place, classes)}" for label, place in moved.items()]
     own, then = float(order.own.double().mean()), float(order.hit.double().mean())
-    one = len(moved) == 1
-    seem = "1 class seems to be in another place" if one else f"{len(moved)} classes seem to be in another order"
     what = (
-        f"{seem} than the model's: accuracy on images that the order was not estimated from is "
-        f"{percent(then)} instead of {percent(own)} ({below(order.p)}). Label -> class: {listed(arrows)}."
+        f"Labels and model seem to order their classes differently ({len(moved)} differ): accuracy on images that the "
+        f"order was not estimated from is {percent(then)} instead of {percent(own)} ({below(order.p)}). "
+        f"Label -> class: {listed(arrows)}."
     )
     repair = "Give labels= as indices of the model's classes, or " + (
         "name the classes with dubito.wrap(..., classes=[...]) so that class folders are matched by name instead of "
@@ -187,17 +168,13 @@ def check_chance(predicted: _NUMBERS, labels: _NUMBERS, c: int) -> Outcome:
     accuracy = right / n
     bound = float(betaincinv(right + 1, n - right, 1 - _ALPHA_CHANCE)) if right < n else 1.0
     if bound >= chance + (_NEAR if accuracy > chance else _HALF) * (1 - chance):
-        return NotChecked(
-            f"{counted(n, 'image')} are too few to distinguish an accuracy of {percent(accuracy)} from chance, "
-            f"{percent(chance)}"
-        )
+        figures = f"an accuracy of {percent(accuracy)} from chance, {percent(chance)}"
+        return NotChecked(f"{n} images are too few to distinguish {figures}")
     what = (
         f"{right} of {n} predictions agree with the labels ({percent(accuracy)}, at most {percent(bound)} with 99 % "
         f"confidence); predictions unrelated to the labels would give {percent(chance)}."
     )
-    repair = (
-        "Check that the labels belong to these images and to the model's classes, and that its weights were loaded."
-    )
+    repair = "Check that the labels belong to these images and the model's classes, and that its weights were loaded."
     evidence: Json = {"right": right, "images": n, "accuracy": accuracy, "at_most": bound, "by_chance": chance, "p": p}
     return [Finding(CHANCE, "wrong", what, repair, evidence)]
 
@@ -255,8 +232,7 @@ def _best_shift(predicted: _NUMBERS, own: _NUMBERS, base: _NUMBERS, c: int, fold
 def _outdone(shift: _Shift, predicted: _NUMBERS, labels: _NUMBERS, c: int) -> bool:
     """Whether an order of classes is clearly better, or as good where the shift leaves the model's classes.
 
-    Classes that are exchanged in a circle, as 0 -> 1, 1 -> 2, 2 -> 0, look like a shift for all labels but one. An
-    order that is right on the same images and no others is the shift itself, less plainly stated.
+    Classes that are exchanged in a circle, as 0 -> 1, 1 -> 2, 2 -> 0, look like a shift for all labels but one.
     """
     if isinstance(_read_order(predicted, labels, shift.labels), _Order):
         return True
@@ -283,13 +259,11 @@ def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
         f"{percent(shift.accuracy)} on the same {len(labels)} images ({below(shift.p)}).{reason}"
     )
     numbers = "the number in its folder's name" if shift.folder_numbers else "every label"
-    by = f" {'plus' if shift.by > 0 else 'minus'} {abs(shift.by)}" if shift.by else ""
-    repair = f"Take {numbers}{by}: give labels= as indices of the model's classes, counted from 0."
+    change = f"Add {shift.by} to" if shift.by > 0 else f"Subtract {-shift.by} from" if shift.by else "Use"
+    repair = f"{change} {numbers}: pass labels= as indices of the model's classes, counted from 0."
     lost = labels[_outside(shift.labels, c)].tolist()
     if lost:
-        have = "has" if len(lost) == 1 else "have"
-        repair += f" {len(lost)} of the images {have} no class then and must be left out: those of label "
-        repair += f"{listed(sorted(set(lost)))}."
+        repair += f" Leave out images that then have no class ({len(lost)}, of label {listed(sorted(set(lost)))})."
     evidence: Json = {
         "shift": shift.by,
         "folder_numbers": shift.folder_numbers,

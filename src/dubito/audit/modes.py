@@ -62,16 +62,15 @@ def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
             passes.append(model.logits(model.features(part)).double().cpu())
     first, again, half = passes
     random, by_batch = _change(first, again), _change(first[: len(half)], half)
-    evidence: Json = {"change_between_passes": random, "change_with_the_batch": by_batch, "images": len(x)}
-    if random > _TOLERANCE:
-        what = f"Even in eval mode, logits differ from pass to pass, by {random:.2f} of their spread."
-        repair = "Look for dropout that is always on, such as F.dropout(x) without training=self.training."
-        return [Finding(STEADY, "wrong", what, repair, evidence)]
-    if by_batch > _TOLERANCE:
+    if max(random, by_batch) <= _TOLERANCE:
+        return []
+    what = f"Even in eval mode, logits differ from pass to pass, by {random:.2f} of their spread."
+    repair = "Look for dropout that is always on, such as F.dropout(x) without training=self.training."
+    if random <= _TOLERANCE:
         what = f"An image's logits depend on the others in its batch: they change by {by_batch:.2f} of their spread."
         repair = "Give BatchNorm running statistics (track_running_stats=True), or remove it from the forward pass."
-        return [Finding(STEADY, "wrong", what, repair, evidence)]
-    return []
+    evidence: Json = {"change_between_passes": random, "change_with_the_batch": by_batch, "images": len(x)}
+    return [Finding(STEADY, "wrong", what, repair, evidence)]
 
 
 def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float, float] | NotChecked:

@@ -8,6 +8,7 @@ the output itself, says what it is, and goes on with the module wrapped as it sh
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from jaxtyping import Float, Int
@@ -31,13 +32,14 @@ _MANY_BROKEN = 0.05
 _FEWEST_OTHERS, _RARE = 7, 0.1
 
 
-def check_readable(broken: list[tuple[str, str]], n: int) -> Outcome:
-    """Images that cannot be decoded."""
+def check_readable(broken: list[tuple[int, str]], ids: Sequence[str]) -> Outcome:
+    """Images that cannot be decoded, as rows with the reason."""
     if not broken:
         return []
+    names, n = [ids[row] for row, _ in broken], len(ids)
     severity: Severity = "wrong" if len(broken) >= _MANY_BROKEN * n else "suspicious"
-    evidence: Json = {"unreadable": len(broken), "images": n, "ids": [name for name, _ in broken[:_LISTED]]}
-    what = f"{len(broken)} of {counted(n, 'image')} cannot be read, such as {broken[0][0]}: {broken[0][1]}"
+    evidence: Json = {"unreadable": len(broken), "images": n, "ids": names[:_LISTED]}
+    what = f"{len(broken)} of {counted(n, 'image')} cannot be read, such as {names[0]}: {broken[0][1]}"
     repair = "Replace them, or remove them from the set; dubito leaves them out."
     return [Finding(READABLE, severity, what, repair, evidence)]
 
@@ -53,12 +55,6 @@ def check_finite(logit: Float[Tensor, "n c"], feature: Float[Tensor, "n d"], ids
     counts = {"logits": int(bad_logit.sum()), "features": int(bad_feature.sum()), "images": len(ids)}
     evidence: Json = {**counts, "ids": bad[:_LISTED]}
     return [Finding(FINITE, "wrong", what, repair, evidence)]
-
-
-def check_logits(logit: Float[Tensor, "n c"]) -> Outcome:
-    """Logits that have been through a softmax already."""
-    form = form_of(logit)
-    return [] if form is None else [form_finding(form, logit)]
 
 
 def check_saturation(logit: Float[Tensor, "n c"]) -> Outcome:
@@ -150,7 +146,7 @@ def check_one_class(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None
     return [Finding(ONE_CLASS, severity, what, repair, {**evidence, "other_labels": others})]
 
 
-def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[Classifier | None, tuple[Finding, ...]]:
+def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[Classifier | None, list[Finding]]:
     """Compute the first features; where the model refuses, look at what its module returns.
 
     Returns the classifier to go on with, None if there is none, and what was wrong with the original one.
@@ -162,24 +158,29 @@ def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[Classifier
     except ModelError as error:
         refusal = error
     else:
-        return model, ()
+        return model, []
     try:
         output = eval_output(model.module, x)
     except ModelError:
         raise refusal from None
     finite = output.isfinite().all(-1)
     if not bool(finite.any()):
-        return None, (_all_broken(model.module, len(output)),)
-    form = form_of(output[finite])
+        bad = [name for name, value in model.module.named_parameters() if not bool(value.isfinite().all())]
+        where = f"They are already in {counted(len(bad), 'weight tensor')}: {listed(bad)}."
+        where = where if bad else "The weights are finite."
+        what = f"All outputs of the first {counted(len(output), 'image')} contain NaN or infinity. {where}"
+        repair = "Load the weights again, or check the scale of the inputs and half precision."
+        return None, [Finding(FINITE, "wrong", what, repair, {"rows": len(output), "weights": bad})]
+    form, usable = form_of(output[finite]), x[finite.to(x.device)]
     if form is None:
         if bool(finite.all()):
             raise refusal
-        model.features(x[finite.to(x.device)])
-        return model, ()
-    findings = (form_finding(form, output[finite]),)
+        model.features(usable)
+        return model, []
+    findings = check_form(output[finite])
     repaired = wrap(model.module, transform=model.transform, classes=model.classes, output=form, name=model.name)
     try:
-        repaired.features(x[finite.to(x.device)])
+        repaired.features(usable)
     except ModelError:
         return None, findings
     return repaired, findings
@@ -197,9 +198,11 @@ def form_of(logits: Float[Tensor, "n c"]) -> Form | None:
     return None
 
 
-def form_finding(form: Form, rows: Float[Tensor, "n c"]) -> Finding:
-    """The finding for rows that are not logits."""
-    values = rows.double()
+def check_form(rows: Float[Tensor, "n c"]) -> list[Finding]:
+    """Logits that have been through a softmax already."""
+    form, values = form_of(rows), rows.double()
+    if form is None:
+        return []
     low, high = float(values.min()), float(values.max())
     if form == "probabilities":
         total = values.sum(-1)
@@ -215,7 +218,7 @@ def form_finding(form: Form, rows: Float[Tensor, "n c"]) -> Finding:
         f'Wrap the module with dubito.wrap(module, ..., output="{form}"), which takes the logits before the softmax; '
         f"or remove the softmax from the module."
     )
-    return Finding(LOGITS, "wrong", f"The outputs of {counted(len(rows), 'image')} {seen}. {cost}", repair, evidence)
+    return [Finding(LOGITS, "wrong", f"The outputs of {counted(len(rows), 'image')} {seen}. {cost}", repair, evidence)]
 
 
 def eval_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
@@ -238,12 +241,3 @@ def output_of(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n 
             f"{type(module).__name__} must return (n, classes). Wrap a module that returns the logits alone."
         )
     return logits
-
-
-def _all_broken(module: nn.Module, n: int) -> Finding:
-    bad = [name for name, value in module.named_parameters() if not bool(value.isfinite().all())]
-    tensors = f" They are already in {counted(len(bad), 'weight tensor')}: {listed(bad)}."
-    what = f"All outputs of the first {counted(n, 'image')} contain NaN or infinity."
-    what += tensors if bad else " The weights are finite."
-    repair = "Load the weights again, or check the scale of the inputs and half precision."
-    return Finding(FINITE, "wrong", what, repair, {"rows": n, "weights": bad})

@@ -57,23 +57,21 @@ class Alternative(NamedTuple):
     Attributes:
         name: Its name in findings.
         repair: What to change to get it.
-        slope: None if inputs keep their scale.
-        start: None if inputs keep their scale.
+        scale: Slope and start; None if inputs keep their scale.
         swap: Whether to reverse the channels.
     """
 
     name: str
     repair: str
-    slope: Float[Tensor, "3"] | None = None
-    start: Float[Tensor, "3"] | None = None
+    scale: tuple[Float[Tensor, "3"], Float[Tensor, "3"]] | None = None
     swap: bool = False
 
     def __call__(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         """The inputs that the model would have got."""
         x = x.flip(1) if self.swap else x
-        if self.slope is None or self.start is None:
+        if self.scale is None:
             return x
-        slope, start = (value.to(x.device, x.dtype).view(1, 3, 1, 1) for value in (self.slope, self.start))
+        slope, start = (value.to(x.device, x.dtype).view(1, 3, 1, 1) for value in self.scale)
         return x * slope + start
 
 
@@ -106,30 +104,25 @@ class TransformedPredictions:
     @property
     def predicted(self) -> Int[Tensor, "n"]:
         """The class of every usable image; NO_CLASS where logits are not finite."""
-        return self._gathered(0)
+        return torch.cat([batch[0] for batch in self._batches])
 
     @property
     def confidence(self) -> Float[Tensor, "n"]:
         """The largest probability of every usable image."""
-        return self._gathered(1)
+        return torch.cat([batch[1] for batch in self._batches])
 
     @property
     def information(self) -> float:
         """H(mean p) - mean H(p) in nats: high if predictions are confident and differ from one another."""
-        entropy = self._gathered(2)
-        if len(entropy) == 0:
-            return 0.0
-        mean = torch.as_tensor(self._total) / len(entropy)
-        return float(torch.special.entr(mean).sum() - entropy.mean())
+        entropy = torch.cat([batch[2] for batch in self._batches])
+        mean = torch.as_tensor(self._total) / max(len(entropy), 1)
+        return float(torch.special.entr(mean).sum() - entropy.mean()) if len(entropy) else 0.0
 
     @property
     def norm(self) -> float:
         """The mean length of a usable feature; zero if none is finite."""
-        lengths = self._gathered(3)
+        lengths = torch.cat([batch[3] for batch in self._batches])
         return float(lengths.mean()) if len(lengths) else 0.0
-
-    def _gathered(self, place: int) -> Tensor:
-        return torch.cat([batch[place] for batch in self._batches])
 
 
 def check_transform(predictions: list[TransformedPredictions], labels: Int[Tensor, "n"] | None) -> Outcome:
@@ -152,8 +145,14 @@ def alternatives(x: Float[Tensor, "n ..."], scale: Scale | None) -> list[Alterna
     own = Alternative(OWN, "")
     if x.dim() != 4 or x.shape[1] != 3:
         return [own]
-    others = [] if scale is None else [_normalised(name, scale) for name in _NORMALISATIONS]
-    return [own, *(other for other in others if not _same(other.slope, other.start)), _swapped(scale)]
+    # The channels of the image reversed, each then scaled as its new place is.
+    order = "" if scale is None else f'channels="{"RGB" if scale.bgr else "BGR"}" in dubito.Preprocess, or '
+    repair = f"Reverse the channels: {order}image[..., ::-1] where images are read (OpenCV reads BGR)."
+    if scale is None:
+        return [own, Alternative(SWAPPED, repair, swap=True)]
+    slope = scale.slope / scale.slope.flip(0)
+    swapped = Alternative(SWAPPED, repair, (slope, scale.start - scale.start.flip(0) * slope), swap=True)
+    return [own, *(other for name in _NORMALISATIONS if (other := _normalised(name, scale))), swapped]
 
 
 def measured(transform: Transform) -> Scale | None:
@@ -185,28 +184,15 @@ def guessed(x: Float[Tensor, "n ..."]) -> Scale | None:
     return Scale(torch.full((3,), 1.0 if high <= 1 else 255.0), torch.zeros(3), bgr=False)
 
 
-def _normalised(name: str, scale: Scale) -> Alternative:
-    """Back to v = (x - start) / slope, and from there to (v - mean) / std."""
+def _normalised(name: str, scale: Scale) -> Alternative | None:
+    """Back to v = (x - start) / slope, and from there to (v - mean) / std; None where inputs stay as they are."""
     mean, std = (torch.tensor(values[::-1] if scale.bgr else values) for values in _NORMALISATIONS[name])
-    numbers = (f"({', '.join(f'{value:.4g}' for value in values.tolist())})" for values in (mean, std))
-    repair = f"Normalise with {name}: transform=dubito.Preprocess(..., mean={next(numbers)}, std={next(numbers)}), "
-    repair += "on pixels in 0..1."
-    return Alternative(name, repair, 1 / (scale.slope * std), -(scale.start / scale.slope + mean) / std)
-
-
-def _swapped(scale: Scale | None) -> Alternative:
-    """The channels of the image reversed, each then scaled as its new place is."""
-    order = "" if scale is None else f'channels="{"RGB" if scale.bgr else "BGR"}" in dubito.Preprocess, or '
-    repair = f"Reverse the channels: {order}image[..., ::-1] where images are read (OpenCV reads BGR)."
-    if scale is None:
-        return Alternative(SWAPPED, repair, swap=True)
-    slope = scale.slope / scale.slope.flip(0)
-    return Alternative(SWAPPED, repair, slope, scale.start - scale.start.flip(0) * slope, swap=True)
-
-
-def _same(slope: Float[Tensor, "3"] | None, start: Float[Tensor, "3"] | None) -> bool:
-    """Whether an alternative leaves inputs as they are, up to a thousandth of a normalised unit."""
-    return slope is None or start is None or float(torch.maximum((slope - 1).abs(), start.abs()).max()) < 1e-3
+    numbers = [f"({', '.join(f'{value:.4g}' for value in values.tolist())})" for values in (mean, std)]
+    preprocess = f"dubito.Preprocess(..., mean={numbers[0]}, std={numbers[1]})"
+    repair = f"Normalise with {name}: transform={preprocess}, on pixels in 0..1."
+    slope, start = 1 / (scale.slope * std), -(scale.start / scale.slope + mean) / std
+    same = float(torch.maximum((slope - 1).abs(), start.abs()).max()) < 1e-3  # of a normalised unit
+    return None if same else Alternative(name, repair, (slope, start))
 
 
 def _plain(transform: Transform, colour: tuple[int, ...]) -> Float[Tensor, "c"]:
