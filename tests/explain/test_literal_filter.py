@@ -87,8 +87,8 @@ def test_of_equal_confidence_the_earlier_draw_stays():
     assert found.draw[1].tolist() == [-1] * 20
     assert found.findings()[1:] == [
         "100.0% are classified as class 0.",
-        "No input was classified as class 1.",
-        "No input reached a confidence of 0.9999.",
+        "Classes that no input was classified as: 1 of 2 (1).",
+        "Classes with a confidence of 0.9999 or more: 0 of 2.",
     ]
 
 

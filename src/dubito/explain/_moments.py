@@ -61,15 +61,9 @@ def bin_edges(low: float, high: float, bins: int, *, room: float) -> Float[Tenso
     return torch.linspace(low - room, high + room, bins + 1, dtype=torch.float64)
 
 
-def lengths(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
-    """The length of every row."""
-    length: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return length
-
-
 def directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Every row at length one; a row of zeros stays."""
-    return rows / lengths(rows).clamp(min=1e-300)[:, None]
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
 
 
 def cosines(z: Float[Tensor, "n d"], unit: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:

@@ -9,10 +9,9 @@
 Pearce et al. 2021 (arXiv 2106.04972), section 6 and Table 1, on balanced sets (`metrics.balanced_auroc`). The caption
 of Table 1 calls cause 1 dominant; its numbers say cause 3, and its 0.7 % for CIFAR-10 is 10.7 %.
 
-Parts may be negative. They are shown as they are, with a sentence that says why. With a thousand classes, C is far
-below B, and cause 2 is large only because it makes up for that; with a poor density, D is below C, and cause 3 is too
-large. So the main cause is looked for among steps that do not fall beyond their intervals: where C < B, D - B and
-1 - D; where D < C, C - B and 1 - C; where both C < B and D < B, the causes cannot be separated.
+Parts may be negative: with a thousand classes, C is far below B, and cause 2 makes up for that; with a poor density, D
+is below C, and cause 3 is too large. So the main cause is looked for among steps that do not fall beyond their
+intervals: where C < B, D - B and 1 - D; where D < C, C - B and 1 - C; where C < B and D < B, none can be separated.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ TOGETHER, REST, ALL = "saturation and extrapolation", "extrapolation and overlap
 """Where one score of the chain is worse than the one before, the parts on both sides of it cannot be separated."""
 _LITTLE = 0.005
 """Of AUROC: less than half a point is nothing to explain."""
-_MANY_CLASSES = 100
 _NAMES = {
     "saturation": "saturation",
     "extrapolation": "extrapolation with aleatoric overlap",
@@ -169,15 +167,10 @@ def _saturation(causes: Causes, name: str, classes: int, saturated: float) -> st
         f"{points(causes.saturated)} % of {causes.name}."
     )
     if part.high < 0:
-        why = (
-            f"0.1 x logits flatten the softmax of {classes} classes so far that the many small logits outweigh the "
-            f"large ones"
-            if classes >= _MANY_CLASSES
-            else "it lets all small logits count, and here they say less than the large ones"
-        )
         return (
-            f"Saturation: {part} points, negative. Scaling the logits down makes it worse: {why}. Saturation is not "
-            f"the problem: stay with the entropy. {shares}"
+            f"Saturation: {part} points, negative. Scaling the logits down makes it worse: it lets all small logits "
+            f"count, and those of {classes} classes outweigh the large ones. Saturation is not the problem: stay "
+            f"with the entropy. {shares}"
         )
     if part.low <= 0:
         return f"Saturation costs nothing distinguishable from zero, {part} points. {shares}"
@@ -209,8 +202,8 @@ def _extrapolation(causes: Causes, name: str) -> str:
     if part.low <= 0:
         return f"{text}, indistinguishable from zero: the {rival} is as good a guide as the density."
     return (
-        f"{text}: images of {causes.name} lie off the features of {name}, yet the softmax is sure of them, or it is as "
-        f"unsure of ambiguous images of {name}. The score `density` recovers these points on the same features."
+        f"{text}: images of {causes.name} lie away from the features of {name}, but the softmax is confident, or as "
+        f"uncertain about ambiguous images of {name}. The score `density` recovers these points on the same features."
     )
 
 

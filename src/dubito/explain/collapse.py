@@ -3,8 +3,7 @@
     I[Y; M] = I[Y; K] + I[Y; M | K]        members = between sub-ensembles K + within them
 
 As sub-ensembles grow, their means come together and I[Y; K] vanishes, while members disagree as before (Kirsch 2024,
-arXiv 2409.02628, section 3 and eqs 10 to 17). What is fitted is I[Y; K] ~ A s^-a for sub-ensembles of s members, by
-least squares in logarithms.
+arXiv 2409.02628, section 3 and eqs 10 to 17). Fitted is I[Y; K] ~ A s^-a for sub-ensembles of s members.
 
 How much of a fall says nothing about the members? Where they differ little, MI is half a variance, and over all
 partitions of m members into means of s the variance between means is, whatever the members,
@@ -13,14 +12,13 @@ partitions of m members into means of s the variance between means is, whatever 
 
 (sampling without replacement; ours, not the paper's). It stands beside every value as "by averaging". Random partitions
 deviate from it only where members differ much; neighbours in their stored order also where they belong together.
-
-Intervals are bootstraps over images, with the same images for all sizes, so that falls and exponents have intervals of
-their own. The members are taken as they are: how much another ensemble would differ is not in the intervals.
+Intervals are bootstraps over the same images for all sizes; how much another ensemble would differ is not in them.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
@@ -28,15 +26,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.errors import TableError
-from dubito.explain.sub_ensembles import (
-    BY,
-    Means,
-    Partitioned,
-    check_same_ensemble,
-    partition,
-    resampled_aurocs,
-    resampled_means,
-)
+from dubito.explain.sub_ensembles import BY, Partitioned, check_same, partition, resampled_aurocs, resampled_means
 from dubito.metrics import Interval
 from dubito.metrics.bootstrap import percentiles
 from dubito.result import Result, axes
@@ -59,7 +49,6 @@ _ROUNDING = 1e-5
 _MOSTLY, _HARDLY = 0.5, 0.25
 """Of the fall that averaging alone explains, on a logarithmic scale: from here a collapse, up to here none."""
 _GROUPS = {2: "Pairs", 3: "Triples"}
-_LARGE = 1000
 
 
 @final
@@ -186,8 +175,9 @@ class Collapse(Result):
             "collapse": f"{groups} of your members agree; {falls} ({by_averaging}): use the inner level ({whole}).",
             "partial": f"{falls}, less than averaging would make it ({by_averaging}): {groups.lower()} keep "
             f"differences of their own. Use {whole}: nothing is lost there.",
-            "none": f"No collapse: {stays} from 1 to {last.size} ({times(last.fall.value)}; {by_averaging}). Members "
-            f"of a sub-ensemble are alike, and sub-ensembles differ: one member of each would say nearly as much.",
+            "none": f"No collapse: {stays} from 1 to {last.size} ({times(last.fall.value)}; {by_averaging}). "
+            f"Members of a sub-ensemble are alike, and sub-ensembles differ: one member of each would be nearly as "
+            f"informative.",
         }[self.kind]
 
     def title(self) -> str:
@@ -215,12 +205,12 @@ class Collapse(Result):
             return [self.verdict]
         first, last = self.levels[0], self.levels[-1]
         share = f"Of all uncertainty, {_percent(first.share)} is epistemic with single members ({first})"
-        if len(self.levels) == 1:
+        if first is last:
             return [self.verdict, f"{share}."]
         sentences = [
             self.verdict,
-            f"{share} and {_percent(last.share)} with {last}. The rest has not gone: members disagree inside "
-            f"sub-ensembles, where the outer level does not look.",
+            f"{share} and {_percent(last.share)} with {last}. The rest is still there: members disagree "
+            f"inside sub-ensembles, which the outer level does not see.",
         ]
         if half := [level for level in self.levels if level.fall.value >= 2]:
             sentences.append(f"Half of it is lost from {half[0]} on.")
@@ -237,14 +227,12 @@ class Collapse(Result):
         first, last, change = self.levels[0], self.levels[-1], self.change
         if change is None or first.auroc is None or last.auroc is None:
             return []
-        ends = f"AUROC of MI, {self.ood} against {self.name}: {_percent(first.auroc)} with single members"
-        then = f"{_percent(last.auroc)} with {last}"
-        gap = f"{100 * change.value:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
-        if change.high < 0:
-            return [f"{ends}, but {then}, {gap}: the outer level also detects OOD images less well."]
-        if change.low > 0:
-            return [f"{ends}, and even {then}, {gap}."]
-        return [f"{ends}, {then}: no change beyond the interval ({gap})."]
+        how = "less well" if change.high < 0 else "better" if change.low > 0 else "as well, within the interval"
+        return [
+            f"AUROC of MI, {self.ood} against {self.name}: {_percent(first.auroc)} with single members, "
+            f"{_percent(last.auroc)} with {last}, {100 * change.value:+.1f} points [{100 * change.low:+.1f}, "
+            f"{100 * change.high:+.1f}]: the outer level detects OOD images {how}."
+        ]
 
 
 @final
@@ -361,26 +349,20 @@ def diagnose_ensemble(
         inside, outside = partition(one, of, partitions=partitions, seed=seed), None
         if key in others:
             outside = partition(others[key], of, partitions=partitions, seed=seed, default_name="ood")
-            check_same_ensemble(one, others[key], of, inside, outside)
+            check_same(one, others[key], of, inside, outside)
         means.append(resampled_means(inside, resamples, seed))
         aurocs = None if outside is None else resampled_aurocs(inside, outside, resamples, seed)
         ensembles.append(_collapse(inside, outside, means[-1], aurocs, key, confidence))
-    if len(ensembles) == 1:
-        return EnsembleDiagnosis(of, tuple(ensembles), confidence)
     mi = np.stack([of_model[:, 2] for of_model in means], 1)
-    return EnsembleDiagnosis(
-        of,
-        tuple(ensembles),
-        confidence,
-        decay=_fitted(mi, list(tables), confidence),
-        fall=_interval(_ratio(mi[:, 0], mi[:, -1]), confidence) if float(mi.min()) > _NO_LOGARITHM else None,
-    )
+    decay = _fitted(mi, list(tables), confidence)
+    fall = None if decay is None else _interval(_ratio(mi[:, 0], mi[:, -1]), confidence)
+    return EnsembleDiagnosis(of, tuple(ensembles), confidence, decay, fall)
 
 
 def _collapse(
     inside: Partitioned,
     outside: Partitioned | None,
-    means: Means,
+    means: Float64[np.ndarray, "b v"],
     aurocs: tuple[Float64[np.ndarray, "b q"], Float64[np.ndarray, "q"]] | None,
     key: float | None,
     confidence: float,
@@ -389,9 +371,7 @@ def _collapse(
     m, total, mi = inside.members, means[:, 0], means[:, 2:]
     averaging = [(m - size) / (size * (m - 1)) for _, size in inside.partitions]  # what averaging alone leaves of MI
 
-    def interval(values: Float64[np.ndarray, "b"]) -> Interval:
-        return _interval(values, confidence)
-
+    interval = partial(_interval, confidence=confidence)
     levels = tuple(
         Level(
             count,
@@ -418,7 +398,7 @@ def _collapse(
         decay=_fitted(mi, [level.size for level in levels], confidence, averaging),
         largest=float(inside.epistemic.max()),
         ood=None if outside is None else outside.name,
-        change=interval(aurocs[0][:, -1] - aurocs[0][:, 0]) if aurocs is not None and len(levels) > 1 else None,
+        change=None if aurocs is None or len(levels) < 2 else interval(aurocs[0][:, -1] - aurocs[0][:, 0]),
         scores=inside.first,
         ood_scores={} if outside is None else outside.first,
     )
@@ -484,7 +464,7 @@ def times(value: float) -> str:
     """
     if not math.isfinite(value):
         return "to nothing"
-    return f"{value:.1f}x" if value < _LARGE else f"{value:.3g}x"
+    return f"{value:.1f}x" if value < 1000 else f"{value:.3g}x"
 
 
 def _percent(share: Interval) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.choices import Covariance
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 MEAN = "mean"
 """What the mean over OOD sets is called."""
 _BY = "diagnose"
-_MOST = 0.5
-"""With a larger share of common images than this, mostly they are measured."""
 
 
 @final
@@ -207,11 +205,10 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
         weight = layer.weight
     scores = _scored(scored, fitted, weight)
     ood_scores = {name: _scored(one, fitted, weight) for name, one in sets.items()}
+    inside, *outside = (torch.stack([one[s] for s in SCORES]).numpy() for one in (scores, *ood_scores.values()))
     aurocs = {
-        name: balanced_auroc(
-            _stacked(scores), _stacked(others), draws=draws, resamples=resamples, seed=seed, number=number
-        )
-        for number, (name, others) in enumerate(ood_scores.items())
+        name: balanced_auroc(inside, others, draws=draws, resamples=resamples, seed=seed, number=number)
+        for number, (name, others) in enumerate(zip(sets, outside, strict=True))
     }
     by_set = {name: cause_costs(name, [one], [_saturated(sets[name])], confidence) for name, one in aurocs.items()}
     shares = [causes.saturated for causes in by_set.values()]
@@ -244,12 +241,10 @@ def _ood_sets(table: Table, ood: Any, train: Table | None) -> dict[str, Table]:
     if not isinstance(ood, Mapping):
         check_rows(ood, by=_BY, least=2, what="ood")
         ood = {short_name(ood, "ood"): ood}
-    if not ood:
-        raise TableError(f"{_BY} needs at least one OOD table; got none. Give a table, or several by name.")
-    if MEAN in ood:
+    if not ood or MEAN in ood:
         raise TableError(
-            f"{_BY}: no OOD set may be called '{MEAN}', which is the line of the mean over sets. Give it another name: "
-            f"ood={{'...': table}}, or rename the folder of its cache."
+            f"{_BY} needs at least one OOD table, and none called '{MEAN}', as the mean over sets is; got "
+            f"{', '.join(ood) or 'none'}. Give a table, or several by name: ood={{'...': table}}."
         )
     named = {f"ood '{name}'": one for name, one in ood.items()}
     for what, one in {"table": table, **named}.items():
@@ -296,10 +291,6 @@ def _scored(table: Table, density: Score, weight: Float[Tensor, "c d"] | None) -
     return {**scores, "norm": torch.cat(lengths), "cosine": torch.cat(largest)}
 
 
-def _stacked(scores: Mapping[str, Tensor]) -> Float64[np.ndarray, "s n"]:
-    return torch.stack([scores[name] for name in SCORES]).numpy()
-
-
 def _saturated(table: Table) -> float:
     """As users compute it: in float32, where everything that rounds to one has no order."""
     full = sum(int((batch.logit.float().softmax(1).amax(1) == 1).sum()) for batch in table.batches("logit"))
@@ -318,17 +309,16 @@ def _notes(
 
     for called, one in ood.items():
         share, images = shared(one, table, called)
-        effect = f"They draw AUROCs towards 50 % by at most about {points(share / 2)} points."
-        if share > _MOST:
-            effect = "Nothing can separate them, so AUROCs come near 50 % and overlap near 50 points."
         if share:
-            notes.append(f"{images}in {name}, by their features. {effect} Leave them out.")
+            notes.append(
+                f"{images}in {name}, by their features. They draw AUROCs towards 50 % by at most about "
+                f"{points(share / 2)} points. Leave them out."
+            )
     share, images = (0.0, "") if train is None else shared(scored, train, name)
     if share:
-        most = "" if share > _MOST else f" by at most about {points(share)} points"
         notes.append(
             f"{images}among those that the density was fitted on, by their features. It knows them too well, so D is "
-            f"too high{most}. Fit it on other images."
+            f"too high by at most about {points(share)} points. Fit it on other images."
         )
     for note in notes:
         warnings.warn(note, DubitoWarning, stacklevel=3)

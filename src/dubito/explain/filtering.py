@@ -4,15 +4,14 @@
 
 Pearce et al. 2021 (arXiv 2106.04972), section 5, eq. 6 and Fig. 15: on OOD images features tend to be weaker (a smaller
 ||z||) and in combinations of no class (a smaller largest cosine); both lower the confidence of softmax. How far they do
-is the AUROC of -||z|| and of -max cos. It does not depend on how many rows are on either side, so none are left out for
-balance. Cosines are with the weights as they are, without biases; a feature of zeros has a cosine of 0 with all.
-
-Tables are read once, in blocks. Two numbers per row stay in memory; the other cosines, one for each class and row, are
+is the AUROC of -||z|| and of -max cos, on all rows. Cosines are with the weights as they are, without biases; a feature
+of zeros has a cosine of 0 with all. Tables are read once, in blocks; the other cosines, one for each class and row, are
 counted in bins of 0.001, and their quantiles are as exact as that.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import numpy as np
@@ -24,7 +23,7 @@ from dubito.errors import TableError
 from dubito.explain._moments import bin_edges, cosines, directions
 from dubito.explain.last_layer import last_layer
 from dubito.explain.pictures import COLOURS, new_figure
-from dubito.metrics import Interval, auroc, interval
+from dubito.metrics import Interval, auroc, interval, join_ood
 from dubito.result import Result
 from dubito.table import Table
 from dubito.types import Classifier, finite
@@ -191,13 +190,9 @@ def filtering(
         check_rows(one, by="filtering")
         layer.check_table(one, by="filtering", name=name)
     sides = [_read(unit, one) for one in (table, ood)]
-    positive = torch.arange(len(table) + len(ood)) >= len(table)
     keys = ("norm", "max_cosine")
-    aurocs = [
-        interval(auroc, -torch.cat([side[key] for side in sides]), positive,
-                 confidence=confidence, resamples=resamples, seed=seed)
-        for key in keys
-    ]  # fmt: skip
+    bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
+    aurocs = [bootstrap(*join_ood(-sides[0][key], -sides[1][key])) for key in keys]
     responses = []
     for one, side in zip((table, ood), sides, strict=True):
         norm, cosine = (_distribution(side[key], [other[key] for other in sides]) for key in keys)

@@ -7,8 +7,7 @@ log p/(1-p) = logit_y - log sum_(j != y) exp(logit_j): the order of max p, but i
 On equal log-odds the earlier draw stays.
 
 Input i is row i mod b of batch i div b, and the bits of a batch are those of a counter-based generator with the key
-(seed, batch). So nothing is carried from batch to batch: a run that was killed goes on where its checkpoint was, the
-inputs of the winners are made again from their numbers, and memory does not grow with the draws.
+(seed, batch). So a killed run resumes from its checkpoint, and the inputs of winners are made again from their numbers.
 """
 
 import math
@@ -98,16 +97,18 @@ class LiteralFilter(Result):
     def findings(self) -> list[str]:
         """What the numbers mean."""
         most = int(self.counts.argmax())
-        sentences = [
+
+        def listed(which: Tensor) -> str:
+            names = ", ".join(map(str, which.nonzero()[:10, 0].tolist()))
+            return f"{int(which.sum())} of {len(which)}" + (f" ({names})" if names else "")
+
+        return [
             f"Of {self.draws:,} inputs of pure noise, {self.share_above(0.9):.2%} have a confidence of 0.9 or more, "
             f"{self.share_above(0.5):.2%} of 0.5 or more.",
             f"{int(self.counts[most]) / self.draws:.1%} are classified as class {most}.",
+            f"Classes that no input was classified as: {listed(self.counts == 0)}.",
+            f"Classes with a confidence of 0.9999 or more: {listed(self.log_odds[:, 0] >= math.log(1e4))}.",
         ]
-        if missing := (self.counts == 0).nonzero()[:, 0].tolist():
-            sentences.append(f"No input was classified as {_listed(missing)}.")
-        if certain := (self.log_odds[:, 0] >= math.log(1e4)).nonzero()[:, 0].tolist():
-            return [*sentences, f"An input reached a confidence of 0.9999 or more for {_listed(certain)}."]
-        return [*sentences, "No input reached a confidence of 0.9999."]
 
     def to_dict(self) -> Json:
         """Plain values; a pattern as one string of 0 and 1, row after row."""
@@ -193,7 +194,9 @@ def literal_filter(
             state.add(run(x), top)
             advance(len(x))
             if kept is not None and (state.done >= draws or time.monotonic() - saved >= _EVERY):
-                state.save(kept, identity)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                tensors = {key: value for key, value in vars(state).items() if isinstance(value, Tensor)}
+                write_tensors(kept, tensors, {"identity": identity, "done": state.done})
                 saved = time.monotonic()
     patterns = _patterns(state.draw, shape, batch, seed)
     return LiteralFilter(name, draws, seed, state.histogram, state.log_odds, state.draw, patterns)
@@ -244,11 +247,6 @@ def _patterns(draw: Int64[Tensor, "c k"], shape: tuple[int, ...], batch: int, se
     return inputs
 
 
-def _listed(classes: Sequence[int]) -> str:
-    names = ", ".join(map(str, classes[:10])) + (" and more" if len(classes) > 10 else "")
-    return f"class {names}" if len(classes) == 1 else f"{len(classes)} classes ({names})"
-
-
 def log_odds(logits: Float[Tensor, "n c"]) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
     """The log-odds of the predicted class, and the class; the first of equal logits is predicted.
 
@@ -270,12 +268,6 @@ class FilterState:
         self.histogram = torch.zeros(0, BINS, dtype=torch.int64)
         self.log_odds = torch.zeros(0, 0)
         self.draw = torch.zeros(0, 0, dtype=torch.int64)
-
-    def save(self, path: Path, identity: Json) -> None:
-        """Replace the checkpoint in one step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {"histogram": self.histogram, "log_odds": self.log_odds, "draw": self.draw}
-        write_tensors(path, tensors, {"identity": identity, "done": self.done})
 
     def add(self, logits: Float[Tensor, "n c"], top: int) -> None:
         """Count the next inputs."""

@@ -191,13 +191,11 @@ def patterns(table: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> P
 def _own(
     table: Table, classes: Int64[Tensor, "k"], mean: Float[Tensor, "k d"], count: Float[Tensor, "k"]
 ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
-    """By class, the mean cosine of its rows with the mean of the others, and their mean length.
-
-    A row left in its own mean would resemble it for that reason alone, the more the fewer rows there are.
-    """
+    """By class, the mean cosine of its rows with the mean of the others, and their mean length."""
     sums = torch.zeros(2, len(classes), dtype=torch.float64)
     for batch in table.batches("feature", "label"):
         z, at = batch.feature.double(), torch.searchsorted(classes, batch.label)
+        # A row left in its own mean would resemble it for that reason alone.
         others = count[at, None] * mean[at] - z
         sums[0].index_add_(0, at, (directions(z) * directions(others)).sum(1))
         sums[1].index_add_(0, at, z.norm(dim=1))

@@ -11,9 +11,9 @@ solves
 
     sum_i pi_i P(|s| >= t | i) = 1 - epsilon,   P(|s| >= t | i) = F((m_i - t) / sqrt v_i) + F((-m_i - t) / sqrt v_i)
 
-with F the normal distribution function. That is corollary 1.1 without its assumption that classes are separable. The
-paper's eq. 20 prints the index i in both terms, where 1 and 2 are meant, and the second needs its sign turned. Without
-the far tails (the assumption) it reads, for w = w_1 = -w_2,
+with F the normal distribution function: corollary 1.1 without its assumption that classes are separable. The paper's
+eq. 20 prints the index i for 1 and 2, and the second term needs its sign turned. Without the far tails (the assumption)
+it reads, for w = w_1 = -w_2,
 
     pi_1 erf((w.mu_1 - w.(z_0 + a w)) / sqrt(2 w^T S_1 w)) + pi_2 erf((w.(z_0 - a w) - w.mu_2) / sqrt(2 w^T S_2 w))
         = 1 - 2 epsilon,   a = 2 t / ||w_1 - w_2||^2
@@ -21,15 +21,13 @@ the far tails (the assumption) it reads, for w = w_1 = -w_2,
 **Any number of classes, U_max, linear** (def. 4). Let training data's quantile be U_max = -p. Between classes i and j,
 walk along their boundary to infinity: all other classes vanish there, and p_i = 1 / (1 + exp(-s_ij)), with s_ij the
 difference of the two logits. So p_i = p where s_ij = log(p / (1-p)) =: t, on both sides and for every pair: the offsets
-are a_ij = t / ||w_i - w_j||^2, and of the K(K-1) numbers that the paper expects one is left. Eq. 28 (i or j is the
-largest logit, and |s_ij| < t, for some pair) then says that the two largest logits differ by less than t. At a finite
-place other classes only take from p_i, so this is a subset of the exact region (corollary 2.1); with K = 2 there are no
-others, and the two are equal (prop. 3).
+are a_ij = t / ||w_i - w_j||^2, and eq. 28 (i or j is the largest logit, and |s_ij| < t, for some pair) says that the
+two largest logits differ by less than t. Elsewhere other classes only take from p_i, so this is a subset of the exact
+region (corollary 2.1); with K = 2 there are no others, and the two are equal (prop. 3).
 
 **Density** (prop. 2): outside all ellipsoids (z - mu_i)^T S_i^-1 (z - mu_i) <= c_i. Eq. 23 prints S_i; its inverse is
-meant. For one Gaussian this is exact, c the 1 - epsilon quantile of chi-square with d degrees of freedom. For
-several the exact region has no such form (where ellipsoids meet, densities add), and there are bounds instead, see
-`ellipsoids` and `ellipsoid_bounds`.
+meant. For one Gaussian this is exact, c the 1 - epsilon quantile of chi-square with d degrees of freedom. For several,
+densities add where ellipsoids meet, and there are bounds instead: `ellipsoids` and `ellipsoid_bounds`.
 
 **Fields**: in which direction does an uncertainty grow? Its gradient over the feature z,
 
@@ -37,10 +35,9 @@ several the exact region has no such form (where ellipsoids meet, densities add)
     dU_entropy/dz  = sum_i p_i log p_i (m - w_i),                      m = sum_j p_j w_j
     dU_density/dz  = sum_i r_i S_i^-1 (z - mu_i),                      r_i = pi_i N(z; mu_i, S_i) / q(z)
 
-with p = softmax(W z + b) and q a mixture of Gaussians (prop. 1, eqs 8-10). Eqs 8 and 9 agree with automatic
-differentiation as they stand; the `+ 1` of eq. 9 cancels, because sum_i p_i (m - w_i) = 0. Eq. 10 is corrected: it
-leaves out 1 / sqrt(det S_i), which is a common factor only where all determinants are equal; if not, its direction is
-wrong. And Fig. 8's caption says "maximum certainty", where eqs 8-10 point to more uncertainty.
+with p = softmax(W z + b) and q a mixture of Gaussians (prop. 1, eqs 8-10). The `+ 1` of eq. 9 cancels, because
+sum_i p_i (m - w_i) = 0. Eq. 10 is corrected: it leaves out 1 / sqrt(det S_i), a common factor only where all
+determinants are equal. Fig. 8's caption says "maximum certainty", where eqs 8-10 point to more uncertainty.
 """
 
 import math
@@ -84,14 +81,11 @@ class Gaussians:
             raise ValueRangeError(
                 f"Gaussians: share must be positive and sum to one; got {self.share.tolist()}. Divide it by its sum."
             )
-        if len(self.covariance) not in (1, len(self.mean)):
+        singular = int(self.factor.isnan().flatten(1).any(1).sum())
+        if len(self.covariance) not in (1, len(self.mean)) or singular:
             raise ValueRangeError(
-                f"Gaussians: there must be one covariance, or one for each of the {len(self.mean)} means; got "
-                f"{len(self.covariance)}. Give (k, d, d) or (1, d, d)."
-            )
-        if bool(self.factor.isnan().any()):
-            raise ValueRangeError(
-                "Gaussians: every covariance must be positive definite; one is not. Add a small number to its diagonal."
+                f"Gaussians need one covariance, or one for each of the {len(self.mean)} means, all positive definite; "
+                f"got {len(self.covariance)}, {singular} of them not. Add a small number to their diagonals."
             )
 
     @classmethod
@@ -256,8 +250,7 @@ class EllipsoidRegion(NamedTuple):
 def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
     """What U must exceed to be larger than more than 1 - epsilon of the training rows' u."""
     _check_epsilon(epsilon, "training_threshold")
-    if len(u) == 0:
-        raise ValueRangeError("training_threshold: there are no training rows. Give at least one uncertainty.")
+    check_number(len(u), "[1, inf)", by="training_threshold", what="the number of training rows")
     rank = math.floor((1 - epsilon) * len(u) + 1e-9)  # 0.9999999 of a row is rounding, not a share
     return float(finite(u, "training_threshold").double().sort().values[min(rank, len(u) - 1)])
 

@@ -20,7 +20,7 @@ little variance around m_i. Means over j are those of the classes that have rows
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.explain._moments import Moments, class_sums, directions, histogram, lengths, moments, pair_cosines
+from dubito.explain._moments import Moments, class_sums, directions, histogram, moments, pair_cosines
 from dubito.explain.last_layer import Layer, last_layer
 from dubito.explain.pictures import COLOURS, INK, new_figure
 from dubito.result import Result
@@ -141,7 +141,32 @@ class Structure(Result):
 
     def findings(self) -> list[str]:
         """What the numbers mean."""
-        return list(_findings(self))
+        share = min(self.width / (self.classes - 1), 1.0)  # of the dimensions that the optimal structure needs
+        most, least = math.sqrt(2 - 2 / math.sqrt(self.classes - 1)), math.sqrt(2 - 2 * math.sqrt(share))
+        sentences = [
+            f"Distance to the optimal structure: {self.distance:.3f} (weights {self.weight_distance:.3f}, biases "
+            f"{self.bias_distance:.3f}). 0 is optimal; random weights of this size have {self.random_distance:.3f}, "
+            f"weights on one line {most:.3f}."
+        ]
+        if least > 0:
+            narrow = f"{self.width} features are too few for {self.classes} classes"
+            sentences.append(f"{narrow}: the distance cannot be below {least:.3f}.")
+        pairs, unequal = self.centred_cosine, self.centred_norm.std / self.centred_norm.mean
+        sentences += [
+            f"Centred weights differ in length by {unequal:.1%} (standard deviation over mean).",
+            f"Cosines of pairs are {self.cosine.mean:.3f} on average, optimal is {self.optimal_cosine:.3f}; centred, "
+            f"they spread by {pairs.std:.3f}.",
+        ]
+        if self.classes > 2 and pairs.skew > 0.5:
+            sentences.append(f"A few pairs are far more alike (up to {pairs.high:.2f}): classes that share features.")
+        if self.common > 0.3:
+            sentences.append(f"{self.common:.0%} of the weights' length is one common vector, unseen by softmax.")
+        if (means := self.means) is not None:
+            cosine, ratio = means.alignment.mean, means.within_over_between
+            sentences.append(f"Class means point along their weights with a cosine of {cosine:.3f} on average.")
+            if ratio is not None:
+                sentences.append(f"Features vary {ratio:.2f} times as much within classes as between them.")
+        return sentences
 
     def to_dict(self) -> Json:
         """Plain values, without the histograms."""
@@ -188,11 +213,10 @@ def structure(
     centred, centred_bias = weight - weight.mean(0), bias - bias.mean()
     if classes < 2 or float(centred.abs().max()) <= 1e-12 * float(weight.abs().max()):
         raise ValueRangeError(
-            f"structure of {name}: "
-            + ("a layer of one class has" if classes < 2 else f"{classes} classes with equal weights have")
-            + " no boundary between them. Give a trained layer of two classes or more."
+            f"structure of {name}: no boundary is between equal weights, {classes} here. Give a trained layer of two "
+            f"classes or more."
         )
-    norm, length = lengths(weight), float(torch.linalg.matrix_norm(centred))
+    norm, length = weight.norm(dim=1), float(torch.linalg.matrix_norm(centred))
     cosine, counts = pair_cosines(weight)
     return Structure(
         name=name,
@@ -201,7 +225,7 @@ def structure(
         norm=moments(norm),
         bias=moments(bias),
         cosine=cosine,
-        centred_norm=moments(lengths(centred)),
+        centred_norm=moments(centred.norm(dim=1)),
         centred_bias=moments(centred_bias),
         centred_cosine=pair_cosines(centred)[0],
         common=float(weight.mean(0).norm()) * math.sqrt(classes) / float(torch.linalg.matrix_norm(weight)),
@@ -220,35 +244,6 @@ def _gram_distance(centred: Float[Tensor, "c d"]) -> float:
     values: Tensor = torch.linalg.eigvalsh(gram).flip(0)[: classes - 1]
     values, equal = values / values.norm(), 1 / math.sqrt(classes - 1)
     return math.sqrt(float((values - equal).square().sum()) + (classes - 1 - len(values)) * equal**2)
-
-
-def _findings(of: Structure) -> Iterator[str]:
-    share = min(of.width / (of.classes - 1), 1.0)  # of the dimensions that the optimal structure needs
-    most, least = math.sqrt(2 - 2 / math.sqrt(of.classes - 1)), math.sqrt(2 - 2 * math.sqrt(share))
-    yield (
-        f"Distance to the optimal structure: {of.distance:.3f} (weights {of.weight_distance:.3f}, biases "
-        f"{of.bias_distance:.3f}). 0 is optimal; random weights of this size have {of.random_distance:.3f}, weights on "
-        f"one line {most:.3f}."
-    )
-    if least > 0:
-        yield f"{of.width} features are too few for {of.classes} classes: the distance cannot be below {least:.3f}."
-    unequal = of.centred_norm.std / of.centred_norm.mean
-    yield f"Centred weights differ in length by {unequal:.1%} (standard deviation over mean)."
-    pairs = of.centred_cosine
-    yield (
-        f"Cosines of pairs are {of.cosine.mean:.3f} on average, optimal is {of.optimal_cosine:.3f}; "
-        f"centred, they spread by {pairs.std:.3f}."
-    )
-    if of.classes > 2 and pairs.skew > 0.5:
-        yield f"A few pairs are far more alike (up to {pairs.high:.2f}): classes that share features."
-    if of.common > 0.3:
-        yield f"{of.common:.0%} of the weights' length is one common vector, which softmax does not see."
-    if of.means is not None:
-        yield f"Class means point along their weights with a cosine of {of.means.alignment.mean:.3f} on average." + (
-            f" Features vary {of.means.within_over_between:.2f} times as much within classes as between them."
-            if of.means.within_over_between is not None
-            else ""
-        )
 
 
 def _class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
@@ -270,8 +265,8 @@ def _class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
         rows=len(table),
         classes=len(mean),
         alignment=moments((directions(centred) * directions(weight - weight.mean(0))).sum(1)),
-        norm=moments(lengths(mean + origin)),
-        centred_norm=moments(lengths(centred)),
+        norm=moments((mean + origin).norm(dim=1)),
+        centred_norm=moments(centred.norm(dim=1)),
         within_over_between=within / between if freedom > 0 and between > 0 else None,
     )
 

@@ -20,8 +20,6 @@ from dubito.types import finite
 from dubito.validate import check_rows
 
 BY = "diagnose_ensemble"
-Means = Float64[np.ndarray, "b v"]
-"""Of total, aleatoric and MI by size: the first row of all images, then of every resample."""
 _NEIGHBOURS = "neighbours, in their stored order"
 _NUMBERS_AT_ONCE = 2**22
 """Probabilities in memory: a few copies of 32 MB."""
@@ -79,31 +77,32 @@ def partition(table: Table, of: str, *, partitions: int, seed: int, default_name
     )
 
 
-def check_same_ensemble(table: Table, ood: Table, of: str, inside: Partitioned, outside: Partitioned) -> None:
+def check_same(table: Table, ood: Table, of: str, inside: Partitioned, outside: Partitioned) -> None:
     """Raise TableError for tables of different ensembles, or where one is summed up and the other is not."""
-    if (inside.members, inside.partitions, inside.order) != (outside.members, outside.partitions, outside.order):
-        raise TableError(
-            f"{BY}: {outside.name} must come from the ensemble of {inside.name}; it has {outside.members} members "
-            f"({outside.order}), {inside.name} has {inside.members} ({inside.order}). Extract both alike."
-        )
+    repair = "Extract both with the same settings."
     for what, mine, theirs in (
+        ("members", inside.members, outside.members),
+        ("partitions", inside.order, outside.order),
+        ("sub-ensembles", inside.partitions, outside.partitions),
         ("classes", inside.classes, outside.classes),
         ("models, in the same order", inside.model_id, outside.model_id),
     ):
         if None not in (mine, theirs) and mine != theirs:
             raise TableError(
-                f"{BY}: {outside.name} must have the same {what} as {inside.name}, {mine}; got {theirs}. Extract both "
-                f"with the same members, joined in one order."
+                f"{BY}: {outside.name} must have the same {what} as {inside.name}, {mine}; got {theirs}. {repair}"
             )
     if differing := settings_difference(ood, table, of):
         raise TableError(
             f"{BY}: '{of}' of {ood.name} and of {table.name} must have the same members and settings; they differ in "
-            f"{differing}. Extract both alike."
+            f"{differing}. {repair}"
         )
 
 
-def resampled_means(of: Partitioned, resamples: int, seed: int) -> Means:
-    """MI is averaged over partitions before rows are drawn: intervals are those of images."""
+def resampled_means(of: Partitioned, resamples: int, seed: int) -> Float64[np.ndarray, "b v"]:
+    """Means of total, aleatoric and MI by size, of all images in the first row, then of every resample.
+
+    MI is averaged over partitions before rows are drawn: intervals are those of images.
+    """
     rows = torch.stack([of.total, of.aleatoric, *(values.mean(1) for values in of.between)], 1).numpy()
     drawn = [rows[line].mean(0) for block in draw_rows(len(rows), resamples, seed) for line in block]
     return np.stack([rows.mean(0), *drawn])
