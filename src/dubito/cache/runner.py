@@ -439,6 +439,8 @@ def bar(title: str, total: int, *, done: int = 0, unit: str = "images", show: bo
             progress.advance(task, count)
             speed = progress.tasks[0].speed
             rate = f"{speed:,.{0 if speed >= 1000 else 1}f} {unit}/s" if speed else ""
-            progress.update(task, rate=rate, **({} if note is None else {"note": note}))
+            progress.update(task, rate=rate)
+            if note is not None:
+                progress.update(task, note=note)
 
         yield advance

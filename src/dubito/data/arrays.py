@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -191,7 +191,7 @@ def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
 
 def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
     with archive.open(info) as file:
-        return cast("Array", np.lib.format.read_array(file, allow_pickle=False))
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _mapped(path: Path, info: zipfile.ZipInfo) -> Mapped | None:

@@ -139,12 +139,10 @@ class Subset(View):
     """
 
     def __init__(self, images: Images, indices: Sequence[int]) -> None:
-        n = len(images)
-        outside = [index for index in indices if not 0 <= index < n]
-        if outside:
+        if outside := [index for index in indices if not 0 <= index < len(images)]:
             raise ImagesError(
-                f"indices of a subset of '{images.name}' must lie in 0..{n - 1}; got {outside[0]}. "
-                f"Choose among its {n} images."
+                f"indices of a subset of '{images.name}' must lie in 0..{len(images) - 1}; got {outside[0]}. "
+                f"Choose among its {len(images)} images."
             )
         labels = None if images.labels is None else images.labels[torch.tensor(indices, dtype=torch.long)]
         super().__init__(images, [images.ids[index] for index in indices], labels, images.classes)

@@ -131,8 +131,15 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
 
 def _check_members(tables: Sequence[Table]) -> None:
     """Raise TableError unless rows, classes and labels are the same. A table that lacks a column is not compared."""
+    first = tables[0]
     for other in tables[1:]:
-        _check_sizes(tables[0], other)
+        if len(first) != len(other):
+            rows = f"they have {len(first)} and {len(other)} rows"
+            skipped = f"{len(first.skipped)} and {len(other.skipped)} skipped"
+            raise _unlike(first, other, "images", f"{rows}, {skipped}", "Extract the same images with every model.")
+        widths = first.shape("logit")[1], other.shape("logit")[1]
+        if widths[0] != widths[1]:
+            raise _unlike(first, other, "classes", f"they have {widths[0]} and {widths[1]} logits", _ONE_ORDER)
     named = [table for table in tables if table.classes]
     for other in named[1:]:
         pairs = zip(named[0].classes or (), other.classes or (), strict=False)
@@ -148,17 +155,6 @@ def _check_members(tables: Sequence[Table]) -> None:
 
 def _unlike(first: Table, other: Table, what: str, difference: str, repair: str) -> TableError:
     return TableError(f"ensemble: {first.name} and {other.name} must have the same {what}; {difference}. {repair}")
-
-
-def _check_sizes(first: Table, other: Table) -> None:
-    if len(first) != len(other):
-        rows = f"they have {len(first)} and {len(other)} rows"
-        if first.skipped or other.skipped:
-            rows += f", {len(first.skipped)} and {len(other.skipped)} skipped"
-        raise _unlike(first, other, "images", rows, "Extract the same images with every model.")
-    widths = first.shape("logit")[1], other.shape("logit")[1]
-    if widths[0] != widths[1]:
-        raise _unlike(first, other, "classes", f"they have {widths[0]} and {widths[1]} logits", _ONE_ORDER)
 
 
 def _check_column(column: str, first: Table, other: Table) -> None:
