@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from dubito import Entropy, Table
 from dubito.errors import MissingColumnError, MissingPackageError, TableError, ValueRangeError
 from dubito.report import Map
-from dubito.report.layout import lay_out, principal_components
+from dubito.report.map import lay_out, principal_components
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,7 +89,7 @@ def test_umap_needs_its_package(monkeypatch):
 UMAP = """
 import numpy as np, torch
 from dubito import Table
-from dubito.report.layout import lay_out
+from dubito.report.map import lay_out
 label = np.arange(14) % 2
 feature = 8 * torch.eye(2, 4)[label] + torch.randn(14, 4, generator=torch.Generator().manual_seed(0))
 first, second = (lay_out(Table(feature=feature), "umap", neighbours=4) for _ in range(2))
@@ -122,7 +122,7 @@ def test_principal_components_are_scikit_learns(offset):
 def test_wide_features_have_the_same_components_without_their_covariance(monkeypatch):
     table = images(50)
     exact = principal_components(table, 3)
-    monkeypatch.setattr("dubito.report.layout._WIDE", 4)
+    monkeypatch.setattr("dubito.report.map._WIDE", 4)
     np.testing.assert_allclose(principal_components(table, 3), exact, atol=1e-6)
     wide = Table(feature=torch.randn(7, 60_000, generator=torch.Generator().manual_seed(0)))
     found = principal_components(wide, 6)  # 60,000 x 60,000 numbers would be 29 GB
