@@ -49,7 +49,8 @@ class Graph:
 
     def signature(self) -> Signature:
         """Of a model that does the same with the same weights, the same."""
-        names: Mapping[Node | None, str] = {**{node: str(place) for node, place in self.order.items()}, **self.leaves}
+        names: dict[Node | None, str] = {node: str(place) for node, place in self.order.items()}
+        names.update(self.leaves.items())
         return tuple(
             (node.name(), *(names.get(source, "") for source, _ in node.next_functions)) for node in self.nodes
         )

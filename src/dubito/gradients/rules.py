@@ -66,14 +66,15 @@ def _convolution(at: Meeting, g: Tensor) -> Part | None:
         return Dense(_by_channel(at, g))
     if at.slot != 1:
         return None
-    spec = (at.shape[2:], node._saved_stride, node._saved_padding, node._saved_dilation)
-    window = Window(*map(tuple, spec), node._saved_groups)
+    spec = (tuple(node._saved_stride), tuple(node._saved_padding), tuple(node._saved_dilation))
+    window = Window(tuple(at.shape[2:]), *spec, node._saved_groups)
     a, g = at.rows(_full(node._saved_input)), at.rows(_full(g))
     if node._saved_transposed:
         a, g = g, a  # it is the other way round of a convolution from what it gives to what it reads
     if not window.plain:
         return Patches(a, g, window)
-    return Outer(*(values.flatten(3).transpose(2, 3).flatten(1, 2) for values in (a, g)))
+    a, g = (values.flatten(3).transpose(2, 3).flatten(1, 2) for values in (a, g))
+    return Outer(a, g)
 
 
 def _batch_norm(at: Meeting, g: Tensor) -> Part | None:

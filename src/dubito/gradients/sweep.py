@@ -62,12 +62,9 @@ class Prepared:
             self.plan = make_plan(self.borrowed, x)
         self.layers = self.plan.layers
         self.head = _head(model, x)
-        head, leaves = self.head, self.borrowed.leaves.items()
-        like_head = (
-            [] if head is None else [(layer_of(name), leaf) for name, leaf in leaves if leaf.shape == head.shape]
-        )
-        of_head = [layer for layer, leaf in like_head if layer in self.layers and torch.equal(leaf, head.to(leaf))]
-        self.last = self.layers.index(of_head[0]) if of_head else None
+        head = torch.empty(0, 0, 0) if self.head is None else self.head  # equal to no parameter
+        of_head = [layer_of(name) for name, leaf in self.borrowed.leaves.items() if torch.equal(leaf, head.to(leaf))]
+        self.last = next((self.layers.index(layer) for layer in of_head if layer in self.layers), None)
         warn_slow(self.borrowed, self.plan)
 
     def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:

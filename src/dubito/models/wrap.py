@@ -251,7 +251,7 @@ class WrappedClassifier:
         if plan.convolutional:
             calls = self._watched(x, plan)
             tiles = tile_features(calls, plan)
-            return tiles.mean(1), tiles.unflatten(1, calls[plan.stop_at].source.shape[2:])
+            return tiles.mean(1), tiles.reshape(len(x), *calls[plan.stop_at].source.shape[2:], tiles.shape[2])
         spy = Spy(keep={*plan.heads, *plan.pools}, stop_at=plan.stop_at)
         spy.replace(plan.pools, lambda call: torch.cat([call.output, tiles_as_rows(call, spy.patches)]))
         spy.replace(plan.hidden, lambda call: with_own_rows(call, len(x)))
