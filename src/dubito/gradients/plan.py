@@ -4,7 +4,7 @@ Two passes, of two and of three images, show which tensors grow with the batch: 
 made of weights alone. A weight is read wherever an operation on images meets a tensor of weights. Only one image of
 each pass has a gradient, the first of two and the last of three, so what autograd itself gives is that image's own: the
 rules are held against it, parameter by parameter, and a parameter for which they are wrong, or for which there are
-none, is left to `fallback`.
+none, is left to vmap (`sweep.py`).
 """
 
 import warnings
