@@ -11,6 +11,7 @@ from dubito.scores import (
     Energy,
     Entropy,
     ExpectedEntropy,
+    LastLayerGradient,
     Margin,
     MaxProbability,
     MutualInformation,
@@ -23,6 +24,7 @@ from dubito.scores import (
 )
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table
+from dubito.types import Score
 
 
 def calibrated(n: int, c: int = 5, scale: float = 2.0, seed: int = 0) -> Table:
@@ -155,13 +157,30 @@ def test_any_softmax_score_on_top(inner):
 
 
 @pytest.mark.parametrize(
-    ("inner", "said"), [(Neighbours(), "neighbours needs feature"), (Temperature(), "temperature needs logit")]
+    ("inner", "said"),
+    [
+        (Neighbours(), "neighbours needs feature and learns bank_"),
+        (Temperature(), "temperature needs logit and learns temperature_"),
+        (LastLayerGradient(), "last_layer_gradient needs feature, logit and learns nothing"),
+        (WeightedMutualInformation(over="pooled"), "weighted_.* needs members_logit and learns weights_"),
+    ],
 )
 def test_only_softmax_scores_on_top(inner, said):
-    with pytest.raises(
-        TableError, match=rf"temperature: score_of must be a score of logits alone; {said}\. Use one of the softmax"
-    ):
+    expected = r"temperature: score_of must be a score of logits alone, or of an ensemble, that learns nothing; "
+    with pytest.raises(TableError, match=rf"{expected}{said}\. Use one of the softmax family; .* over='input'"):
         Temperature(inner)
+
+
+def test_a_score_of_logits_of_a_users_own_on_top():
+    class Spread(Score):
+        name, kind, needs = "spread", "total", ("logit",)
+
+        def score_batch(self, batch):
+            return -batch.logit.std(1)
+
+    table = times(calibrated(200), 4.0)
+    score = Temperature(Spread()).fit(table)
+    torch.testing.assert_close(score.score(table), -table.logit.std(1) / score.temperature_)
 
 
 def test_calibration_makes_the_loss_no_worse():
@@ -208,10 +227,3 @@ def test_a_summary_is_not_enough_for_a_temperature():
         "temperature.score needs column 'tiles_3_logit'; table in memory has logit, tiles_3. It is written by the "
         'tiles probe (dubito.extract(..., probes=[dubito.probes.Tiles()])), with keep="logits".'
     )
-
-
-def test_weights_that_are_learned_have_no_temperature():
-    with pytest.raises(
-        TableError, match=r"temperature: score_of must learn nothing by itself; weighted_.* learns weights_\. Use over="
-    ):
-        Temperature(WeightedMutualInformation(over="pooled"))

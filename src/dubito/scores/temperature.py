@@ -20,7 +20,7 @@ from dubito.choices import Kind
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import labelled_logits
 from dubito.scores.information import ScoreOfMembers, member_batches
-from dubito.scores.softmax import MaxProbability, ScoreOfLogits
+from dubito.scores.softmax import MaxProbability
 from dubito.table import Table
 from dubito.types import Score
 from dubito.validate import check_model_labels
@@ -76,15 +76,11 @@ class Temperature(Score):
         inner = self.score_of
         if isinstance(inner, ScoreOfMembers):
             self.needs = (inner.logits,)
-        elif not isinstance(inner, ScoreOfLogits):
+        if inner.learned or (inner.needs != ("logit",) and not isinstance(inner, ScoreOfMembers)):
             raise TableError(
-                f"temperature: score_of must be a score of logits alone; {inner.name} needs {', '.join(inner.needs)}. "
-                f"Use one of the softmax family."
-            )
-        if inner.learned:
-            raise TableError(
-                f"temperature: score_of must learn nothing by itself; {inner.name} learns {', '.join(inner.learned)}. "
-                f"Use over='input'."
+                f"temperature: score_of must be a score of logits alone, or of an ensemble, that learns nothing; "
+                f"{inner.name} needs {', '.join(inner.needs)} and learns {', '.join(inner.learned) or 'nothing'}. "
+                f"Use one of the softmax family; of weighted members, over='input'."
             )
         self.kind = self.score_of.kind
 
