@@ -241,7 +241,7 @@ def test_another_model_is_refused_and_shared_images_are_reported():
         compare(table, train=other)
     ids = [str(i) for i in range(20)]
     entropy = {"entropy": dubito.Entropy()}
-    told = r"at least 20 of the 20 images of set 0 are also in train \(set 0\) \(such as '0'\)\. Scores that learn know"
+    told = r"at least 20 of the 20 images of set 0 are also in train \(set 0\) \(such as '0'\)\. Scores that learn have"
     with pytest.warns(DubitoWarning, match=told):
         compare(images(20, id=ids), train=images(20, id=ids), scores=entropy, resamples=20)
     # Other images of the same names, as two arrays have them, are no reason to warn.

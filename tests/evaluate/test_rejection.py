@@ -9,8 +9,7 @@ import torch
 
 from dubito import metrics
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
-from dubito.evaluate import member_predictions
-from dubito.evaluate.member_predictions import ensembles_of, pooled_weights
+from dubito.evaluate.member_predictions import ensembles_of
 from dubito.evaluate.rejection import figures_of, rejection_study
 from dubito.evaluate.rejection_result import FIGURES
 from dubito.metrics import (
@@ -23,6 +22,7 @@ from dubito.metrics import (
     member_weights,
 )
 from dubito.metrics.bootstrap import draw_counts
+from dubito.scores import WeightedMutualInformation, information
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Provenance, Table
 from tests.evaluate.tiles import ALL, QUICK, C, data
@@ -129,7 +129,7 @@ def test_logits_and_summaries_agree(table):
 
 
 def test_batches_of_rows_do_not_matter(table, calibration, study, monkeypatch):
-    monkeypatch.setattr(member_predictions, "_BYTES", 4 * C * 9 * 7)  # seven rows of nine members
+    monkeypatch.setattr(information, "_BYTES", C * (4 * 9 + 64) * 7)  # seven rows of nine members
     again = rejection_study(table, calibration=calibration, uncertainties=ALL, **QUICK)
     for a, b in zip(study.results, again.results, strict=True):
         assert a.nll == pytest.approx(b.nll, rel=1e-9)
@@ -141,9 +141,8 @@ def test_pooled_weights_do_not_overflow():
     table = Table(logit=torch.zeros(2, 2), tiles_2_logit=logits)
     # Masses: member 1 e^900 + e^900, member 2 e^901 + e^900.
     e = torch.tensor(1.0, dtype=torch.float64).exp()
-    assert pooled_weights(table, "tiles_2", 1.0)["pooled_logsumexp"].tolist() == pytest.approx(
-        [float(2 / (3 + e)), float((1 + e) / (3 + e))]
-    )
+    score = WeightedMutualInformation(over="pooled", of="tiles_2")
+    assert score.pooled_weights(table).tolist() == pytest.approx([float(2 / (3 + e)), float((1 + e) / (3 + e))])
 
 
 def test_a_member_without_any_weight_is_no_harm():
@@ -170,8 +169,8 @@ def test_original_predictions_compare_orders_alone(table):
 
 def test_original_predictions_need_no_losses(table):
     bare = table.select("logit", "label", "tiles_2")
-    with pytest.raises(MissingColumnError, match=r"'tiles_2_loss' for the NLL of the ensemble's own predictions; .* or "
-                       r"compare orders alone with predictions='original'"):  # fmt: skip
+    with pytest.raises(MissingColumnError, match=r"'tiles_2_loss' for the NLL of the ensemble's own predictions, which "
+                       r"predictions='original' does without; set 0 has only the summary 'tiles_2'"):  # fmt: skip
         rejection_study(bare, **QUICK)
     found = rejection_study(bare, predictions="original", **QUICK).of("tiles_2", "mutual_information")
     assert found.nll == pytest.approx(metrics.nll(table.logit, table.label))
@@ -271,7 +270,7 @@ def warm(**columns) -> Table:
 def test_a_summary_that_is_recorded_to_be_of_another_temperature(table):
     recorded = warm()
     recorded.provenance = Provenance(probes={"tiles": {"settings": {"temperature": 3.0}}})
-    text = r"the summary 'tiles_2' at T = 1, or column 'tiles_2_logit'; .* with temperature=3\. Extract it with"
+    text = r"needs column 'tiles_2_logit' for T = 1; .* summary 'tiles_2' with temperature=3\. It is written by"
     with pytest.raises(TableError, match=text):
         rejection_study(recorded.select("logit", "label", "tiles_2", "tiles_2_loss"), **QUICK)
     found, plain = (rejection_study(t, ["tiles_2"], **QUICK).results[1] for t in (recorded, table))  # from the logits
@@ -309,7 +308,7 @@ def test_one_name_needs_no_list(table):
         ({"uncertainties": ["mutual_info"]}, r"one of .*; got 'mutual_info'\. Did you mean mutual_information"),
         ({"predictions": "mine"}, "predictions must be one of own, original; got 'mine'"),
         ({"against": "rank"}, "against must be one of level, uncertainty; got 'rank'"),
-        ({"temperatures": [-1]}, "temperatures must be positive numbers or 'optimal'; got -1"),
+        ({"temperatures": [-1]}, r"temperatures must be a number, above 0; got -1\. Use \(1\.0, 'optimal'\)"),
     ],
 )
 def test_options_that_cannot_be(table, options, text):
@@ -329,11 +328,12 @@ def test_options_that_cannot_be(table, options, text):
          r"'tiles_2' of set 0 must be the summary of 'tiles_2_logit' at T = 1; in row \d+ its total .* temperature=1"),
         (lambda t: t.extended(members_logit=torch.zeros(len(t), 3, 2)), ["members"],
          "'members' must predict the classes of the logits, 6; its members have 2"),
-        (lambda t: t.extended(mine=t.logit), ["mine"], r"'mine' of set 0 must have the axes \(n, 9\); got \(120, 6\)"),
+        (lambda t: t.extended(mine=t.logit, mine_loss=t.logit[:, 0]), ["mine"],
+         r"'mine' must be the summary of an ensemble, \(n, 9\); got \(120, 6\) in set"),
         (lambda t: t.extended(mine_logit=t.logit), ["mine"],
-         r"'mine_logit' of set 0 must have the axes \(n, members, classes\); "),
+         r"'mine_logit' must be the logits of members, \(n, m, c\); got torch\.float32 of shape \(120, 6\) in set 0"),
         (lambda t: t.extended(members_logit=t.logit[:, None]), ["members"],
-         "'members' of set 0 has one member, which agrees with itself"),
+         "'members' of set 0 has one member, which always agrees with itself"),
     ],
 )  # fmt: skip
 def test_tables_that_cannot_be_studied(table, made, ensembles, text):
@@ -358,7 +358,7 @@ def of_model(table: Table, weights: str) -> Table:
         (lambda t, _: (t, None), {"temperatures": ["optimal"]},
          r"needs calibration=\.\.\.; got none\. Give a table of other labelled"),
         (lambda t, _: (t, None), {"uncertainties": ["pooled_sum"]},
-         r"pooled_sum learns its weights on other images.*or choose weighted_log"),
+         r"pooled_sum is fitted on other images and needs calibration=\.\.\.; got none"),
         (lambda t, _: (t.select("logit", "label"), t), {},
          r"at least 120 of the 120 images of set 0 are also in calibration"),
         (lambda t, _: (t, t.rows(slice(0, 30))), {},
@@ -371,7 +371,7 @@ def of_model(table: Table, weights: str) -> Table:
          {"ensembles": ["tiles_2"], "uncertainties": ["pooled_sum"]},
          "has 4 members in 'tiles_2_logit'; weights were fitted for 3"),
         (lambda _, c: (data(keep=False), c), {},
-         r"T = [\d.]+ needs column 'tiles_2_logit'.*dubito\.probes\.Tiles\(.*keep=.logits"),
+         r"needs column 'tiles_2_logit' for T = [\d.]+; .*dubito\.probes\.Tiles\(.*keep=.logits"),
     ],
 )  # fmt: skip
 def test_calibration_that_cannot_be(table, calibration, made, options, text):

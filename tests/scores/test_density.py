@@ -201,7 +201,7 @@ def test_some_neurons():
     assert {tuple(Density(neurons=2, seed=s).fit(train).neurons_.tolist()) for s in range(8)} != {
         tuple(chosen.tolist())
     }
-    with pytest.raises(TableError, match=r"density\.fit: neurons must be at most the 6 features; got 7\. Leave it out"):
+    with pytest.raises(TableError, match=r"density\.fit: neurons must be a number in \[1, 6\]; got 7\. Leave it out"):
         Density(neurons=7).fit(train)
 
 
@@ -219,6 +219,11 @@ def test_memory_is_asked_for_beforehand():
         ValueRangeError, match=r"density\.fit: 3 components with tied covariances of 6 features take 0\.0"
     ):
         Density(covariance="tied", memory=1e-7).fit(data())
+    assert Density(memory=math.inf).fit(data()).is_fitted
+    with pytest.raises(
+        ValueRangeError, match=r"density: memory must be a number, above 0; got nan\. It is in gigabytes"
+    ):
+        Density(memory=math.nan)
 
 
 def test_k_means_takes_no_more_than_memory(monkeypatch):
@@ -295,7 +300,7 @@ def test_saved_and_loaded(covariance, tmp_path):
 
 def test_a_fit_that_fails_leaves_nothing_behind():
     score = Density(neurons=3).fit(data())
-    with pytest.raises(TableError, match="neurons must be at most the 2 features; got 3"):
+    with pytest.raises(TableError, match=r"neurons must be a number in \[1, 2\]; got 3"):
         score.fit(data(d=2))
     with pytest.raises(NotFittedError, match=r"density\.score was called before fit"):
         score.score(data())

@@ -305,7 +305,7 @@ def test_the_same_seed_chooses_the_same():
 
 def test_rows_that_cannot_tell():
     for wrong, said in (
-        ([0, 0, 0], "right on all 3 images of table in memory, so AURC is 0"),
+        ([0, 0, 0], "right on all 3 images of table in memory, so all candidates have the same AURC"),
         ([1, 1], "wrong on all 2"),
     ):
         with pytest.raises(TableError, match=f"tune_regrad: the model is {said}"):

@@ -9,8 +9,9 @@ confidence, the true best is among those whose gap may be zero. Wrong prediction
 Lower AURC is better; its gap is how much more of it a score has than the best.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from statistics import median
 from textwrap import shorten
@@ -52,7 +53,7 @@ _CORPUS = 80
 _NAMES = 6
 """Most names in one sentence."""
 _HARM = {
-    "train": "Scores that learn know them already and look better than they are. Fit on other images of the same kind.",
+    "train": "Scores that learn have already seen them and look better than they are. Fit on other images like these.",
     "ood": "In-distribution and OOD at once, they cannot be separated. Leave them out of one of the two.",
 }
 
@@ -101,9 +102,10 @@ def compare(
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
         raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
     result = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
-    for question, values, positives in _questions(result.remarks, table, u, ood_tables):
-        question.scores = _ranked(question, values, positives, confidence, resamples, seed)
-        result.questions.append(question)
+    ranked = partial(_ranked, confidence=confidence, resamples=resamples, seed=seed)
+    for metric, about, values, positives in _questions(result.remarks, table, u, ood_tables):
+        count = len(positives), int(positives.sum())
+        result.questions.append(Question(metric, about, *count, ranked(metric, values, positives)))
     if not result.questions:
         raise TableError(f"compare: {' '.join(result.remarks)}")
     for name, score in chosen.scores.items():
@@ -143,11 +145,6 @@ class Cost(NamedTuple):
     fit_seconds: float | None
     reads: tuple[str, ...]
 
-    @property
-    def order(self) -> tuple[bool, float]:
-        """Sorts scores by cost: further passes of the model outweigh any scoring."""
-        return not set(self.reads) <= _ONE_PASS, self.microseconds
-
 
 @final
 @dataclass
@@ -166,7 +163,7 @@ class Question:
     about: str
     images: int
     positives: int
-    scores: dict[str, RankedScore] = field(default_factory=dict)
+    scores: dict[str, RankedScore]
 
     @property
     def of_errors(self) -> bool:
@@ -268,7 +265,10 @@ class Comparison(Result):
         A score that reads what a single pass of the model writes is cheaper than any that needs further passes.
         """
         everywhere = [name for name in self.ranking if all(name in one.leading for one in self.questions)]
-        return min(everywhere, key=lambda name: self.costs[name].order, default=None)
+        costs = {name: self.costs[name] for name in everywhere}
+        return min(
+            costs, key=lambda name: (not set(costs[name].reads) <= _ONE_PASS, costs[name].microseconds), default=None
+        )
 
     def title(self) -> str:
         """The table, its size and the number of scores."""
@@ -332,9 +332,8 @@ class Comparison(Result):
 
 def _named_tables(ood: Any) -> dict[str, Table]:
     """OOD tables by name, each with rows."""
-    if ood is None:
-        return {}
-    tables = [ood] if isinstance(ood, Table | str | PathLike) else ood  # a path would be a sequence, too
+    # A path would be a sequence, too.
+    tables = [] if ood is None else [ood] if isinstance(ood, Table | str | PathLike) else ood
     pairs = list(tables.items() if isinstance(tables, Mapping) else ((getattr(one, "name", ""), one) for one in tables))
     for _, one in pairs:
         check_rows(one, by="compare", what="ood")
@@ -396,9 +395,9 @@ def _timed(score: Score, table: Table) -> tuple[Float[Tensor, "n"], float]:
 
 def _questions(
     remarks: list[str], table: Table, u: Uncertainties, ood: Mapping[str, Table]
-) -> list[tuple[Question, dict[str, Tensor], Tensor]]:
-    """Every question with the scores' values and the positives; a remark says why one is missing."""
-    questions: list[tuple[Question, dict[str, Tensor], Tensor]] = []
+) -> Iterator[tuple[str, str, dict[str, Tensor], Bool[Tensor, "n"]]]:
+    """Metric, what it is about, the scores' values and the positives; a remark says why a question is missing."""
+    values = {name: of[None] for name, of in u.items()}
     wrong = wrong_predictions(table, by="compare") if has_model_labels(table) else None
     if wrong is None:
         repair = "" if ood else " Extract it with labels, or give OOD images."
@@ -408,26 +407,18 @@ def _questions(
         kind = "wrong" if wrong.any() else "right"
         remarks.append(f"All {len(wrong)} predictions are {kind}, so errors cannot be ranked.{repair}")
     else:
-        values = {name: of[None] for name, of in u.items()}
-        questions += [(Question(metric, "errors", len(wrong), int(wrong.sum())), values, wrong) for metric in ERRORS]
-    for name, other in ood.items():
-        joined = {one: join_ood(of[None], of[name]) for one, of in u.items()}
-        is_ood = next(iter(joined.values()))[1]
-        values = {one: scores for one, (scores, _) in joined.items()}
-        questions.append((Question("ood_auroc", name, len(is_ood), len(other)), values, is_ood))
-    return questions
+        yield from ((metric, "errors", values, wrong) for metric in ERRORS)
+    for other in ood:
+        joined = {name: join_ood(of[None], of[other]) for name, of in u.items()}
+        is_ood = next(flags for _, flags in joined.values())
+        yield "ood_auroc", other, {name: scores for name, (scores, _) in joined.items()}, is_ood
 
 
 def _ranked(
-    question: Question,
-    values: dict[str, Tensor],
-    positives: Bool[Tensor, "n"],
-    confidence: float,
-    resamples: int,
-    seed: int,
+    name: str, values: dict[str, Tensor], positives: Bool[Tensor, "n"], *, confidence: float, resamples: int, seed: int
 ) -> dict[str, RankedScore]:
     """By name, the best first."""
-    metric, sign = (aurc, -1.0) if question.metric == "aurc" else (auroc, 1.0)
+    metric, sign = (aurc, -1.0) if name == "aurc" else (auroc, 1.0)
     draws = paired_draws(metric, list(values.values()), positives, resamples=resamples, seed=seed, by="compare")
     exact = np.array([metric(one, positives) for one in values.values()])
     gaps = gap_to_best(sign * exact, sign * draws, confidence=confidence)

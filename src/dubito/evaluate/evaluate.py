@@ -143,7 +143,9 @@ def evaluate(
         if ood is not None and of_ood:
             u_ood = score.score(ood)
             if why := why_not_comparable(score, table, ood):
-                raise TableError(f"evaluate: '{name}' cannot be compared between tables: {why}. Extract both alike.")
+                raise TableError(
+                    f"evaluate: '{name}' cannot be compared between tables: {why}. Extract both with the same settings."
+                )
             result.scores[name] |= measured(
                 _OF_OOD, dict(zip(("u", "is_ood"), measures.join_ood(u, u_ood), strict=True))
             )

@@ -6,18 +6,18 @@ At T = 1 an ensemble's summary and loss columns suffice. At any other temperatur
 logits are read in batches of bounded size. Pooled weights w_m are learned on other images and are equal for all rows.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from dubito.choices import WeighedBy
 from dubito.errors import MissingColumnError, TableError
 from dubito.metrics import SUMMARY, MemberStream, confidence, correct, nll_per_row
-from dubito.metrics.information import entropy_of, log_size
-from dubito.scores.information import WeightedMutualInformation, pooled
+from dubito.metrics.information import entropy_of
+from dubito.scores.information import MutualInformation, WeightedMutualInformation, blocks, members_of
 from dubito.table import Table, ensembles_in, recorded_settings, writer_of
 from dubito.types import finite
 
@@ -32,8 +32,6 @@ SUMMARY_FIELDS = {
 """Uncertainties of an ensemble that its summary holds: the field, by name."""
 POOLED: dict[str, WeighedBy] = {f"pooled_{by}": by for by in get_args(WeighedBy)}
 """Uncertainties whose weights are learned on other images."""
-_BYTES = 2**24
-"""Most bytes of members' logits in float32 at once: a few copies of them are made, in float64."""
 _ROUNDING = 1e-5
 """Nats: what rounding in float32 may leave between images on which members always agree."""
 _COMPARED, _CLOSE = 16, 2e-2
@@ -74,29 +72,19 @@ def ensemble_predictions(
         uncertainties: Names in SUMMARY_FIELDS and POOLED.
         calibration: Other images, on which the weights of those in POOLED are learned.
     """
-    logits = f"{name}_logit" in table
-    stored = temperature == 1 == _summary_temperature(table, name) and name in table
-    stored = stored and (f"{name}_loss" in table or not logits)
-    if stored and logits:
-        _check_summary(table, name)
-    summary, nll = _stored(table, name) if stored else _computed(table, name, temperature)
-    members = int(summary[0, SUMMARY.index("members")])
-    if members < 2:
-        raise TableError(
-            f"rejection_study: the ensemble '{name}' of {table.name} has one member, which agrees with itself on every "
-            f"image. Give at least two members."
-        )
+    of_members = MutualInformation(of=name)
+    stored = name in table and (f"{name}_loss" in table or of_members.logits not in table)
+    stored = stored and temperature == 1 == _summary_temperature(table, name)
+    summary, nll = _stored(table, of_members) if stored else _computed(table, of_members, temperature)
     values = {one: summary[:, SUMMARY.index(SUMMARY_FIELDS[one])] for one in uncertainties if one in SUMMARY_FIELDS}
-    if calibration is not None and (pooled_ones := [one for one in uncertainties if one in POOLED]):
-        weights = pooled_weights(calibration, name, temperature)
-        for one in pooled_ones:
+    for one in uncertainties:
+        if one in POOLED and calibration is not None:
             score = WeightedMutualInformation(by=POOLED[one], over="pooled", of=name)
-            score.weights_ = weights[one]
-            parts = [score.of_logits(batch, temperature) for batch in member_batches(table, name)]
-            values[one] = torch.cat(parts)
+            score.weights_ = score.pooled_weights(calibration, temperature)
+            values[one] = torch.cat([score.of_logits(batch, temperature) for batch in score.batches(table)])
     right = (summary[:, SUMMARY.index("predicted")].long() == table.label).double()
     return MemberPredictions(
-        members,
+        int(summary[0, SUMMARY.index("members")]),
         right,
         nll,
         # float32 may hold a probability as one plus a rounding error.
@@ -105,28 +93,8 @@ def ensemble_predictions(
     )
 
 
-def pooled_weights(table: Table, name: str, temperature: float) -> dict[str, Float64[Tensor, "m"]]:
-    """One weight per member, by uncertainty, from the size of its logits over all rows (Kirsch 2024, formula of B.1).
-
-    w_m = sum_n exp l_mn / sum_kn exp l_kn, in logarithms: a sum of a thousand logits has no exponential.
-    """
-    sizes: dict[str, Tensor] = {}
-    for batch in member_batches(table, name):
-        z = _logits(batch, name).double() / temperature
-        for uncertainty, by in POOLED.items():
-            sizes[uncertainty] = pooled(sizes.get(uncertainty), log_size(z, by))
-    return {uncertainty: size.softmax(0) for uncertainty, size in sizes.items()}
-
-
-def member_batches(table: Table, name: str, *more: str) -> Iterator[Table]:
-    """Rows of the members' logits, as many at a time as fit into bounded memory."""
-    column = f"{name}_logit"
-    _, members, classes = table.shape(column)
-    return table.batches(column, *more, size=max(1, _BYTES // (4 * members * classes)))
-
-
 def require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bool) -> None:
-    """Raise unless the table has the columns of an ensemble; the message says what writes them.
+    """Raise MissingColumnError unless the table has the columns of an ensemble; the message says what writes them.
 
     Args:
         table: The table.
@@ -134,37 +102,22 @@ def require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bo
         logits_for: What needs the members' logits, if anything does.
         own: Whether the losses of the ensemble's own predictions are needed.
     """
-    logits, loss = f"{name}_logit", f"{name}_loss"
-    if name not in table and logits not in table:
+    logits, at = f"{name}_logit", _summary_temperature(table, name)
+    if logits in table:
+        return
+    if name not in table:
         raise MissingColumnError(
             f"rejection_study needs an ensemble '{name}'; {table.name} has {', '.join(ensembles_of(table)) or 'none'}. "
             f"It is written by {writer_of(name) or 'the probe of that name'}."
         )
-    for column, axes in ((name, f"(n, {len(SUMMARY)})"), (logits, "(n, members, classes)")):
-        shape = table.shape(column) if column in table else None
-        if shape and (len(shape) != len(axes.split()) or (column == name and shape[1] != len(SUMMARY))):
-            raise TableError(
-                f"rejection_study: column '{column}' of {table.name} must have the axes {axes}; got {shape}. "
-                f"Give the columns as probes of ensembles write them."
+    loss_for = "the NLL of the ensemble's own predictions, which predictions='original' does without" if own else None
+    logits_for = logits_for if at == 1 else "T = 1"
+    for column, reason in ((logits, logits_for), (f"{name}_loss", loss_for)):
+        if reason and column not in table:
+            raise MissingColumnError(
+                f"rejection_study needs column '{column}' for {reason}; {table.name} has only the summary '{name}' "
+                f"with temperature={at:g}. It is written by {writer_of(column) or 'the probe of the ensemble'}."
             )
-    if logits in table:
-        return
-    if (at := _summary_temperature(table, name)) != 1:
-        raise TableError(
-            f"rejection_study needs the summary '{name}' at T = 1, or column '{logits}'; that of {table.name} was made "
-            f"with temperature={at:g}. Extract it with temperature=1, or with keep='logits'."
-        )
-    if logits_for:
-        raise MissingColumnError(
-            f"rejection_study: {logits_for} needs column '{logits}', the members' logits; {table.name} has only "
-            f"their summary at T = 1. It is written by {writer_of(logits) or 'its probe, if logits are kept'}."
-        )
-    if own and loss not in table:
-        raise MissingColumnError(
-            f"rejection_study needs column '{loss}' for the NLL of the ensemble's own predictions; {table.name} has "
-            f"none. It is written by {writer_of(loss) or 'its probe, where labels are'}; or compare orders alone with "
-            f"predictions='original'."
-        )
 
 
 def ensembles_of(table: Table) -> list[str]:
@@ -182,11 +135,16 @@ def grid_of(name: str) -> int | None:
     return int(size) if name.startswith("tiles_") and size.isdecimal() else None
 
 
-def _stored(table: Table, name: str) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+def _stored(table: Table, of_members: MutualInformation) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+    """Summary and loss as the probe wrote them."""
+    name, loss = of_members.of, f"{of_members.of}_loss"
     summary = finite(table.whole(name).double(), f"column '{name}'")
-    if f"{name}_loss" not in table:  # `require_ensemble` has checked that nobody needs it
+    of_members.of_summary(name, table)  # checks its shape and members
+    if of_members.logits in table:
+        _check_summary(table, name)
+    if loss not in table:  # `require_ensemble` has checked that nobody needs it
         return summary, torch.full((len(table),), torch.nan, dtype=torch.float64)
-    return summary, finite(table.whole(f"{name}_loss").double(), f"column '{name}_loss'")
+    return summary, finite(table.whole(loss).double(), f"column '{loss}'")
 
 
 def _summary_temperature(table: Table, name: str) -> float:
@@ -201,7 +159,7 @@ def _without_rounding(u: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
 
 def _check_summary(table: Table, name: str) -> None:
     """Raise TableError for a summary that is not that of the stored logits, such as one at another temperature."""
-    first = next(member_batches(table, name, name)).rows(slice(0, _COMPARED))
+    first = table.select(name, f"{name}_logit").rows(slice(0, _COMPARED))
     stream = MemberStream()
     stream.add(first.whole(f"{name}_logit"))
     place = SUMMARY.index("total")
@@ -215,22 +173,21 @@ def _check_summary(table: Table, name: str) -> None:
         )
 
 
-def _computed(table: Table, name: str, temperature: float) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+def _computed(
+    table: Table, of_members: MutualInformation, temperature: float
+) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
     """Summary and loss from the members' logits."""
-    classes = table.shape(f"{name}_logit")[2]
-    if classes != table.shape("logit")[1]:
+    column, classes, parts = of_members.logits, table.shape("logit")[1], []
+    if table.shape(column)[-1] != classes:
         raise TableError(
-            f"rejection_study: '{name}' must predict the classes of the logits, {table.shape('logit')[1]}; its members "
-            f"have {classes}. Give an ensemble of the same classes."
+            f"rejection_study: '{of_members.of}' must predict the classes of the logits, {classes}; its members have "
+            f"{table.shape(column)[-1]}. Give an ensemble of the same classes."
         )
-    parts = []
-    for batch in member_batches(table, name, "label"):
+    for batch in blocks(table, column, "label"):
         stream = MemberStream(temperature=temperature)
-        stream.add(_logits(batch, name))
+        finite(batch.whole(column), f"rejection_study: column '{column}' of {table.name}")
+        for members in members_of(of_members, batch):
+            stream.add(members)
         parts.append((stream.summary(), stream.loss(batch.label)))
     summary, nll = map(torch.cat, zip(*parts, strict=True))
     return summary, nll
-
-
-def _logits(batch: Table, name: str) -> Float[Tensor, "n m c"]:
-    return finite(batch.whole(f"{name}_logit"), f"rejection_study: column '{name}_logit' of {batch.name}")

@@ -18,14 +18,14 @@ too. AUROC of errors and AURC, and their differences to those of the original's 
 over images, are not in the paper.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
-from dubito.errors import TableError, ValueRangeError
+from dubito.errors import TableError
 from dubito.evaluate.member_predictions import (
     POOLED,
     SUMMARY_FIELDS,
@@ -103,13 +103,26 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     check_number(buckets, f"[2, {len(table)}]", by=_BY, what="buckets", whole=True, hint=hint)
     ensembles = ensembles_of(table) if ensembles is None else _names(ensembles)
     uncertainties = _names(uncertainties)
-    fitted = _temperatures(table, temperatures, calibration)
-    _check_columns(table, ensembles, uncertainties, calibration, fitted, own=predictions == "own")
-    orders = [
-        one
-        for temperature in fitted
-        for one in _orders(table, ensembles, uncertainties, calibration, temperature, own=predictions == "own")
-    ]
+    for name in uncertainties:
+        check_choice(name, (*SUMMARY_FIELDS, *POOLED), by=_BY, what="uncertainties")
+    temperatures = temperatures or ((1.0,) if calibration is None else (1.0, "optimal"))
+    pooled = [name for name in uncertainties if name in POOLED]
+    _check_calibration(table, calibration, [*(one for one in temperatures if one == "optimal"), *pooled])
+    fitted = _temperatures(temperatures, calibration)
+    needs_logits = next((f"T = {one:.3g}" for one in fitted if one != 1), pooled[0] if pooled else None)
+    for name in ensembles:
+        require_ensemble(table, name, logits_for=needs_logits, own=predictions == "own")
+        if calibration is not None and pooled:
+            require_ensemble(calibration, name, logits_for=pooled[0], own=False)
+    orders = []
+    for temperature in fitted:
+        original = model_predictions(table, temperature)
+        orders.append((RejectionOrder(ORIGINAL, 1, "entropy", temperature), original))
+        for name in ensembles:
+            shown = ensemble_predictions(table, name, temperature, uncertainties, calibration)
+            if predictions == "original":
+                shown = original._replace(members=shown.members, uncertainties=shown.uncertainties)
+            orders += [(RejectionOrder(name, shown.members, one, temperature), shown) for one in uncertainties]
     levels = np.arange(1, buckets + 1) / buckets
     return RejectionStudy(
         name=table.name,
@@ -157,51 +170,6 @@ def figures_of(
     # The calibration error is the size of the gap.
     curves = [*bucket[:2], np.abs(bucket[2]), *accepted[:2], np.abs(accepted[2])]
     return np.stack([*ranking, *(-_covariance(x, curve) for curve in curves)], axis=1)
-
-
-def _check_columns(
-    table: Table,
-    ensembles: Sequence[str],
-    uncertainties: Sequence[str],
-    calibration: Table | None,
-    temperatures: Sequence[float],
-    *,
-    own: bool,
-) -> None:
-    """Raise for unknown uncertainties and for columns that are missing."""
-    for name in uncertainties:
-        check_choice(name, (*SUMMARY_FIELDS, *POOLED), by=_BY, what="uncertainties")
-    pooled = [name for name in uncertainties if name in POOLED]
-    if pooled and calibration is None:
-        raise TableError(
-            f"rejection_study: {pooled[0]} learns its weights on other images and needs calibration=...; "
-            f"got none. Give a table of other images of the same model, or choose weighted_logsumexp."
-        )
-    needs_logits = [*(f"T = {temperature:.3g}" for temperature in temperatures if temperature != 1), *pooled]
-    for name in ensembles:
-        require_ensemble(table, name, logits_for=needs_logits[0] if needs_logits else None, own=own)
-        if pooled and calibration is not None:
-            require_ensemble(calibration, name, logits_for=pooled[0], own=False)
-
-
-def _orders(
-    table: Table,
-    ensembles: Sequence[str],
-    uncertainties: Sequence[str],
-    calibration: Table | None,
-    temperature: float,
-    *,
-    own: bool,
-) -> Iterator[tuple[RejectionOrder, MemberPredictions]]:
-    """The original first, then every ensemble by every uncertainty."""
-    original = model_predictions(table, temperature)
-    yield RejectionOrder(ORIGINAL, 1, "entropy", temperature), original
-    for name in ensembles:
-        predicted = ensemble_predictions(table, name, temperature, uncertainties, calibration)
-        if not own:
-            predicted = original._replace(members=predicted.members, uncertainties=predicted.uncertainties)
-        for uncertainty in uncertainties:
-            yield RejectionOrder(name, predicted.members, uncertainty, temperature), predicted
 
 
 def _results(
@@ -267,36 +235,30 @@ def _names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([names] if isinstance(names, str) else names))
 
 
-def _temperatures(
-    table: Table, temperatures: Sequence[float | int | Literal["optimal"]] | None, calibration: Table | None
-) -> list[float]:
-    """Temperatures as numbers, each once."""
+def _check_calibration(table: Table, calibration: Table | None, fitted_on_it: Sequence[object]) -> None:
+    """Raise unless there are other images of the same model for what is fitted on them."""
     if calibration is not None:
         check_model_labels(calibration, by=f"{_BY}: calibration")
         check_same_model(table, {"calibration": calibration}, by=_BY)
         harm = "What is fitted on the studied images flatters them: keep the two sets apart."
         check_disjoint(table, calibration, by=_BY, what="calibration", harm=harm)
-    default: tuple[float | str, ...] = (1.0,) if calibration is None else (1.0, "optimal")
-    chosen: list[float] = []
-    for one in default if temperatures is None else temperatures:
-        if isinstance(one, int | float) and 0 < one < float("inf"):
-            chosen.append(float(one))
-        elif one != "optimal":
-            raise ValueRangeError(
-                f"rejection_study: temperatures must be positive numbers or 'optimal'; got {one!r}. "
-                f"Use (1.0, 'optimal')."
-            )
-        elif calibration is None:
-            raise TableError(
-                "rejection_study: the optimal temperature is fitted on other images and needs calibration=...; got "
-                "none. Give a table of other labelled images of the same model, or half of this one (and study the "
-                "other half)."
-            )
+    elif fitted_on_it:
+        raise TableError(
+            f"rejection_study: {fitted_on_it[0]} is fitted on other images and needs calibration=...; got none. Give a "
+            f"table of other labelled images of the same model, or half of this one (and study the other half)."
+        )
+
+
+def _temperatures(temperatures: Sequence[float | int | Literal["optimal"]], calibration: Table | None) -> list[float]:
+    """Temperatures as numbers, each once."""
+    fitted = []
+    for one in temperatures:
+        if one == "optimal" and calibration is not None:
+            fitted.append(fit_temperature(calibration))
         else:
-            chosen.append(fit_temperature(calibration))
-    if not chosen:
-        raise ValueRangeError("rejection_study needs at least one temperature; got none. Use (1.0,).")
-    return list(dict.fromkeys(chosen))
+            check_number(one, "(0, inf)", by=_BY, what="temperatures", hint="Use (1.0, 'optimal').")
+            fitted.append(float(one))
+    return list(dict.fromkeys(fitted))
 
 
 def _interpolated(

@@ -245,21 +245,18 @@ class RejectionStudy(Result):
             return f"{at}: there is no ensemble to compare with the model's own entropy."
         if original.figures["auroc"] is None:
             return f"{at}: the model's predictions are all right or all wrong, so there is nothing to reject."
-        counts = "; ".join(_count(others, figure) for figure in RANKING)
-        own = (
-            " Each is measured by its own predictions, which differ in accuracy, too: AURC counts that, AUROC does not."
-            if self.predictions == "own"
-            else ""
-        )
         orders = f"{len(others)} other order{'' if len(others) == 1 else 's'}"
-        constant = ", ".join(str(one.order) for one in others if one.constant)
-        none = (
-            f" The same for every image, and no order at all: {constant}. Members agree everywhere, as where they are "
-            f"one and the same model, or one of them has all the weight."
-            if constant
-            else ""
-        )
-        return f"{at}: the model's own entropy against {orders}, by intervals. {counts}.{own}{none}"
+        counts = "; ".join(_count(others, figure) for figure in RANKING)
+        text = f"{at}: the model's own entropy against {orders}, by intervals. {counts}."
+        if self.predictions == "own":
+            text += " Each is measured by its own predictions, which also differ in accuracy: AURC counts that,"
+            text += " AUROC does not."
+        if constant := ", ".join(str(one.order) for one in others if one.constant):
+            text += (
+                f" The same for every image, and no order at all: {constant}. Members agree everywhere, as where they "
+                f"are one and the same model, or one of them has all the weight."
+            )
+        return text
 
 
 def _count(others: Sequence[RejectionCurves], figure: str) -> str:

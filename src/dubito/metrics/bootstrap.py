@@ -213,8 +213,7 @@ def area_under_ranks(
 
 def aurc_weights(n: int) -> Float64[np.ndarray, "n"]:
     """The weight of each of n ranks in AURC, Σ_{k >= i} 1 / k."""
-    weights: np.ndarray = np.cumsum(1 / np.arange(n, 0, -1))[::-1]
-    return weights
+    return np.cumsum(1 / np.arange(n, 0, -1))[::-1]
 
 
 def _excess_aurc(scores: Array, errors: Array) -> Resampled:

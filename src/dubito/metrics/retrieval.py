@@ -105,8 +105,7 @@ class _Directions:
         if isinstance(self.rows, np.ndarray):
             return self.rows[rows]
         block = to_tensor(self.rows[rows if isinstance(rows, slice) else torch.from_numpy(rows)], "nearest: features")
-        array: np.ndarray = (block.float() if block.dtype == torch.bfloat16 else block).numpy()
-        return array
+        return (block.float() if block.dtype == torch.bfloat16 else block).numpy()
 
     def _norm(self, block: slice) -> Float64[np.ndarray, "_"]:
         norm: np.ndarray = np.linalg.norm(self._read(block).astype(np.float64, copy=False), axis=1)
@@ -163,6 +162,5 @@ def _readable(features: Array | Column) -> Shaped[np.ndarray, "..."] | Column:
     if isinstance(features, np.ndarray):
         return features
     if isinstance(features, Column) and not hasattr(features, "__array__"):
-        column: Column = features
-        return column
+        return features
     return to_tensor(features, "nearest: features")

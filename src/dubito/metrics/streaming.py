@@ -259,18 +259,9 @@ def _summary(
 ) -> Float[Tensor, "*n s"]:
     """All of SUMMARY; the three weightings of w are equal, by log-sum-exp and by sum."""
     epistemic = (total - aleatoric).clamp_min(0)
-    confidence, predicted = means[..., 0, :].max(-1)
-    count = torch.as_tensor(members).to(total).expand_as(confidence)
-    fields = [
-        count,
-        total[..., 0],
-        aleatoric[..., 0],
-        *epistemic.unbind(-1),
-        variation,
-        predicted.to(total),
-        confidence,
-    ]
-    return torch.stack(fields, -1)
+    top, predicted = means[..., 0, :].max(-1)
+    count, total, aleatoric = torch.as_tensor(members).to(total).expand_as(top), total[..., 0], aleatoric[..., 0]
+    return torch.stack([count, total, aleatoric, *epistemic.unbind(-1), variation, predicted.to(total), top], -1)
 
 
 def _variation(z: Float[Tensor, "n m c"], group: Int[Tensor, "m"], sizes: Sequence[int]) -> Float[Tensor, "n g"]:

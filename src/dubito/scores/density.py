@@ -142,18 +142,12 @@ class Density(ScoreOfFeatures):
         choices = {"covariance": Covariance, "space": Space, "start": Start, "nonlinearity": Nonlinearity}
         for name, kinds in choices.items():
             check_choice(getattr(self, name), get_args(kinds), by="density", what=name)
-        at_least = {
-            "components": 1,
-            "neurons": 1,
-            "max_iterations": 0,
-            "regularisation": 0,
-            "tolerance": 0,
-            "offset": 0,
-        }
-        for name, least in at_least.items():
+        from_zero = ("max_iterations", "regularisation", "tolerance", "offset")
+        for name, least in {"components": 1, "neurons": 1, **dict.fromkeys(from_zero, 0)}.items():
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), f"[{least}, inf)", by="density", what=name)
-        check_number(self.memory, "(0, inf)", by="density", what="memory", hint="It is in gigabytes.")
+        if self.memory != float("inf"):
+            check_number(self.memory, "(0, inf)", by="density", what="memory", hint="It is in gigabytes.")
         self.needs = ("feature",) if self.nonlinearity == "after" else ("pre_activation",)
         self.learns_from = (*self.needs, "label") if self.start == "class" else self.needs
 
@@ -161,7 +155,10 @@ class Density(ScoreOfFeatures):
         """Fit the mixture; the table is read block by block, in every iteration again."""
         table = reads(table, self.nonlinearity)
         self.width_ = table.shape("feature")[1]
-        self.neurons_ = _drawn(self.width_, self.neurons, self.seed)
+        most, hint = f"[1, {self.width_}]", "Leave it out to use all features."
+        check_number(self.neurons or 1, most, by="density.fit", what="neurons", hint=hint, error=TableError)
+        draw = torch.randperm(self.width_, generator=torch.Generator().manual_seed(self.seed))
+        self.neurons_ = draw[: self.neurons].sort().values
         classes = classes_of(table, "density.fit") if self.start == "class" else None
         k = self._count(table, classes)
         self._check_memory(k, len(self.neurons_))
@@ -222,16 +219,12 @@ class Density(ScoreOfFeatures):
 
     def _count(self, table: Table, classes: Int64[Tensor, "c"] | None) -> int:
         """How many components, checked against the rows."""
-        k = self.components
-        if classes is not None:
-            if k not in (None, len(classes)):
-                raise TableError(
-                    f"density.fit: with start='class' there is one component for each of the {len(classes)} labels of "
-                    f"{table.name}; got components={k}. Leave components out, or choose start='free'."
-                )
-            k = len(classes)
-        elif k is None:
-            k = class_count(table)
+        k = self.components or (class_count(table) if classes is None else len(classes))
+        if classes is not None and k != len(classes):
+            raise TableError(
+                f"density.fit: with start='class' there is one component for each of the {len(classes)} labels of "
+                f"{table.name}; got components={k}. Leave components out, or choose start='free'."
+            )
         if k is None:
             raise TableError(
                 f"density.fit: components must be set; {table.name} has neither label nor logit to count the number "
@@ -308,7 +301,7 @@ def default_density(
     """
     train.require("feature", by=by)
     rows, width = train.shape("feature")
-    classes = _labels(train) if "label" in train else train.shape("logit")[1] if "logit" in train else 1
+    classes = len(torch.unique(train.label)) if "label" in train else train.shape("logit")[1] if "logit" in train else 1
     by_class = "label" in train and rows >= _ROWS_PER_CLASS * classes
     components = classes if by_class else max(1, min(classes, rows // _ROWS_PER_CLUSTER))
     if covariance is None:
@@ -334,7 +327,8 @@ def describe_density(density: Score, train: Table | None) -> str:
         components, width = density.means_.shape
     elif train is not None:
         width = density.neurons or train.shape("feature")[1]
-        components = density.components or (_labels(train) if density.start == "class" else class_count(train) or 1)
+        by_class = density.start == "class"
+        components = density.components or (len(torch.unique(train.label)) if by_class else class_count(train) or 1)
     many = "1 Gaussian" if components == 1 else f"{components} Gaussians"
     by = " (one per class)" if density.start == "class" else " (by k-means)" if components != 1 else ""
     numbers = {"full": components * width**2, "tied": width**2 + components * width}
@@ -342,17 +336,3 @@ def describe_density(density: Score, train: Table | None) -> str:
     fit = "in closed form" if density.max_iterations == 0 else "by EM"
     where = " (log z)" if density.space == "log" else ""
     return f"{many}{by}, {density.covariance} covariances of {width} features{where}, {fit}{size}"
-
-
-def _drawn(width: int, neurons: int | None, seed: int) -> Int64[Tensor, "d"]:
-    if neurons is None:
-        return torch.arange(width)
-    if neurons > width:
-        raise TableError(
-            f"density.fit: neurons must be at most the {width} features; got {neurons}. Leave it out to use all."
-        )
-    return torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:neurons].sort().values
-
-
-def _labels(table: Table) -> int:
-    return len(set(table.label.tolist()))

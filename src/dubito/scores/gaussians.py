@@ -23,7 +23,7 @@ from typing import final
 
 import faiss
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from dubito.choices import Covariance
@@ -66,8 +66,7 @@ class Mixture:
 
     def log_density(self, z: Float64[Tensor, "n d"]) -> Float64[Tensor, "n"]:
         """Of every row, log q(z)."""
-        density: Tensor = self.log_joint(z).logsumexp(1)
-        return density
+        return self.log_joint(z).logsumexp(1)
 
     def covariances(self) -> Float64[Tensor, "..."]:
         """Sigma, in the shape of the factors."""
@@ -80,14 +79,10 @@ class Mixture:
 
     def _constants(self) -> Float64[Tensor, "k"]:
         d = self.means.shape[1]
-        log_det = {
-            "full": lambda: self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1),
-            "tied": lambda: self.factors.diagonal().log().sum(),
-            "diagonal": lambda: self.factors.log().sum(1),
-            "spherical": lambda: d * self.factors.log(),
-        }[self.covariance]()
-        constants: Tensor = self.weights.log() + log_det - 0.5 * d * math.log(2 * math.pi)
-        return constants
+        matrices = self.covariance in ("full", "tied")
+        log = (self.factors.diagonal(dim1=-2, dim2=-1) if matrices else self.factors).log()
+        log_det = d * log if self.covariance == "spherical" else log.sum(-1)
+        return self.weights.log() + log_det - 0.5 * d * math.log(2 * math.pi)
 
     def _distances(self, z: Float64[Tensor, "n d"]) -> Float64[Tensor, "n k"]:
         # Around the middle of the means, so that (a - b)^2 = a^2 - 2 a b + b^2 loses no digits to a common offset.
@@ -167,47 +162,34 @@ class Maximiser:
 
     def mixture(self, before: Mixture | None = None) -> Mixture:
         """The most likely mixture; components without rows stay as before."""
-        counts = self._counts
-        lost = counts < _LOST
-        shifts = self._firsts / counts.clamp(min=_LOST)[:, None]
-        origin = self.around if self.covariance == "full" else self._middle
-        means = torch.where(lost[:, None], self.around, origin + shifts)
-        weights = torch.where(lost, 0.0, counts)
-        factors = self._factors(shifts, counts.clamp(min=_LOST), lost, before)
-        return Mixture(self.covariance, weights / weights.sum(), means, factors)
-
-    def _factors(
-        self,
-        shifts: Float64[Tensor, "k d"],
-        counts: Float64[Tensor, "k"],
-        lost: Bool[Tensor, "k"],
-        before: Mixture | None,
-    ) -> Float64[Tensor, "..."]:
-        """The second moments become factors, in place where they are large; those without rows stay as before."""
+        counts, lost = self._counts.clamp(min=_LOST), self._counts < _LOST
+        shifts = self._firsts / counts[:, None]
+        weights = torch.where(lost, 0.0, self._counts)
         if self.covariance == "full":
-            for k, products in enumerate(self._seconds):
+            factors = self._seconds  # in place, because they are large
+            for k, products in enumerate(factors):
                 if before is not None and bool(lost[k]):
                     products.copy_(before.factors[k])
                     continue
                 covariance = _mirrored(products).div_(counts[k]).sub_(torch.outer(shifts[k], shifts[k]))
                 products.copy_(self._factor(covariance, f"component {k}"))
-            return self._seconds
-        if self.covariance == "tied":
+        elif self.covariance == "tied":
             between = (shifts * self._counts[:, None]).T @ shifts
             covariance = (_mirrored(self._seconds) - between).div_(self._counts.sum())
-            return self._factor(covariance, "all components")
-        variances = (self._seconds / counts[:, None] - shifts.square()).clamp_(min=0) + self.regularisation
-        if self.covariance == "spherical":
-            variances = variances.mean(1)
-        if before is not None:
-            variances[lost] = before.factors[lost] ** -2
-        # A precision must be a number; without regularisation a constant feature has none.
-        if not bool((variances > 0).all()):
-            self._factor(torch.zeros(1, 1, dtype=torch.float64), f"component {int((variances <= 0).nonzero()[0, 0])}")
-        factors: Tensor = variances.rsqrt()
-        if before is not None:
-            factors[lost] = before.factors[lost]  # to the last bit
-        return factors
+            factors = self._factor(covariance, "all components")
+        else:
+            variances = (self._seconds / counts[:, None] - shifts.square()).clamp_(min=0) + self.regularisation
+            variances = variances.mean(1) if self.covariance == "spherical" else variances
+            factors = variances.rsqrt()
+            if before is not None:
+                factors[lost] = before.factors[lost]
+            # A precision must be a number; without regularisation a constant feature has none.
+            if not bool(factors.isfinite().all()):
+                singular = int((~factors.isfinite()).nonzero()[0, 0])
+                self._factor(torch.zeros(1, 1, dtype=torch.float64), f"component {singular}")
+        origin = self.around if self.covariance == "full" else self._middle
+        means = torch.where(lost[:, None], self.around, origin + shifts)
+        return Mixture(self.covariance, weights / weights.sum(), means, factors)
 
     def _factor(self, covariance: Float64[Tensor, "d d"], whose: str) -> Float64[Tensor, "d d"]:
         whose = f"density.fit: the covariance of {whose}"
@@ -259,8 +241,7 @@ def kmeans(sample: Float32[Tensor, "n d"], k: int, seed: int) -> Float64[Tensor,
 def nearest_centre(z: Float64[Tensor, "n d"], centres: Float64[Tensor, "k d"]) -> Int64[Tensor, "n"]:
     """Which centre every row is nearest to."""
     middle = centres.mean(0)
-    nearest: Tensor = squared_distances(z - middle, centres - middle).argmin(1)
-    return nearest
+    return squared_distances(z - middle, centres - middle).argmin(1)
 
 
 def _full(z: Float64[Tensor, "n d"], mixture: Mixture) -> Float64[Tensor, "n k"]:

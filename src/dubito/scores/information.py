@@ -7,10 +7,8 @@
     variation_ratio      the share of members that do not vote for the class with most votes
     perturbation_variance   sum_c Var_m p_mc                  epistemic, over copies m of the image with Gaussian noise
 
-Kirsch 2024 (arXiv 2409.02628), eqs 2 to 5, and B.1 for the weights; Freeman 1965 for the variation ratio. B.1 weighs
-members by the size of their logits, and says in its steps that this is done for each input, in its formula that it is
-summed over inputs, and does not say which inputs those are; "logit sum" may be a sum or a log-sum-exp. All four
-readings are here, and none is called the paper's own. Pooled weights are learned from a table and then stay.
+Kirsch 2024 (arXiv 2409.02628), eqs 2 to 5, and B.1 for the weights, in the four readings that `metrics.information`
+explains; Freeman 1965 for the variation ratio. Pooled weights are learned from a table and then stay.
 
 Members are those of an explicit ensemble (the probe `Members`, or `dubito.ensemble`), tiles of one image (`Tiles`) or
 members that masks cut out of one model: `of` says which. A summary column (n, s) suffices for what it holds.
@@ -39,17 +37,6 @@ from dubito.validate import check_choice
 _BYTES = 1 << 26
 """Of logits and sums at once: 64 MB."""
 _ROWS = 2048
-
-
-def pooled(before: Float64[Tensor, "m"] | None, sizes: Float64[Tensor, "n m"]) -> Float64[Tensor, "m"]:
-    """The log of Σ_n exp l_mn over these rows and those before; a softmax over members makes weights of it.
-
-    >>> first = pooled(None, torch.tensor([[2.0, 2.0]], dtype=torch.float64))
-    >>> pooled(first, torch.tensor([[2.0, -30.0]], dtype=torch.float64)).exp().tolist()  # e² + e², e² + e⁻³⁰
-    [14.778..., 7.389...]
-    """
-    size = sizes.logsumexp(0)
-    return size if before is None else torch.logaddexp(before, size)
 
 
 @dataclass
@@ -174,17 +161,21 @@ class WeightedMutualInformation(ScoreOfMembers):
         return f"weighted_{self.by}"
 
     def learn(self, table: Table) -> None:
-        """Pooled weights: w_m = Σ_n exp l_mn / Σ_kn exp l_kn, with l the size of the logits; one pass."""
-        if self.over == "input":
-            return
-        sizes = None
+        """Pooled weights, if `over` says so."""
+        if self.over == "pooled":
+            self.weights_ = self.pooled_weights(table)
+
+    def pooled_weights(self, table: Table, temperature: float = 1.0) -> Float64[Tensor, "m"]:
+        """w_m = Σ_n exp l_mn / Σ_kn exp l_kn, with l the size of the logits / temperature, in logarithms; one pass."""
+        sizes = []
         for batch in blocks(table, self.logits):
             finite(batch.whole(self.logits), f"{self.name}.fit: column '{self.logits}' of {table.name}")
-            members = [log_size(block.double(), self.by) for block in members_of(self, batch, by="fit")]
-            sizes = pooled(sizes, torch.cat(members, 1))
-        if sizes is None:
+            members = members_of(self, batch, by="fit")
+            of_rows = torch.cat([log_size(block.double() / temperature, self.by) for block in members], 1)
+            sizes.append(of_rows.logsumexp(0))
+        if not sizes:
             raise TableError(f"{self.name}.fit needs rows; {table.name} has none. Fit on in-distribution images.")
-        self.weights_ = sizes.softmax(0)
+        return torch.stack(sizes).logsumexp(0).softmax(0)
 
     def of_logits(self, batch: Table, temperature: float = 1.0) -> Float64[Tensor, "n"]:
         """With pooled weights, if `over` says so; else by input."""
@@ -300,13 +291,13 @@ def member_batches(score: Score, table: Table) -> Iterator[Table]:
         yield batch
 
 
-def blocks(table: Table, column: str) -> Iterator[Table]:
-    """Rows of a column in blocks of bounded size, in memory."""
+def blocks(table: Table, column: str, *more: str) -> Iterator[Table]:
+    """Rows of a column of members, and of others, in blocks of bounded size, in memory."""
     _, *tail = table.shape(column)
     m, c = tail if len(tail) == 2 else (1, 1)
     # Four bytes per logit; for every class, the sums that a stream keeps and what it needs to add to them.
     size = _BYTES // (c * (4 * m + 64)) if m * c else _ROWS
-    return table.batches(column, size=max(1, min(_ROWS, size)))
+    return table.batches(column, *more, size=max(1, min(_ROWS, size)))
 
 
 def members_of(score: ScoreOfMembers, batch: Table, by: str = "score") -> Iterator[Float[Tensor, "n b c"]]:

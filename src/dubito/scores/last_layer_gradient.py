@@ -53,7 +53,11 @@ def last_layer_gradient(
     squared = _norm(feature, 2, bias=bias)
     if weighting == "fisher":
         return (p * others).sum(-1) * squared
-    return (p * (others.square() + _squares_of_others(p))).sqrt().sum(-1) * squared.sqrt()
+    # sum_(j != y) p_j^2 for every y: only for the largest p_y would a difference lose digits.
+    squares = p.square()
+    top, rest = _top_and_rest(p)
+    of_others = (squares.sum(-1, keepdim=True) - squares).scatter(-1, top, rest.square().sum(-1, keepdim=True))
+    return (p * (others.square() + of_others)).sqrt().sum(-1) * squared.sqrt()
 
 
 def grad_norm(
@@ -143,13 +147,6 @@ def _probabilities(logits: Float[Tensor, "n c"], by: str) -> tuple[Float64[Tenso
     p = check_two_classes(logits, by).softmax(-1)
     top, rest = _top_and_rest(p)
     return p, (1 - p).scatter(-1, top, rest.sum(-1, keepdim=True))
-
-
-def _squares_of_others(p: Float64[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
-    """sum_(j != y) p_j^2 for every y. Only the largest is most of the sum: of the others a difference loses nothing."""
-    squares = p.square()
-    top, rest = _top_and_rest(p)
-    return (squares.sum(-1, keepdim=True) - squares).scatter(-1, top, rest.square().sum(-1, keepdim=True))
 
 
 def _top_and_rest(p: Float64[Tensor, "n c"]) -> tuple[Tensor, Float64[Tensor, "n c"]]:

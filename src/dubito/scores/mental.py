@@ -73,31 +73,26 @@ class MentalModel(ScoreOfFeatures):
 
     def learn(self, table: Table) -> None:
         """Least squares of the logits on the features, streaming."""
-        self.weights_ = _usable(_recovered_weights(table), f"mental.fit: the weights from {table.name}")
+        if len(table) == 0:
+            raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on in-distribution images.")
+
+        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in finite_batches(table, "feature", "logit", by="mental.fit"):
+                yield batch.feature.double(), finite(batch.logit, f"mental.fit: logits of {table.name}").double()
+
+        layer, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
+        if layer.missed is None:
+            raise TableError(
+                f"mental.fit: weights of {layer.rank} independent features need more than {layer.rank + 1} rows; "
+                f"{table.name} has {layer.rows}. Fit on more images, or {instead}."
+            )
+        layer.check_linear(table.name, by="mental.fit", repair=f"or {instead}")
+        self.weights_ = _usable(layer.weight, f"mental.fit: the weights from {table.name}")
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The log-odds of every row."""
         self.check_width(batch, self.weights_.shape[1])
         return mental_log_odds(batch.feature, self.weights_)
-
-
-def _recovered_weights(table: Table) -> Float64[Tensor, "c d"]:
-    """The weights of the layer that made the logits."""
-    if len(table) == 0:
-        raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on in-distribution images.")
-
-    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in finite_batches(table, "feature", "logit", by="mental.fit"):
-            yield batch.feature.double(), finite(batch.logit, f"mental.fit: logits of {table.name}").double()
-
-    layer, instead = linear_logits(pairs), "take the weights of the model itself: MentalModel.of(classifier)"
-    if layer.missed is None:
-        raise TableError(
-            f"mental.fit: weights of {layer.rank} independent features need more than {layer.rank + 1} rows; "
-            f"{table.name} has {layer.rows}. Fit on more images, or {instead}."
-        )
-    layer.check_linear(table.name, by="mental.fit", repair=f"or {instead}")
-    return layer.weight
 
 
 def _usable(weights: Float64[Tensor, "c d"], what: str) -> Float64[Tensor, "c d"]:

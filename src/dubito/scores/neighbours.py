@@ -22,12 +22,8 @@ _AT_ONCE = 8192
 
 def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int) -> Float[Tensor, "n"]:
     """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
-    _, index = faiss.knn(
-        queries.float().contiguous().numpy(),
-        bank.float().contiguous().numpy(),
-        k,
-        metric=faiss.METRIC_INNER_PRODUCT,
-    )
+    arrays = queries.float().contiguous().numpy(), bank.float().contiguous().numpy()
+    _, index = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
     # From the two vectors, not from their product: near zero, sqrt(2 - 2 cos) would be nothing but rounding.
     kth = bank[torch.from_numpy(index[:, -1])]
     distance: Tensor = torch.linalg.vector_norm(queries.double() - kth.double(), dim=-1)

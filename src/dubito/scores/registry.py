@@ -94,15 +94,12 @@ def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
 
 def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:
     """A score, made from its name if need be; under a name of the user's, an array will do."""
-    if isinstance(score, type):
-        raise TableError(
-            f"{by}: scores must be scores, or names of them; got the class {score.__name__}. Say {score.__name__}()."
-        )
     if isinstance(score, str):
         return make_score(score)
-    if not isinstance(score, Score) and not (arrays and named):
+    if isinstance(score, type) or not (isinstance(score, Score) or (arrays and named)):
+        got = f"the class {score.__name__}" if isinstance(score, type) else type(score).__name__
         raise TableError(
-            f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; got {type(score).__name__}."
+            f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; got {got}."
             + (" Give arrays by name: {'mine': array}." if arrays else " Leave them out for all that there are.")
         )
     return score

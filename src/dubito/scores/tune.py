@@ -60,6 +60,7 @@ GRID: dict[str, Sequence[Any]] = {
 }
 """Values by setting. Tied covariances and all neurons are not in C.5; None components are one per class."""
 _FULLY = ("covariance", "space", "components")
+_INDEPENDENT = {"components": 1, "covariance": "diagonal", "start": "free", "max_iterations": 0, "neurons": None}
 BETAS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 _BY = "tune_regrad"
 
@@ -121,7 +122,9 @@ def tune_density(
     tried: list[dict[str, Any]] = []
     for candidate in _candidates(narrow[0], int(varying.sum()), grid or {}, settings, seed)[:budget]:
         try:
-            density, value = _fitted(*narrow, {**settings, **candidate})
+            both = {**settings, **candidate}
+            density, rest = (Density(**one).fit(narrow[0]) for one in (both, {**both, **_INDEPENDENT}))
+            value = log_likelihood(density, rest, narrow[1])
         except DubitoError as error:
             tried.append({**candidate, "log_likelihood": None, "error": str(error)})
             continue
@@ -154,12 +157,6 @@ def log_likelihood(density: Density, rest: Density, table: Table) -> float:
         if density.space == "log":
             total -= float(z.sum())  # the derivative of log(z + offset) is 1 / (z + offset)
     return total / len(table)
-
-
-def _fitted(train: Table, validation: Table, settings: dict[str, Any]) -> tuple[Density, float]:
-    alone = {"components": 1, "covariance": "diagonal", "start": "free", "max_iterations": 0, "neurons": None}
-    density, rest = (Density(**one).fit(train) for one in (settings, {**settings, **alone}))
-    return density, log_likelihood(density, rest, validation)
 
 
 def _candidates(
@@ -266,7 +263,12 @@ def tune_regrad(
             f"{_BY}: columns and betas must be lists with at least one entry; got columns={columns!r} and "
             f"betas={betas!r}. Give for instance columns=['gradient'], betas=[0, 4]."
         )
-    wrong = _errors(table)
+    wrong = wrong_predictions(table, by=_BY, repair="Give a validation split.")
+    if wrong.all() or not wrong.any():
+        raise TableError(
+            f"{_BY}: the model is {'wrong' if wrong.all() else 'right'} on all {len(wrong)} images of {table.name}, so "
+            f"all candidates have the same AURC. Give a validation split with errors, which it was not trained on."
+        )
     columns = list(dict.fromkeys(columns))
     scores = [REGrad(weighting, beta=beta, of=column) for column in columns for beta in dict.fromkeys(betas)]
     table.require(*(column for score in scores for column in score.needs), by=_BY)
@@ -303,18 +305,6 @@ def _choose(
 
 def _complexity(row: dict[str, Any]) -> tuple[float, float, float]:
     return float(row["copies"] or 0), row["sigma"] or 0.0, row["beta"]
-
-
-def _errors(table: Table) -> Bool[Tensor, "n"]:
-    """Where the model is wrong; TableError where that ranks nothing."""
-    wrong = wrong_predictions(table, by=_BY, repair="Give a validation split.")
-    if wrong.all() or not wrong.any():
-        raise TableError(
-            f"{_BY}: the model is {'wrong' if wrong.all() else 'right'} on all {len(wrong)} images of {table.name}, so "
-            f"AURC is {float(wrong[0]):g} for every candidate, and none can be chosen by it. Give a validation split "
-            f"on which the model is right and wrong, of images that it was not trained on."
-        )
-    return wrong
 
 
 def _perturbation(table: Table, column: str, *, alone: bool) -> dict[str, Any]:
