@@ -308,6 +308,7 @@ def test_one_name_needs_no_list(table):
         ({"uncertainties": ["mutual_info"]}, r"one of .*; got 'mutual_info'\. Did you mean mutual_information"),
         ({"predictions": "mine"}, "predictions must be one of own, original; got 'mine'"),
         ({"against": "rank"}, "against must be one of level, uncertainty; got 'rank'"),
+        ({"temperatures": []}, r"the number of temperatures must be a number, at least 1; got 0\. Use \(1\.0,\)"),
         ({"temperatures": [-1]}, r"temperatures must be a number, above 0; got -1\. Use \(1\.0, 'optimal'\)"),
     ],
 )

@@ -105,8 +105,8 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     uncertainties = _names(uncertainties)
     for name in uncertainties:
         check_choice(name, (*SUMMARY_FIELDS, *POOLED), by=_BY, what="uncertainties")
-    temperatures = temperatures or ((1.0,) if calibration is None else (1.0, "optimal"))
     pooled = [name for name in uncertainties if name in POOLED]
+    temperatures = temperatures if temperatures is not None else (1.0,) if calibration is None else (1.0, "optimal")
     _check_calibration(table, calibration, [*(one for one in temperatures if one == "optimal"), *pooled])
     fitted = _temperatures(temperatures, calibration)
     needs_logits = next((f"T = {one:.3g}" for one in fitted if one != 1), pooled[0] if pooled else None)
@@ -251,6 +251,7 @@ def _check_calibration(table: Table, calibration: Table | None, fitted_on_it: Se
 
 def _temperatures(temperatures: Sequence[float | int | Literal["optimal"]], calibration: Table | None) -> list[float]:
     """Temperatures as numbers, each once."""
+    check_number(len(temperatures), "[1, inf)", by=_BY, what="the number of temperatures", hint="Use (1.0,).")
     fitted = []
     for one in temperatures:
         if one == "optimal" and calibration is not None:
