@@ -63,7 +63,8 @@ def bin_edges(low: float, high: float, bins: int, *, room: float) -> Float[Tenso
 
 def directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Every row at length one; a row of zeros stays."""
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return unit
 
 
 def cosines(z: Float[Tensor, "n d"], unit: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:
