@@ -236,7 +236,7 @@ def test_a_trainer_may_spoil_the_rows_that_it_is_given():
 
 def test_a_loop_never_trains_on_images_without_label_whoever_trains():
     nothing = images().extended(label=torch.full((120,), -1))
-    with pytest.raises(TableError, match=r"acquire: rows to train on must have a label from 0 on; 2 of 2"):
+    with pytest.raises(TableError, match=r"acquire: 2 of 2 rows of"):
         Acquire().run(nothing, rounds=1, count=1, start=2, trainer=lambda table, rows: dubito.Margin())
     # A trainer that keeps its labels elsewhere.
     bare = nothing.select("logit", "id")
@@ -250,11 +250,11 @@ def test_a_loop_waits_for_labels_and_goes_on_when_they_are_there(tmp_path):
     partly = whole.extended(label=torch.where(torch.arange(120) < 10, whole.label, -1))
     options = {"rounds": 2, "count": 5, "start": range(10), "to": tmp_path}
     with pytest.raises(
-        TableError, match=r"5 of 15 of .* have none yet \(-1\): 'photo, .* and 2 more. Label them"
+        TableError, match=r"5 of 15 rows of .* have no label yet \(-1\): 'photo, .* and 2 more. Label them"
     ) as told:
         Acquire("top").run(partly, **options)
     where = f"They are in {tmp_path / 'picks.csv'}: fill in its column label."
-    assert str(told.value).endswith(f"make the same call again. {where}")
+    assert str(told.value).endswith(f"run the same call again. {where}")
     asked = [int(row["id"].split()[1]) for row in written(tmp_path)]
     label = partly.label.clone()
     label[asked] = whole.label[asked]
@@ -269,7 +269,7 @@ def test_a_loop_can_start_without_any_label(tmp_path):
     whole = images()
     options = {"rounds": 2, "count": 5, "start": 10}
     nothing = whole.extended(label=torch.full((120,), -1))
-    with pytest.raises(TableError, match="10 of 10 of") as told:
+    with pytest.raises(TableError, match="10 of 10 rows of") as told:
         Acquire("power").run(nothing, **options, to=tmp_path)
     assert f"They are in {tmp_path / 'picks.csv'}: " in str(told.value)
     expected = Acquire("power").run(whole, **options)
@@ -279,7 +279,7 @@ def test_a_loop_can_start_without_any_label(tmp_path):
     assert [row["rank"] for row in begun] == [str(rank) for rank in range(1, 11)]
     label = torch.full((120,), -1)
     label[expected.start] = whole.label[expected.start]
-    with pytest.raises(TableError, match="5 of 15 of"):
+    with pytest.raises(TableError, match="5 of 15 rows of"):
         Acquire("power").run(whole.extended(label=label), **options, to=tmp_path)
     assert [row["id"] for row in written(tmp_path)] == expected.rounds[0].picks.ids
     assert Acquire("power").run(whole, **options, to=tmp_path).to_dict() == expected.to_dict()
@@ -288,15 +288,13 @@ def test_a_loop_can_start_without_any_label(tmp_path):
 
 def test_without_a_folder_the_images_to_label_are_named():
     nothing = images().extended(label=torch.full((120,), -1))
-    with pytest.raises(
-        TableError, match=r"\(-1\): 'photo, 4', 'photo, 7'. Label them, and make the same call again\.$"
-    ):
+    with pytest.raises(TableError, match=r"\(-1\): 'photo, 4', 'photo, 7'. Label them, and run the same call again\.$"):
         Acquire().run(nothing, rounds=1, count=1, start=[7, 4])
 
 
 def test_a_loop_that_waits_for_its_first_labels_keeps_its_start_and_may_change_the_rest(tmp_path):
     nothing = images().extended(label=torch.full((120,), -1))
-    with pytest.raises(TableError, match="10 of 10 of"):
+    with pytest.raises(TableError, match="10 of 10 rows of"):
         Acquire("top").run(nothing, rounds=1, count=5, start=10, to=tmp_path)
     before = (tmp_path / "picks.csv").read_bytes()
     with pytest.raises(

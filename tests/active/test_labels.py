@@ -55,7 +55,7 @@ def test_a_loop_goes_on_with_what_people_wrote_into_its_picks(tmp_path, saved, a
     table = pool(classes=["cat, tom", "dog", "horse fly"])
     options = {"rounds": 2, "count": 4, "start": 9, "to": tmp_path}
     for waiting in ("9 of 9", "4 of 13", "4 of 17"):
-        with pytest.raises(TableError, match=f"{waiting} of table in memory have none yet"):
+        with pytest.raises(TableError, match=f"{waiting} rows of table in memory have no label yet"):
             Acquire("power").run(table, **options)
         fill(tmp_path / "picks.csv", lambda name: answers[int(name[5:-4]) % 3], **saved)
     found = Acquire("power").run(table, **options)
@@ -136,7 +136,7 @@ def test_names_that_are_not_utf_8_come_back_from_picks(tmp_path):
     names = [os.fsdecode(b"b\xe4r %d.jpg" % row) for row in range(20)]
     table, options = pool(20).extended(id=names), {"rounds": 1, "count": 4, "start": 6, "to": tmp_path}
     for waiting in ("6 of 6", "4 of 10"):
-        with pytest.raises(TableError, match=f"{waiting} of table in memory have none yet"):
+        with pytest.raises(TableError, match=f"{waiting} rows of table in memory have no label yet"):
             Acquire("top").run(table, **options)
         lines = (tmp_path / "picks.csv").read_bytes().splitlines()
         assert all(line.startswith(b"b\xe4r ") for line in lines[1:])

@@ -95,9 +95,7 @@ def test_what_cannot_be_trained_is_refused():
         LinearTrainer()(pool(), torch.arange(0))
     with pytest.raises(MissingColumnError, match="LinearTrainer needs column 'feature'"):
         LinearTrainer()(Table(label=[0, 1]), torch.arange(2))
-    with pytest.raises(
-        TableError, match=r"must have a label from 0 on; 2 of 2 of table in memory have none yet \(-1\)"
-    ):
+    with pytest.raises(TableError, match=r"2 of 2 rows of table in memory have no label yet \(-1\)"):
         LinearTrainer()(Table(feature=torch.zeros(3, 2)), torch.arange(2))
     with pytest.raises(ValueRangeError, match=r"members must be a whole number, at least 2; got 1"):
         LinearTrainer(members=1)

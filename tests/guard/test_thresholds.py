@@ -219,7 +219,7 @@ def test_levels_are_shares(bad: Any) -> None:
 
 
 def test_exactly_as_many_as_are_needed_suffice() -> None:
-    """59 images, accepted and right all of them, show 0.05 at 0.95: the level is not divided where that would fail."""
+    """59 images that are all accepted and correct show 0.05 at 0.95: the level is not divided where that would fail."""
     known, right = np.linspace(0, 1, 15), np.zeros(59, bool)
     found = risk_threshold((known, right[:15]), (np.linspace(0, 1, 59), right), risk=0.05, confidence=0.95)
     assert (found.accepted, found.errors) == (59, 0)

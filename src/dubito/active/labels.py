@@ -95,8 +95,8 @@ def require_labels(table: Table, rows: Int64[np.ndarray, "k"], by: str) -> None:
     without = table.row_ids(without_label(table, rows))
     if without:
         raise UnlabelledError(
-            f"{by}: rows to train on must have a label from 0 on; {len(without)} of {len(rows)} of {table.name} have "
-            f"none yet (-1): {some(without)}. Label them, and make the same call again."
+            f"{by}: {len(without)} of {len(rows)} rows of {table.name} have no label yet (-1): {some(without)}. Label "
+            f"them, and run the same call again."
         )
 
 

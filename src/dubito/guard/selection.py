@@ -42,8 +42,8 @@ _EPISTEMIC = ("mutual_information", "regrad", "density", "neighbours")
 _LEARN, _SELECT, _SELECT_ALONE = 0.15, 0.15, 0.2
 """Shares of a table: for scores to learn from, to select on; and to select on where nothing must be learned."""
 _STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
-_KNOWN_BY_HEART = (
-    "Scores that have learned from them know them by heart, and the guarantee would not hold for other images. Give "
+_MEMORISED = (
+    "Scores that have learned from them have memorised them, and the guarantee would not hold for other images. Give "
     "other images as train, or leave it out: a part of the table is set aside for it."
 )
 _TWICE = "The guarantee counts them as independent, and may not hold. Leave duplicates out: dubito.audit finds them."
@@ -102,7 +102,7 @@ class Roles:
         return cls(aleatoric, epistemic, density)
 
     def __str__(self) -> str:
-        stands_in = ", which stands in for it" if self.aleatoric == Entropy.name else ""
+        stands_in = " (no head or ensemble)" if self.aleatoric == Entropy.name else ""
         parts = [f"aleatoric by {self.aleatoric}{stands_in}"] if self.aleatoric else []
         return "; ".join(parts + ([f"epistemic by {self.epistemic}"] if self.epistemic else [])) or "not measured"
 
@@ -230,7 +230,7 @@ def select_scores(
         order = torch.randperm(len(learn), generator=torch.Generator().manual_seed(0))
         learn = chosen_rows(learn, order[:MOST_LEARNED].sort().values)
     if train is not None and learn is not None:
-        check_disjoint(table, learn, by="guard.fit", what="train", harm=_KNOWN_BY_HEART, error=GuardError)
+        check_disjoint(table, learn, by="guard.fit", what="train", harm=_MEMORISED, error=GuardError)
     fitted = fitted_scores(chosen, select, learn)
     candidates = competing(fitted, chosen_by_user=chosen is not None)
     if needs_density and learn is not None:
@@ -279,8 +279,8 @@ def fitted_scores(scores: Mapping[str, Score] | None, table: Table, learn: Table
 def competing(scores: Mapping[str, Score], *, chosen_by_user: bool) -> list[str]:
     """Which of them the uncertainty may be made of: all that the user chose, else all but a head from the shelf.
 
-    Nobody knows which images that head has learned from. Were they those of the table, labels and all, it would know
-    the calibration images by heart, and the guarantee would not hold.
+    Nobody knows which images that head has learned from. If they were those of the table, with their labels, it would
+    have memorised the calibration images, and the guarantee would not hold.
     """
     return [name for name, score in scores.items() if chosen_by_user or not isinstance(score, UncertaintyHead)]
 

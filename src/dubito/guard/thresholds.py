@@ -180,7 +180,7 @@ def risk_threshold(
     if len(u) < (enough := needed(risk, confidence)):
         raise GuardError(
             f"an error rate of at most {risk:g} with confidence {confidence:g} needs at least {enough} calibration "
-            f"images, accepted and right all of them (the chance of that, (1 - {risk:g})^{enough}, is then below "
+            f"images that are all accepted and correct (probability (1 - {risk:g})^{enough}, below "
             f"{1 - confidence:.3g}); there are {len(u)}. Give more labelled images, or choose a larger risk."
         )
     thresholds = _candidates(selection[0], candidates)
