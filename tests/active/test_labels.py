@@ -154,7 +154,9 @@ def test_a_folder_is_left_alone_when_its_picks_cannot_be_read(tmp_path):
     with pytest.raises(TableError, match="9 of 9"):
         Acquire().run(table, **options)
     (tmp_path / "picks.csv").write_bytes("id,label\nbär,1\n".encode("latin-1"))
-    with pytest.raises(ArtefactError, match=r"has labels of 1 images that are not among .* Save it as 'CSV UTF-8'"):
+    with pytest.raises(
+        ArtefactError, match=r"must be a CSV in UTF-8, but for the names of images; .* Save it as 'CSV UTF-8'"
+    ):
         Acquire().run(table, **options)
     assert (tmp_path / "picks.csv").read_bytes() == "id,label\nbär,1\n".encode("latin-1")
 

@@ -75,8 +75,8 @@ def test_images_are_asked_through_the_model_of_the_index(
 def test_another_model_is_refused(run: Run, index: Path, images: Path) -> None:
     answer = run("search", "query", index, images, "--model", MODEL, "--weights", "none", "--json")
     assert (answer.code, answer.json["kind"]) == (1, "TableError")
-    assert f"{images} has another model ({MODEL}, " in answer.json["error"]
-    assert f"than the items of the index ({MODEL}, " in answer.json["error"]
+    assert f"{images} and the items of the index must come from one model" in answer.json["error"]
+    assert f"they come from {MODEL} (" in answer.json["error"]
 
 
 def test_images_that_cannot_be_read_are_listed(run: Run, index: Path, weights: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_another_model_is_told_before_its_classes(run: Run, labelled: Path, cach
     table.provenance = Provenance(weights="another")
     SafeIndex.build(table, dubito.Entropy(), per_class=True).save(tmp_path / "index")
     answer = run("search", "query", tmp_path / "index", cache, "--k", 1)
-    assert (answer.code, "has another model" in answer.err) == (1, True)
+    assert (answer.code, "must come from one model" in answer.err) == (1, True)
 
 
 def test_a_quantile_that_leaves_nothing_out_is_told(run: Run, labelled: Path, cache: Path, tmp_path: Path) -> None:

@@ -32,13 +32,13 @@ from .world import D, N, table
             TableError,
             r"features must have the axes \(n, 8\), as wide as the index; got \(40, 9",
         ),
-        ({"queries": np.ones(8)}, TableError, r"Give one row per image, such as feature\[None\] of shape \(1, 8\)."),
+        ({"queries": np.ones(8)}, TableError, r"one row per image: feature\[None\] of shape \(1, 8\) for one feature"),
         ({"queries": np.zeros((40, 8))}, ValueRangeError, "row 0 of the array is all zeros. Check that image"),
         ({"queries": np.ones((40, 8), int)}, TableError, "features must be floating-point numbers; got torch.int64"),
         (
             {"uncertainty": None},
             TableError,
-            "needs the uncertainty of every query; got none, and the index has no score",
+            "needs the uncertainty of every query; got none. Give one number for every query",
         ),
         ({"uncertainty": np.ones(39)}, TableError, r"uncertainty must have one number per row, \(40,\); got \(39,\)"),
         ({"uncertainty": np.full(40, np.nan)}, ValueRangeError, "uncertainty: 40 of 40 values are NaN or infinite"),
@@ -49,14 +49,18 @@ from .world import D, N, table
         ),
         (
             {"refuse_above": [1.0, 2.0]},
-            TableError,
-            r"refuse_above must be one number, or one per query, \(40,\); got \(2,\)",
+            ValueRangeError,
+            r"refuse_above must be one number, or one per query, \(40,\); got shape \(2,\)",
         ),
-        ({"queries": np.ones((1, 40, 8))}, TableError, r"got \(1, 40, 8\) in the array. Give one row per image"),
+        (
+            {"queries": np.ones((1, 40, 8))},
+            TableError,
+            r"got \(1, 40, 8\) in the array. Give features of the same model, one row per image",
+        ),
         (
             {"refuse_above": np.nan},
             ValueRangeError,
-            "refuse_above must be numbers; got NaN. Infinity refuses no query",
+            r"got shape \(\), 1 of them NaN. Infinity refuses no query",
         ),
         ({"sets": True, "at_most": 0}, ValueRangeError, "at_most must be a whole number, at least 1; got 0"),
     ],
@@ -71,7 +75,7 @@ def test_wrong_questions(items, queries, ask, error, text):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"ids": ["a", "a"]}, TableError, "ids must be unique; got 'a' twice. Nothing was added"),
+        ({"ids": ["a", "a"]}, TableError, "ids must be unique; got 'a' twice. Nothing was changed"),
         (
             {"ids": ["a", "7"]},
             TableError,
@@ -88,9 +92,13 @@ def test_wrong_questions(items, queries, ask, error, text):
         (
             {"uncertainty": None},
             TableError,
-            "needs the uncertainty of every item; got none, and the index has no score",
+            "needs the uncertainty of every item; got none. Give one number for every item",
         ),
-        ({"labels": [1, 2]}, TableError, "those of the index have none, the array has some. Leave the labels out."),
+        (
+            {"labels": [1, 2]},
+            TableError,
+            "those of the index have none, the array has some. Nothing was added: leave the labels out.",
+        ),
         (
             {"labels": [1.0, 2.0]},
             TableError,
@@ -129,9 +137,7 @@ def test_further_errors(items):
     with pytest.raises(ValueRangeError, match="width must be a whole number, at least 1"):
         SafeIndex(0)
     one = SafeIndex.build(np.ones((1, D)), [0.1])
-    with pytest.raises(
-        ValueRangeError, match=r"with exclude at least two items must be searched; there is 1 \(1 in all"
-    ):
+    with pytest.raises(ValueRangeError, match=r"in \[1, 0\]; got 1\. 1 of 1 items are searched, less the excluded one"):
         one.search(np.ones((1, D)), [0.1], k=1, exclude=["0"])
 
 
@@ -165,24 +171,28 @@ def test_a_number_must_mean_one_class(tmp_path):
 
 def test_another_model_and_another_score_are_refused():
     index = SafeIndex.build(table(0, provenance=Provenance(weights="model a")), MaxProbability())
-    with pytest.raises(TableError, match=r"cache/1 has another model \(\w+\) than the items of the index"):
+    with pytest.raises(TableError, match=r"cache/1 and the items of the index must come from one model"):
         index.search(table(1, provenance=Provenance(weights="model b")))
     named = SafeIndex.build(table(0, provenance=Provenance("timm:small", weights="a1")), MaxProbability())
     narrow = Table(name="photos/new", feature=np.ones((1, 3)), provenance=Provenance("timm:large", weights="b2"))
     for ask in (named.search, named.add):
         with pytest.raises(
-            TableError, match=r"photos/new has another model \(timm:large, \w+\) than .* \(timm:small, \w+\)"
+            TableError, match=r"photos/new and .* they come from timm:large \(\w+\) and timm:small \(\w+\)"
         ):
             ask(narrow)
     with pytest.raises(TableError, match=r"cache/1 has another score \(entropy\) than .* \(max_probability\)"):
         index.add(table(1, provenance=Provenance(weights="model a")), Entropy())
-    with pytest.raises(TableError, match="needs the uncertainty of every query; got none with an array of features"):
+    with pytest.raises(
+        TableError, match=r"needs the uncertainty of every query; got none. Give one number for every query, or a table"
+    ):
         index.search(table(1).feature)
-    with pytest.raises(TableError, match="needs the uncertainty of every item; got none with an array of features"):
+    with pytest.raises(
+        TableError, match=r"needs the uncertainty of every item; got none. Give one number for every item, or a table"
+    ):
         index.add(table(1).feature)
     index.score = None  # as one does to save an index with a score of one's own
     with pytest.raises(
-        TableError, match=r"has another score \(entropy\) .*: values of two scores have no common scale"
+        TableError, match=r"has another score \(entropy\) .*, and values of two scores have no common scale"
     ):
         index.search(table(1, provenance=Provenance(weights="model a")), Entropy())
     learned = SafeIndex.build(table(0), Neighbours(k=2).fit(table(3)))

@@ -15,7 +15,7 @@ from dubito.scores import Entropy, MaxProbability
 from dubito.search import SafeIndex
 from dubito.search import connection as connection_module
 from dubito.search import postgres as postgres_module
-from dubito.search.backend import Backend, Block, Origin
+from dubito.search.backend import Backend, Origin
 from dubito.search.postgres import ItemsTable
 from dubito.table import Provenance, Table
 
@@ -144,7 +144,7 @@ def test_a_score_judges_tables(server, name):
     index = SafeIndex.on_server(server.dsn, table=name, width=D, score=MaxProbability())
     index.add(table)
     assert index.search(table, k=2).refused.sum() == 4
-    with pytest.raises(TableError, match="has another model"):
+    with pytest.raises(TableError, match="must come from one model"):
         index.search(Table(feature=made["feature"], logit=made["feature"], provenance=Provenance(weights="another")))
 
 
@@ -185,7 +185,7 @@ def test_an_addition_that_fails_leaves_nothing(server, name):
         remote.add(np.ones((1, D)), [0.5], ids=["5"], labels=[0])
     unit = np.eye(1, D, dtype=np.float32)
     with pytest.raises(ServerError, match=r"another process has just added an item .*Key \(id\)=\(5\) alrea"):
-        remote.backend.add([Block(["5"], unit, np.zeros(1), np.zeros(1, np.int64))], 1, Origin())
+        remote.backend.add([(["5"], unit, np.zeros(1), np.zeros(1, np.int64))], 1, Origin())
     with pytest.raises(TableError, match=r"another process has removed some of these items. Nothing was removed"):
         remote.backend.remove(["6", "never"])
     assert "6" in remote
@@ -201,7 +201,7 @@ def test_a_server_that_goes_in_the_middle_of_an_addition(server, name):
                 server.crash()
             rows = slice(start, start + 1000)
             unit = (more["feature"][rows] / np.linalg.norm(more["feature"][rows], axis=1)[:, None]).astype(np.float32)
-            yield Block([f"c{row}" for row in range(start, start + 1000)], unit, more["u"][rows], more["label"][rows])
+            yield [f"c{row}" for row in range(start, start + 1000)], unit, more["u"][rows], more["label"][rows]
 
     with pytest.raises(ServerError) as told:
         remote.backend.add(blocks(), 20_000, Origin())
@@ -262,14 +262,12 @@ def test_a_server_that_goes_while_it_confirms(server, name):
 def test_writers_that_come_between_are_seen(server, name):
     _, remote = both(server, name)
     unit = np.eye(1, D, dtype=np.float32)
-    with pytest.raises(TableError, match=r"that another process has just added have some. Nothing was added"):
-        remote.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin())
+    with pytest.raises(TableError, match=r"those of the index have some, the new block has none. Nothing was added"):
+        remote.backend.add([(["x"], unit, np.zeros(1), None)], 1, Origin())
     first = SafeIndex.on_server(server.dsn, table=f"{name} 2", width=D)
     first.add(Table(feature=np.eye(3, D), provenance=Provenance(weights="one")), [0.1, 0.2, 0.3])
-    with pytest.raises(
-        TableError, match=r"the new block has another model \(\w+\) than the items of the index \(\w+\)"
-    ):
-        first.backend.add([Block(["x"], unit, np.zeros(1), None)], 1, Origin(Provenance(weights="two")))
+    with pytest.raises(TableError, match=r"the new block and the items of the index must come from one model"):
+        first.backend.add([(["x"], unit, np.zeros(1), None)], 1, Origin(Provenance(weights="two")))
     assert ("x" in remote, "x" in first) == (False, False)
 
 
@@ -371,7 +369,7 @@ def test_what_a_table_must_be(server, name):
         with pytest.raises(ValueRangeError, match=rf"width must be a whole number in \[1, 16000\]; got {width}"):
             SafeIndex.on_server(server.dsn, table="nowhere", width=width)
     _, remote = both(server, name)
-    with pytest.raises(TableError, match=r"are 16 wide; got width=8. Leave it out"):
+    with pytest.raises(TableError, match=r"was created with width=16; got width=8. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, width=8)
     with pytest.raises(TableError, match=r"was created with quantile=0.9; got quantile=0.5. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, quantile=0.5)

@@ -169,7 +169,7 @@ def test_removing_everything_leaves_an_empty_index(items):
     index.remove(table(0, 5).id)
     assert (len(index), index.kept) == (0, 0)
     index.add(table(1, 7, provenance=Provenance(weights="b")))  # another model, and a score that is still there
-    assert (len(index), index.backend.state().origin.model_id) == (7, Provenance(weights="b").model_id)
+    assert (len(index), index.provenance) == (7, Provenance(weights="b"))
 
 
 def test_a_failed_addition_leaves_everything_as_it_was(items, queries):

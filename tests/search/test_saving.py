@@ -247,9 +247,7 @@ def test_a_score_that_could_not_be_read_back_is_not_saved(tmp_path):
             return batch.feature[:, 0]
 
     index = SafeIndex.build(some(0), Own())
-    with pytest.raises(
-        ArtefactError, match=r"own is not one of dubito's own scores, .* Set index.score = None and save"
-    ):
+    with pytest.raises(ArtefactError, match=r"score 'own' .* cannot be saved: it is not one of dubito's own"):
         index.save(tmp_path / "index")
     index.score = None
     index.save(tmp_path / "index")
@@ -265,7 +263,7 @@ def test_a_full_disk_leaves_the_old_index(index, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    steps = [(memory, name) for name in ("_write_vectors", "_items", "_write_approximation")]
+    steps = [(memory, name) for name in ("_write_vectors", "save", "_write_approximation")]
     steps.append((safe_index, "save_score"))
     for step in [*steps, (storage, "write_json")]:
         with monkeypatch.context() as patch:

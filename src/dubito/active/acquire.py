@@ -163,10 +163,9 @@ class Acquire:
         with nullcontext() if folder is None else locked(folder):
             identity = self._identity(pool, begin, count, trainer, test)
             done = [] if folder is None else loop.read_rounds(folder, identity)
-            first = loop.first_images(pool, begin, folder)
+            pool, first = loop.with_labels(pool, begin, folder, classes)
             if folder is not None and (done or len(begin)):
                 loop.write_loop(folder, identity, first, done)
-            pool = loop.with_labels(pool, folder, classes)
             result = Acquisition(pool.name, self.strategy, begin, loop.reusable(done, rounds, len(pool)))
             try:
                 while len(result.rounds) <= rounds and (not result.rounds or result.rounds[-1].picks is not None):

@@ -149,19 +149,12 @@ class JointLabels:
             self.weight = weight[kept] / weight.sum()
             self.posterior = joint.reshape(-1, p.shape[0])[kept] / chance.ravel()[kept, None]
             return
-        if not self._drawn:
-            self._draw()
+        if not self._drawn:  # go from enumerated labels to drawn ones, by systematic resampling
+            cumulative = np.cumsum(self.weight)
+            at = (np.arange(self._samples) + self._rng.random()) / self._samples * cumulative[-1]
+            self.posterior = self.posterior[np.searchsorted(cumulative, at, side="right").clip(max=len(cumulative) - 1)]
+            self.weight, self._drawn = np.full(self._samples, 1 / self._samples), True
         chances = np.cumsum(self.posterior @ p, axis=1)
         label = (self._rng.random((len(chances), 1)) * chances[:, -1:] >= chances).sum(axis=1)
         joint = self.posterior * p.T[np.minimum(label, p.shape[1] - 1)]
         self.posterior = joint / joint.sum(axis=1, keepdims=True)
-
-    def _draw(self) -> None:
-        """Go from enumerated labels to drawn ones, by systematic resampling."""
-        cumulative = np.cumsum(self.weight)
-        places = (np.arange(self._samples) + self._rng.random()) / self._samples * cumulative[-1]
-        self.posterior = self.posterior[
-            np.minimum(np.searchsorted(cumulative, places, side="right"), len(cumulative) - 1)
-        ]
-        self.weight = np.full(self._samples, 1 / self._samples)
-        self._drawn = True

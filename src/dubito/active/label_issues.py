@@ -15,8 +15,7 @@ from typing import Any, ClassVar, final
 
 import faiss
 import numpy as np
-import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from dubito.errors import TableError
 from dubito.evaluate.evaluate import uncertainty
@@ -159,30 +158,26 @@ class LabelIssues(Result):
 
 def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64[np.ndarray, "j k"]:
     """The k nearest other rows by cosine, of duplicates too."""
-    index = faiss.IndexFlatIP(table.shape("feature")[1])
+    unit, start = np.empty(table.shape("feature"), dtype=np.float32), 0
     for batch in table.batches("feature", size=_AT_ONCE):
-        index.add(_directions(batch))
+        z = batch.feature.double().numpy()
+        norm = np.linalg.norm(z, axis=1, keepdims=True)
+        if not np.isfinite(norm).all() or (norm == 0).any():
+            raise TableError(
+                f"find_label_issues: features must be finite and not all zero; those of {batch.name} are not. "
+                f"Leave such images out."
+            )
+        unit[start : start + len(z)] = z / norm
+        start += len(z)
     nearest = np.empty((len(examined), k), dtype=np.int64)
-    chosen = table.select("feature")
     for start in range(0, len(examined), _AT_ONCE):
         rows = examined[start : start + _AT_ONCE]
-        _, near = index.search(_directions(chosen.rows(torch.from_numpy(rows))), k + 1)
+        _, near = faiss.knn(unit[rows], unit, k + 1, metric=faiss.METRIC_INNER_PRODUCT)
         # Itself is among them, unless more than k duplicates come before it: then the last one goes.
         itself = near == rows[:, None]
         itself[~itself.any(axis=1), k] = True
         nearest[start : start + len(rows)] = near[~itself].reshape(-1, k)
     return nearest
-
-
-def _directions(batch: Table) -> Float32[np.ndarray, "n d"]:
-    z: np.ndarray = batch.feature.double().numpy()
-    norm = np.linalg.norm(z, axis=1, keepdims=True)
-    if not np.isfinite(norm).all() or (norm == 0).any():
-        raise TableError(
-            f"find_label_issues: features must be finite and not all zero; those of {batch.name} are not. "
-            f"Leave such images out."
-        )
-    return np.ascontiguousarray(z / norm, dtype=np.float32)
 
 
 def _votes(

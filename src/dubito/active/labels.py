@@ -186,7 +186,12 @@ def _class_names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] |
 def _numbers(paths: Sequence[str | Path], names: Sequence[str] | None) -> dict[str, int]:
     """By id, the class."""
     numbers: dict[str, int] = {}
-    by_name = _by_name(names or ())
+    whole, by_name = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
+    for number, name in enumerate(names or ()):
+        whole[_plain(name)].add(number)
+        for part in name.split(","):
+            by_name[_plain(part)].add(number)
+    by_name |= whole  # a whole name takes precedence over a synonym
     for path in paths:
         file = read_labels(path)
         if "label" not in file.header:
@@ -218,16 +223,6 @@ def _class(cell: str, names: Sequence[str] | None, by_name: Mapping[str, set[int
         f"{what} must be one of the {len(names)} classes, {some(list(names))}, or a number below {len(names)}; "
         f"got '{cell}'{several}. Correct it, or name classes of your own: classes=['cat', 'dog']."
     )
-
-
-def _by_name(names: Sequence[str]) -> dict[str, set[int]]:
-    """Every way to name a class; a whole name takes precedence over a synonym."""
-    whole, synonyms = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
-    for number, name in enumerate(names):
-        whole[_plain(name)].add(number)
-        for part in name.split(","):
-            synonyms[_plain(part)].add(number)
-    return {**synonyms, **whole}
 
 
 def _plain(name: str) -> str:

@@ -112,7 +112,10 @@ class LinearTrainer:
         x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
         # The number of rows is part of the seed: members of two rounds are independent.
         rng = np.random.default_rng([self.seed, len(rows)])
-        span, x = _span(x)
+        span = np.eye(x.shape[1])
+        if len(x) < x.shape[1]:  # an orthonormal basis of the rows, and the rows in it
+            span, rows_in_span = np.linalg.qr(x.T)
+            x = rows_in_span.T
         priors = [np.zeros((len(span), classes))]
         priors += [rng.normal(scale=self.strength**-0.5, size=(len(span), classes)) for _ in range(self.members)]
         heads = []
@@ -159,14 +162,6 @@ class LinearHeads:
         x = ((z.double() - torch.from_numpy(self.mean)) / self.scale).float()
         heads = torch.from_numpy(self.heads[first:last])
         return torch.einsum("nd,mdc->nmc", x, heads[:, :-1]) + heads[:, -1]
-
-
-def _span(x: Float64[np.ndarray, "n d"]) -> tuple[Float64[np.ndarray, "d r"], Float64[np.ndarray, "n r"]]:
-    """An orthonormal basis of the rows, and the rows in it."""
-    if len(x) >= x.shape[1]:
-        return np.eye(x.shape[1]), x
-    basis, rows = np.linalg.qr(x.T)
-    return basis, rows.T
 
 
 def _scale(table: Table) -> tuple[Float64[Tensor, "d"], float]:

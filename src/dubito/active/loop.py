@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 
 STATE = "acquisition.json"
 PICKS = "picks.csv"
-_PARTS = {
-    "strategy": "the strategy",
-    "settings": "its settings",
-    "score": "the score",
-    "pool": "the pool",
-    "count": "the number of picks per round",
-    "start": "the labelled rows at the beginning",
-    "trainer": "the trainer",
-    "test": "the test images",
-}
 _FIXED = ("pool", "start")
 """The parts that identify a loop without rounds."""
 
@@ -241,14 +231,7 @@ def identity_of(table: Table) -> Json:
 
 
 def write_loop(folder: Path, identity: Json, begin: Sequence[str], rounds: list[Round]) -> None:
-    """Replace the state of a folder and its picks.csv.
-
-    Args:
-        folder: The folder of the loop.
-        identity: What identifies the loop.
-        begin: Images to begin with that have no label: the first lines, without round and uncertainty.
-        rounds: The finished rounds.
-    """
+    """Replace the state of a folder and its picks.csv, whose first lines are the images of the beginning to label."""
     with writing(STATE, folder):
         write_json(folder / STATE, {"identity": identity, "rounds": plain(rounds)})
     first = [{"id": name, "round": "", "u": "", "rank": rank} for rank, name in enumerate(begin, 1)]
@@ -270,29 +253,24 @@ def read_rounds(folder: Path, identity: Json) -> list[Round]:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to start over.") from error
     now = json.loads(json.dumps(identity))
-    if differing := [_PARTS[part] for part in (_PARTS if rounds else _FIXED) if saved.get(part) != now.get(part)]:
+    if differing := [part for part in (now if rounds else _FIXED) if saved.get(part) != now[part]]:
         raise ArtefactError(
-            f"'{folder}' holds another loop, with a difference in {', '.join(differing)}. Use another folder, or "
+            f"'{folder}' holds another loop; these arguments differ: {', '.join(differing)}. Use another folder, or "
             f"delete this one."
         )
     return rounds
 
 
-def written_labels(folder: Path | None) -> dict[str, str]:
-    """The labels that people wrote into picks.csv, by id."""
-    return {} if folder is None or not (folder / PICKS).exists() else read_labels(folder / PICKS).labels
-
-
-def first_images(pool: Table, begin: Int64[np.ndarray, "s"], folder: Path | None) -> list[str]:
-    """The images at the beginning that people must label, or have labelled in picks.csv."""
-    listed = {*pool.row_ids(without_label(pool, begin)), *written_labels(folder)}
-    return [name for name in pool.row_ids(begin) if name in listed]
-
-
-def with_labels(pool: Table, folder: Path | None, classes: Sequence[str] | None) -> Table:
-    """The pool with the labels that people wrote into picks.csv, if any."""
-    files = [folder / PICKS] if folder is not None and written_labels(folder) else []
-    return add_labels(pool, *files, classes=classes) if files or classes is not None else pool
+def with_labels(
+    pool: Table, begin: Int64[np.ndarray, "s"], folder: Path | None, classes: Sequence[str] | None
+) -> tuple[Table, list[str]]:
+    """The pool with the labels of picks.csv, if any, and the images of the beginning that people label there."""
+    file = None if folder is None or not (folder / PICKS).exists() else folder / PICKS
+    written = {} if file is None else read_labels(file).labels
+    files = [file] if file is not None and written else []
+    listed = {*pool.row_ids(without_label(pool, begin)), *written}
+    first = [name for name in pool.row_ids(begin) if name in listed]
+    return add_labels(pool, *files, classes=classes) if files or classes is not None else pool, first
 
 
 def reusable(done: list[Round], rounds: int, images: int) -> list[Round]:

@@ -61,25 +61,19 @@ def stochastic(
         beta: Inverse temperature: near 0 the draw is uniform; the larger, the closer to `top`.
         rng: Generator of the Gumbel variables.
     """
-    gumbel = rng.gumbel(size=len(u))
-    # Images of probability 0 (power, u = 0) come last, in random order: a pool is often sorted by class.
-    return np.lexsort((-gumbel, -(_log_weight(u, kind) + gumbel / beta)))[:count]
-
-
-def _log_weight(u: Float64[np.ndarray, "n"], kind: str) -> Float64[np.ndarray, "n"]:
-    if kind == "softmax":
-        return u
-    if kind == "softrank":
-        rank = np.empty(len(u))
-        rank[np.argsort(-u, kind="stable")] = np.arange(1, len(u) + 1)
-        return -np.log(rank)
-    if len(u) and u.min() < 0:
+    if kind == "power" and len(u) and u.min() < 0:
         raise ValueRangeError(
             f"acquire: 'power' requires uncertainties that are not negative; got {u.min():.3g}. Choose 'softrank', "
             f"which uses the order alone, or a score that begins at 0 (entropy, mutual information)."
         )
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(u))  # -inf for u = 0: chosen only when nothing else is left
+    log_weight, gumbel = u, rng.gumbel(size=len(u))
+    if kind == "softrank":
+        log_weight = -np.log(np.argsort(np.argsort(-u, kind="stable")) + 1.0)
+    elif kind == "power":
+        with np.errstate(divide="ignore"):
+            log_weight = np.log(u)  # -inf for u = 0: chosen only when nothing else is left
+    # Images of probability 0 (power, u = 0) come last, in random order: a pool is often sorted by class.
+    return np.lexsort((-gumbel, -(log_weight + gumbel / beta)))[:count]
 
 
 @final
@@ -153,16 +147,13 @@ def diverse(
             value = squared if begun else distances.nearest_to_mean()
         else:
             value = weight * (1.0 if not begun else squared if kind == "seeding" else np.sqrt(squared))
-        row = _draw(value, free, rng) if kind == "seeding" else int(np.where(free, value, -np.inf).argmax())
+        if kind == "seeding":
+            chances = np.where(free, value, 0.0)
+            cumulative = np.cumsum(chances if chances.sum() > 0 else free.astype(np.float64))
+            row = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+        else:
+            row = int(np.where(free, value, -np.inf).argmax())
         free[row] = False
         chosen.append(row)
         distances.add(np.array([row]))
     return np.array(chosen, dtype=np.int64)
-
-
-def _draw(value: Float64[np.ndarray, "n"], free: Bool[np.ndarray, "n"], rng: np.random.Generator) -> int:
-    chances = np.where(free, value, 0.0)
-    if chances.sum() <= 0:
-        chances = free.astype(np.float64)
-    cumulative = np.cumsum(chances)
-    return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))

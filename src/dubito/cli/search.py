@@ -166,7 +166,7 @@ def _check_classes(index: "SafeIndex", queries: "Table") -> None:
     thresholds = index.thresholds
     if thresholds.by_class is None or not index.rule.refuses_queries:
         return
-    if queries.model_id != index.backend.state().origin.model_id:
+    if queries.model_id != (index.provenance and index.provenance.model_id):
         return  # of another model, which `search` refuses first
     if "label" not in queries:
         problem, repair = f"{queries.name} has no labels", "Give a cache with labels (dubito extract --labels FILE)"

@@ -17,7 +17,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
 from PIL import Image
 from torch import Tensor
 
@@ -155,12 +154,12 @@ class Guard(Result):
         """A verdict of every row of a table of the same model."""
         check_table(table, by="guard.decide")
         table.require("logit", by="guard")
-        if self.classes is not None and table.shape("logit")[1] != len(self.classes):
-            raise TableError(
-                f"guard: logits must be of the {len(self.classes)} classes that the guard was fitted for; "
-                f"{table.name} has {table.shape('logit')[1]}. Give a table of the same model."
-            )
-        if self.provenance and table.provenance and (reason := self.provenance.difference(table.provenance)):
+        reason, classes = None, table.shape("logit")[1]
+        if self.classes is not None and classes != len(self.classes):
+            reason = f"it has {classes} classes, not {len(self.classes)}"
+        elif self.provenance and table.provenance:
+            reason = self.provenance.difference(table.provenance)
+        if reason:
             raise TableError(
                 f"guard: {table.name} was made by another model than the guard was fitted for: {reason}. "
                 f"Fit a guard on a table of this model."
@@ -200,7 +199,6 @@ class Guard(Result):
 
         The folder must be new or empty, or that of a guard, which is then replaced in one step.
         """
-        self.selection.check_registered()
         described = {
             **self.to_dict(),
             "scores": list(self.selection.scores),
@@ -305,24 +303,19 @@ def one_or_many(images: Any) -> tuple[Images, bool]:
     if isinstance(images, Image.Image):
         return open_images([images]), True
     if isinstance(images, (np.ndarray, Tensor)):
-        single = _is_single(images)
+        if images.is_floating_point() if isinstance(images, Tensor) else images.dtype.kind == "f":
+            single = images.ndim == 3  # an input, channels first
+        elif images.ndim == 3 and images.shape[0] == 3 != images.shape[-1]:
+            raise ImagesError(
+                f"pixels of shape {tuple(images.shape)} may be one picture with channels first, or three grey ones. "
+                f"Give the one as (h, w, 3), channels last; the three as a list."
+            )
+        else:  # one or four channels are no stack of narrow grey pictures; `open_images` says what to do with them
+            single = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] in (1, 3, 4))
         return open_images(images[None] if single else images), single
     if isinstance(images, Sequence) and len(images) and all(isinstance(one, (str, Path)) for one in images):
         return FileImages(Path(), [str(one) for one in images], name="a list of files"), False
     return open_images(images), False
-
-
-def _is_single(array: Shaped[np.ndarray, "..."] | Tensor) -> bool:
-    """Inputs have channels first, pictures last: (3, h, w) or (h, w, 3), or a grey (h, w)."""
-    if array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind == "f":
-        return array.ndim == 3
-    if array.ndim == 3 and array.shape[0] == 3 != array.shape[-1]:
-        raise ImagesError(
-            f"pixels of shape {tuple(array.shape)} may be one picture with channels first, or three grey ones. Give "
-            f"the one as (h, w, 3), channels last; the three as a list."
-        )
-    # One or four channels are no stack of narrow grey pictures; `open_images` says what to do with them.
-    return array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
 
 
 def _checked(table: Any, train: Any, guarantee: Guarantee, novel: Any, seed: Any) -> bool:

@@ -159,23 +159,21 @@ class GuardModule(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, uncertainty, accept."""
-        z, logits = self._features_and_logits(x)
-        values = {name: score(z, logits) for name, score in self._written.items()}
-        u, novel = self._selection.uncertainty(values)
-        return logits, u, (u <= self._threshold) & ~novel
-
-    def _features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._layer is None:
             out = self.backbone(x)  # of a known kind, as the example has gone through it
-            return x, out if isinstance(out, Tensor) else out.logits  # no score reads features here
-        seen: list[Tensor] = []
-        hook = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
-            self.backbone(x)
-        finally:
-            hook.remove()
-        z = seen[0].flatten(1)
-        return self._as_stored(z), F.linear(z, self._layer.weight, self._layer.bias)
+            z, logits = x, out if isinstance(out, Tensor) else out.logits  # no score reads features here
+        else:
+            seen: list[Tensor] = []
+            hook = self._layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            try:
+                self.backbone(x)
+            finally:
+                hook.remove()
+            z = seen[0].flatten(1)
+            logits = F.linear(z, self._layer.weight, self._layer.bias)
+            z = self._as_stored(z)
+        u, novel = self._selection.uncertainty({name: score(z, logits) for name, score in self._written.items()})
+        return logits, u, (u <= self._threshold) & ~novel
 
 
 def _example(model: WrappedClassifier, example: object) -> Tensor:

@@ -23,7 +23,7 @@ from dubito.evaluate.evaluate import check_any_scores
 from dubito.guard.combination import Combination, choose, quantiles
 from dubito.guard.thresholds import Guarantee, Outcomes, Threshold
 from dubito.metrics import wrong_predictions
-from dubito.scores import SCORES, UncertaintyHead, load_score, save_score
+from dubito.scores import UncertaintyHead, load_score, save_score
 from dubito.scores.available import available_scores
 from dubito.scores.density import QUICK, Density, default_density
 from dubito.scores.registry import by_name
@@ -179,16 +179,6 @@ class ScoreSelection:
                 f"uncertainty is {self.combination}."
             ) from error
         return tested, int(refused.sum())
-
-    def check_registered(self) -> None:
-        """Raise ArtefactError for a score that could not be read back."""
-        for name, score in self.scores.items():
-            inner = score.score_of if isinstance(score, Temperature) else score
-            if type(inner) is not SCORES.get(inner.name):
-                raise ArtefactError(
-                    f"the guard cannot be saved: its score '{name}' ({type(inner).__name__}) is not one of dubito's "
-                    f"own, so it could not be read back. Fit the guard with registered scores."
-                )
 
     def write(self, folder: Path) -> None:
         """Write scores and quantiles into a folder; what is left is plain values."""

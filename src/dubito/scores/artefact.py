@@ -24,8 +24,13 @@ _DESCRIPTION, _STATE = "score.json", "state.safetensors"
 
 
 def save_score(score: Score, to: str | Path) -> Path:
-    """Write a score, fitted or not, into a folder."""
-    folder = Path(to)
+    """Write a score of dubito's own, fitted or not, into a folder."""
+    folder, inner = Path(to), getattr(score, "score_of", score)
+    if type(inner) is not SCORES.get(inner.name):
+        raise ArtefactError(
+            f"score '{inner.name}' ({type(inner).__name__}) cannot be saved: it is not one of dubito's own, so it "
+            f"could not be loaded again. Use a registered score."
+        )
     learned = {name: getattr(score, name) for name in score.learned if hasattr(score, name)}
     tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in learned.items() if name not in tensors}

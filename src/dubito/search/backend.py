@@ -14,13 +14,12 @@ from jaxtyping import Float32, Float64, Int64, Shaped
 
 from dubito.errors import TableError
 from dubito.search.rule import Rule, Thresholds
-from dubito.table.provenance import Provenance
+from dubito.table.provenance import Provenance, check_provenance
 from dubito.types import Json
 
 _CONSEQUENCE = {
-    "model": ", so cosines mean nothing. Extract it with the same model and transform",
-    "score": ": values of two scores have no common scale. Leave the score out, or build another index",
-    "set of classes": ", so one number means two classes. Give labels=... with the numbers that the items have",
+    "score": "and values of two scores have no common scale. Leave the score out, or build another index",
+    "set of classes": "so one number means two classes. Give labels=... with the numbers that the items have",
 }
 
 
@@ -33,22 +32,8 @@ def sampling_key(name: str) -> str:
     return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()
 
 
-@final
-@dataclass(frozen=True)
-class Block:
-    """A block of items to be added.
-
-    Attributes:
-        ids: Their ids.
-        vectors: Their features, scaled to length one.
-        u: Their uncertainties.
-        labels: Their classes, if known.
-    """
-
-    ids: Sequence[str]
-    vectors: Float32[np.ndarray, "n d"]
-    u: Float64[np.ndarray, "n"]
-    labels: Int64[np.ndarray, "n"] | None
+Block = tuple[Sequence[str], Float32[np.ndarray, "n d"], Float64[np.ndarray, "n"], Int64[np.ndarray, "n"] | None]
+"""Items to be added: ids, features scaled to length one, uncertainties, and classes, if known."""
 
 
 @final
@@ -66,29 +51,21 @@ class Origin:
     classes: str | None = None
     scored_by: str | None = None
 
-    @property
-    def model_id(self) -> str | None:
-        """The hash of the model."""
-        return None if self.provenance is None else self.provenance.model_id
-
     def check(self, items: "Origin", *, by: str, name: str, classes: bool = False) -> None:
         """Raise TableError for another origin than the items have, where both are known.
 
         Class names are compared only with `classes`.
         """
+        check_provenance(self.provenance, items.provenance, by=by, of=f"{name} and the items of the index")
         pairs = {
-            "model": (self.model_id, items.model_id),
             "score": (self.scored_by, items.scored_by),
             "set of classes": (self.classes if classes else None, items.classes),
         }
         for what, (one, other) in pairs.items():
             if one and other and one != other:
-                # A model by its name and its hash: one name may have several weights and transforms.
-                models = [origin.provenance and origin.provenance.model for origin in (self, items)]
-                here, there = models if what == "model" and all(models) else ("", "")
                 raise TableError(
-                    f"{by}: {name} has another {what} ({here}{here and ', '}{one}) than the items of the index "
-                    f"({there}{there and ', '}{other}){_CONSEQUENCE[what]}."
+                    f"{by}: {name} has another {what} ({one}) than the items of the index ({other}), "
+                    f"{_CONSEQUENCE[what]}."
                 )
 
     def to_json(self) -> Json:
@@ -118,14 +95,6 @@ class Hits:
     similarities: Float32[np.ndarray, "n k"]
     labels: Int64[np.ndarray, "n k"] | None
     exact: bool
-
-    @classmethod
-    def concatenated(cls, parts: Sequence["Hits"]) -> "Hits":
-        """The hits of several blocks of queries, one after the other."""
-        labels = [part.labels for part in parts if part.labels is not None]
-        ids, similarities = [part.ids for part in parts], [part.similarities for part in parts]
-        exact = all(part.exact for part in parts)
-        return cls(np.concatenate(ids), np.concatenate(similarities), np.concatenate(labels) if labels else None, exact)
 
     def without(self, exclude: Shaped[np.ndarray, "n"]) -> "Hits":
         """One neighbour fewer per query: the excluded one, or the last, where equal items have pushed it out."""
@@ -157,6 +126,16 @@ class State:
     revision: int
     origin: Origin
 
+    def check_new(self, origin: Origin, *, labelled: bool, by: str, name: str) -> None:
+        """Raise unless new items have classes, or not, as the items do, and a number means the same class in both."""
+        if self.labelled not in (None, labelled):
+            raise TableError(
+                f"{by}: either all items have classes or none has; those of the index have "
+                f"{'some' if self.labelled else 'none'}, {name} has {'some' if labelled else 'none'}. Nothing was "
+                f"added: {'give labels=...' if self.labelled else 'leave the labels out'}."
+            )
+        origin.check(self.origin, by=by, name=name, classes=True)
+
 
 @final
 @dataclass(frozen=True)
@@ -185,40 +164,30 @@ class Backend(Protocol):
 
     def state(self) -> State:
         """A summary of all items."""
-        ...
 
     def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:
         """Add all blocks, or none if one fails; `rows` is how many items they hold together."""
-        ...
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove existing items, all or none."""
-        ...
 
     def existing(self, ids: Sequence[str]) -> set[str]:
         """The ids among these that are in the index."""
-        ...
 
     def left_out(self) -> list[str]:
         """The ids that the rule does not keep, sorted."""
-        ...
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:
         """The k most similar kept items of each query; `exact` ignores an approximation."""
-        ...
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """At most `count` kept items, those with the lowest `sampling_key`: the same ones in every backend."""
-        ...
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Interpolated quantiles of the uncertainties of all items."""
-        ...
 
     def build_approximation(self, kind: str | None, effort: int | None) -> str:
         """Build an approximation of the kept items, use it from now on, and return its kind."""
-        ...
 
     def close(self) -> None:
         """Release what is not memory, such as a connection; a later call opens it again."""
-        ...

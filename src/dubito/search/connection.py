@@ -11,8 +11,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
-import numpy as np
-
 from dubito.errors import MissingPackageError, ServerError
 
 Output = TypeVar("Output")
@@ -26,8 +24,15 @@ class Connection:
     """A connection to the server of a dsn; errors never show its password."""
 
     def __init__(self, dsn: str) -> None:
-        self._psycopg, self._register = _packages()
-        self._dsn = dsn
+        try:
+            import psycopg  # noqa: PLC0415 (optional packages)
+            import psycopg.conninfo  # noqa: PLC0415
+            from pgvector.psycopg import register_vector  # noqa: PLC0415
+        except ImportError as error:
+            raise MissingPackageError(
+                f"SafeIndex.on_server needs psycopg and pgvector ({error}). Install them: pip install 'dubito[server]'."
+            ) from error
+        self._psycopg, self._register, self._dsn = psycopg, register_vector, dsn
         self._open: Any = None
         self._finalizer: Any = None
         self._alone = threading.RLock()
@@ -131,23 +136,6 @@ class Connection:
             f"{doing}: the server of {self.where} cannot be reached or went away ({_line(error)}). {applied}. Check "
             f"that it runs and call again: the next call reconnects."
         )
-
-
-def to_vector(value: Any) -> Any:
-    """A value of a pgvector column, as float32."""
-    return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype=np.float32)
-
-
-def _packages() -> tuple[Any, Any]:
-    try:
-        import psycopg  # noqa: PLC0415 (optional packages)
-        import psycopg.conninfo  # noqa: PLC0415
-        from pgvector.psycopg import register_vector  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingPackageError(
-            f"SafeIndex.on_server needs psycopg and pgvector ({error}). Install them: pip install 'dubito[server]'."
-        ) from error
-    return psycopg, register_vector
 
 
 def _line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64, Int64, Shaped
+from jaxtyping import Float32, Float64, Int64, Shaped
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
@@ -34,7 +34,7 @@ class Embeddings:
         by: The method that the user called, for errors.
         name: The name of the table, for errors.
         rows: How many rows there are.
-        read: Returns the features of a slice of rows.
+        features: The features; slices of rows are read.
         u: The uncertainties, if any.
         ids: The ids, if any.
         labels: The classes, if any.
@@ -44,7 +44,7 @@ class Embeddings:
     by: str
     name: str
     rows: int
-    read: Callable[[slice], Tensor]
+    features: Any
     u: Float64[np.ndarray, "n"] | None
     ids: list[str] | None
     labels: Int64[np.ndarray, "n"] | None
@@ -54,27 +54,29 @@ class Embeddings:
         """The features scaled to length one, block by block, with the rows of each; at least one block."""
         for start in range(0, max(1, self.rows), _ROWS_AT_ONCE):
             rows = slice(start, min(start + _ROWS_AT_ONCE, self.rows))
-            yield rows, self._unit(self.read(rows), start)
+            yield rows, self._unit(to_tensor(self.features[rows], f"{self.by}: features"), start)
 
     def blocks(self, ids: list[str]) -> Iterator[Block]:
         """Items as a backend adds them."""
         assert self.u is not None, "items always have uncertainties"  # noqa: S101 (our own invariant)
         for rows, unit in self.unit_vectors():
-            yield Block(ids[rows], unit, self.u[rows], None if self.labels is None else self.labels[rows])
+            yield ids[rows], unit, self.u[rows], None if self.labels is None else self.labels[rows]
 
-    def require_uncertainties(self, score: Score | None, what: str) -> None:
+    def require_uncertainties(self, what: str) -> None:
         """Raise TableError for items or queries without uncertainties."""
         if self.u is None:
             raise TableError(
-                f"{self.by} needs the uncertainty of every {what}; got none"
-                + (", and the index has no score of its own" if score is None else " with an array of features")
-                + f". Give a fitted score (with a table) or one number for every {what}"
-                + (", or build the index with clean='items'." if what == "query" else ".")
+                f"{self.by} needs the uncertainty of every {what}; got none. Give one number for every {what}, or a "
+                f"table and a fitted score" + (", or build the index with clean='items'." if what == "query" else ".")
             )
 
-    def _unit(self, block: Float[Tensor, "b d"], start: int) -> Float32[np.ndarray, "b d"]:
+    def _unit(self, block: Shaped[Tensor, "b d"], start: int) -> Float32[np.ndarray, "b d"]:
+        if block.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            raise TableError(
+                f"{self.by}: features must be floating-point numbers; got {block.dtype} in {self.name}. Cast them."
+            )
         # By numpy: for a few queries it costs less than torch, whose threads would also compete with those of faiss.
-        features = block.numpy()
+        features = (block if block.dtype == torch.float64 else block.float()).numpy()
         norm = np.sqrt(np.einsum("bd,bd->b", features, features, dtype=np.float64))
         usable = (norm >= _SHORTEST) & (norm <= _LONGEST)
         if not usable.all():
@@ -123,18 +125,26 @@ def read_embeddings(
     scored_by = uncertainty.name if isinstance(uncertainty, Score) else None
     origin = Origin(provenance, classes if names else None, scored_by)
     origin.check(state.origin, by=by, name=name)
-    if isinstance(uncertainty, Score) and state.rows:
-        _check_same_score(by, uncertainty, score)
-    _check_shape(by, shape, width, name)
+    if isinstance(uncertainty, Score) and state.rows and score and not _same_fit(uncertainty, score):
+        raise TableError(
+            f"{by}: uncertainties must be of the score that the items have, {score!r} as it was fitted for them; got "
+            f"{uncertainty!r} with other settings or another fit. Values of two scores have no common scale: leave it "
+            f"out, or build another index."
+        )
+    if len(shape) != 2 or shape[1] != width:
+        raise TableError(
+            f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(shape)} in {name}. Give "
+            f"features of the same model, one row per image: feature[None] of shape (1, {width}) for one feature."
+        )
     n = int(shape[0])
     return Embeddings(
         by=by,
         name=name,
         rows=n,
-        read=lambda rows: _floats(to_tensor(column[rows], f"{by}: features"), by, name),
+        features=column,
         u=_uncertainties(by, uncertainty, table, n),
         ids=None if ids is None else _valid_ids(by, ids, n),
-        labels=_classes(by, labels, n),
+        labels=None if labels is None else _classes(by, labels, n),
         origin=origin,
     )
 
@@ -158,34 +168,10 @@ def is_valid_id(text: str) -> bool:
     return bool(text) and "\0" not in text and (text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text))
 
 
-def duplicate(names: Sequence[str]) -> str | None:
-    """The first id that occurs twice, if any."""
-    return next((name for name, count in Counter(names).items() if count > 1), None)
-
-
-def _check_same_score(by: str, score: Score, own: Score | None) -> None:
-    """Raise unless a score is the one of the items, with the same settings and the same fit."""
-    if own is not None and score is not own and (score != own or not _same_fit(score, own)):
-        raise TableError(
-            f"{by}: uncertainties must be of the score that the items have, {own!r} as it was fitted for them; got "
-            f"{score!r}, another score, other settings or another fit. Values of two scores have no common scale: "
-            f"leave it out, or build another index."
-        )
-
-
-def _check_shape(by: str, shape: Sequence[int], width: int, name: str) -> None:
-    if len(shape) != 2 or shape[1] != width:
-        one_row = f"Give one row per image, such as feature[None] of shape (1, {width}) for one feature."
-        raise TableError(
-            f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(shape)} in {name}. "
-            + ("Use the features of the model that the index was built with." if len(shape) == 2 else one_row)
-        )
-
-
-def _floats(block: Tensor, by: str, name: str) -> Float[Tensor, "b d"]:
-    if block.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise TableError(f"{by}: features must be floating-point numbers; got {block.dtype} in {name}. Cast them.")
-    return block if block.dtype == torch.float64 else block.float()
+def check_unique(names: Sequence[str], *, by: str) -> None:
+    """Raise TableError for an id that occurs twice."""
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise TableError(f"{by}: ids must be unique; got '{twice}' twice. Nothing was changed: give every id once.")
 
 
 def _uncertainties(
@@ -213,18 +199,15 @@ def _valid_ids(by: str, ids: Names, n: int) -> list[str]:
     names = as_list(ids)
     if len(names) != n:
         raise TableError(f"{by}: ids must have one id per row, {n}; got {len(names)}. Name the same images.")
-    wrong = next((place for place, one in enumerate(names) if not is_valid_id(one)), None)
-    if wrong is not None:
+    if wrong := [(row, name) for row, name in enumerate(names) if not is_valid_id(name)]:
         raise TableError(
             f"{by}: ids must be strings of at least one character that UTF-8 can encode, without NUL; got "
-            f"{names[wrong]!r} for row {wrong}. Rename it."
+            f"{wrong[0][1]!r} for row {wrong[0][0]}. Rename it."
         )
     return names
 
 
-def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"] | None:
-    if labels is None:
-        return None
+def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"]:
     classes = to_tensor(labels, f"{by}: labels")
     if classes.is_floating_point() or classes.dtype == torch.bool or tuple(classes.shape) != (n,):
         raise TableError(
@@ -235,7 +218,9 @@ def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"] | None:
 
 
 def _same_fit(one: Score, other: Score) -> bool:
-    """Whether two scores of the same settings learned the same, including the scores that they are made of."""
+    """Whether two scores have the same settings and learned the same, including the scores that they are made of."""
+    if one is other or one != other:
+        return one is other
     names = (*one.learned, *(setting.name for setting in fields(one)))  # type: ignore[arg-type]
     for name in names:
         pair: list[Any] = [getattr(score, name, None) for score in (one, other)]

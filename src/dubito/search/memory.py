@@ -80,12 +80,12 @@ class MemoryBackend:
         self._reserve(first + rows)
         ids: list[str] = []
         u, labels = [self.u], [] if self.labels is None else [self.labels]
-        for block in blocks:
-            self.vectors[start : start + len(block.ids)] = block.vectors
-            start += len(block.ids)
-            ids += block.ids
-            u.append(block.u)
-            labels += [] if block.labels is None else [block.labels]
+        for more, vectors, more_u, more_labels in blocks:
+            self.vectors[start : start + len(more)] = vectors
+            start += len(more)
+            ids += more
+            u.append(more_u)
+            labels += [] if more_labels is None else [more_labels]
         all_u, all_labels = np.concatenate(u), np.concatenate(labels) if labels else None
         # Nothing fails from here on.
         self.origin = self.origin if first else origin
@@ -169,9 +169,11 @@ class MemoryBackend:
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the items into a folder, and return what describes them."""
         put = partial(FOLDER.put_file, folder)
+        items = {"u": torch.from_numpy(self.u), **pack_strings(self.ids.tolist())}
+        items |= {} if self.labels is None else {"label": torch.from_numpy(self.labels)}
         files = {
             "vectors": put("vectors", ".safetensors", lambda to: _write_vectors(to, self.vectors, len(self.ids))),
-            "items": put("items", ".safetensors", lambda to: to(save(_items(self)))),
+            "items": put("items", ".safetensors", lambda to: to(save(items))),
         }
         if self.index is not None and self.approximation is not None:
             files["approximate"] = put("approximate", ".faiss", lambda to: _write_approximation(to, self.index))
@@ -267,11 +269,6 @@ class MemoryBackend:
         if missing.any():  # an IVF that searched too few lists: compare such a query with all items
             similarities[missing], rows[missing] = self._brute_force(queries[missing], k)
         return similarities, rows
-
-
-def _items(backend: MemoryBackend) -> dict[str, torch.Tensor]:
-    columns = {"u": torch.from_numpy(backend.u), **pack_strings(backend.ids.tolist())}
-    return columns if backend.labels is None else columns | {"label": torch.from_numpy(backend.labels)}
 
 
 def _write_vectors(put: Callable[[bytes], Any], vectors: Float32[np.ndarray, "c d"], rows: int) -> None:

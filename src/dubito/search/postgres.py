@@ -21,7 +21,7 @@ from jaxtyping import Float32, Float64
 
 from dubito.errors import ArtefactError, ServerError, TableError, ValueRangeError
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
-from dubito.search.connection import Connection, to_vector
+from dubito.search.connection import Connection
 from dubito.search.inputs import is_valid_id
 from dubito.search.rule import Rule, Thresholds
 from dubito.types import Json
@@ -49,29 +49,25 @@ class PostgresBackend:
         self._table = ItemsTable(table)
         about = self._connection.read("SafeIndex.on_server", self._table.open) or self._create(width, settings)
         self.width, self.rule = int(about["width"]), Rule(**about["rule"])
-        if width is not None and width != self.width:
-            raise TableError(
-                f"SafeIndex.on_server: the items of '{table}' are {self.width} wide; got width={width}. Leave it out, "
-                f"or use another table."
-            )
-        for key, value in settings.items():
-            if about["rule"][key] != value:
+        for key, value in {"width": width or self.width, **settings}.items():
+            if (own := {"width": self.width, **about["rule"]}[key]) != value:
                 raise TableError(
-                    f"SafeIndex.on_server: '{table}' was created with {key}={about['rule'][key]!r}; got "
-                    f"{key}={value!r}. Leave it out, or use another table."
+                    f"SafeIndex.on_server: '{table}' was created with {key}={own!r}; got {key}={value!r}. Leave it "
+                    f"out, or use another table."
                 )
 
     def state(self) -> State:
         """A summary of all items, as the last writer left it."""
-        about = self._connection.read("SafeIndex", self._table.about)
-        thresholds = about["thresholds"]
+        return self._state(self._connection.read("SafeIndex", self._table.about))
+
+    def _state(self, about: Json) -> State:
         return State(
             rows=about["rows"],
             kept=about["kept"],
-            thresholds=thresholds and Thresholds.from_json(thresholds),
+            thresholds=about["thresholds"] and Thresholds.from_json(about["thresholds"]),
             labelled=about["labelled"],
             revision=about["revision"],
-            origin=self._table.origin(about),
+            origin=Origin.from_json(about["origin"], f"'{self._table.name}_about'"),
         )
 
     def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:  # noqa: ARG002 (of the protocol)
@@ -81,12 +77,16 @@ class PostgresBackend:
             about = self._table.about(cursor, lock=True)
             with cursor.copy(self._table.sql("COPY {items} (id, vector, u, label) FROM STDIN (FORMAT binary)")) as copy:
                 copy.set_types(["text", "vector", "float8", "int8"])
-                for block in blocks:
-                    self._check_fits(about, block, origin)
-                    labels = [None] * len(block.ids) if block.labels is None else block.labels.tolist()
-                    for row in zip(block.ids, block.vectors, block.u.tolist(), labels, strict=True):
+                for ids, vectors, u, classes in blocks:
+                    labelled = classes is not None
+                    if about["rows"]:  # another process may have added items since `SafeIndex` checked
+                        self._state(about).check_new(
+                            origin, labelled=labelled, by="SafeIndex.add", name="the new block"
+                        )
+                    labels = [None] * len(ids) if classes is None else classes.tolist()
+                    for row in zip(ids, vectors, u.tolist(), labels, strict=True):
                         copy.write_row(row)
-                    about["labelled"] = block.labels is not None
+                    about["labelled"] = labelled
             if not about["rows"]:
                 about["origin"] = origin.to_json()
             self._table.update(cursor, about)
@@ -137,7 +137,9 @@ class PostgresBackend:
         """The kept items with the lowest sampling keys."""
         query = 'SELECT id, vector FROM {items} WHERE {keep} ORDER BY md5(id) COLLATE "C" LIMIT %(count)s'
         rows = self._rows("SafeIndex", query, {"count": count})
-        return [row[0] for row in rows], np.stack([to_vector(row[1]) for row in rows])
+        # Depending on its version, pgvector returns arrays or vectors of its own.
+        vectors = [one.to_numpy() if hasattr(one, "to_numpy") else one for _, one in rows]
+        return [row[0] for row in rows], np.stack(vectors).astype(np.float32)
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Quantiles of all uncertainties."""
@@ -243,21 +245,10 @@ class PostgresBackend:
             )
         return results, about
 
-    def _check_fits(self, about: Json, block: Block, origin: Origin) -> None:
-        """Compare with the index as it is now: another process may have added items since `SafeIndex` checked."""
-        if not about["rows"]:
-            return
-        if about["labelled"] != (block.labels is not None):
-            raise TableError(
-                f"SafeIndex.add: either all items have classes or none has; those that another process has just added "
-                f"have {'some' if about['labelled'] else 'none'}. Nothing was added: give the same."
-            )
-        origin.check(self._table.origin(about), by="SafeIndex.add", name="the new block", classes=True)
-
 
 @final
 class ItemsTable:
-    """The two tables of an index. Every method but `sql` and `origin` works on a cursor, in its transaction."""
+    """The two tables of an index. Every method but `sql` works on a cursor, in its transaction."""
 
     def __init__(self, name: str) -> None:
         from psycopg import errors, sql  # noqa: PLC0415 (an optional package)
@@ -324,10 +315,6 @@ class ItemsTable:
             )
         stored: Json = about
         return stored
-
-    def origin(self, about: Json) -> Origin:
-        """Where the items come from."""
-        return Origin.from_json(about["origin"], f"'{self.name}_about'")
 
     def write_about(self, cursor: Any, about: Json) -> None:
         """Replace what is stored about all items."""

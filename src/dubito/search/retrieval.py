@@ -175,13 +175,11 @@ def query_limits(
     """The threshold of every query, and what it is, in words."""
     if refuse_above is not None:
         limits: Float64[np.ndarray, "..."] = to_tensor(refuse_above, "SafeIndex.search: refuse_above").double().numpy()
-        if limits.ndim and limits.shape != (queries.rows,):
-            raise TableError(
-                f"SafeIndex.search: refuse_above must be one number, or one per query, ({queries.rows},); got "
-                f"{limits.shape}. Give the same queries."
+        if limits.shape not in ((), (queries.rows,)) or np.isnan(limits).any():
+            raise ValueRangeError(
+                f"SafeIndex.search: refuse_above must be one number, or one per query, ({queries.rows},); got shape "
+                f"{limits.shape}, {np.isnan(limits).sum()} of them NaN. Infinity refuses no query."
             )
-        if np.isnan(limits).any():
-            raise ValueRangeError("SafeIndex.search: refuse_above must be numbers; got NaN. Infinity refuses no query.")
         return np.full(queries.rows, limits), "the threshold that you set"
     if not rule.refuses_queries or state.thresholds is None:
         return np.full(queries.rows, np.inf), "no threshold"
@@ -198,11 +196,6 @@ def query_limits(
 def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence[str] | None, queries: int) -> int:
     """How many neighbours to search for: k, or enough for sets of `at_most` items."""
     available = state.kept - (exclude is not None)
-    if available < 1:
-        raise ValueRangeError(
-            f"SafeIndex.search: with exclude at least two items must be searched; there is {state.kept} ({state.rows} "
-            f"in all). Add items, or search without exclude."
-        )
     less = ", less the excluded one" if exclude is not None else ""
     hint = f"{state.kept} of {state.rows} items are searched{less}: choose a smaller k, or add items."
     check_number(k, f"[1, {available}]", by="SafeIndex.search", what="k", whole=True, hint=hint)
@@ -220,34 +213,20 @@ def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence
 def nearest_items(
     backend: Backend, queries: Embeddings, refused: Bool[np.ndarray, "n"], k: int, exclude: Sequence[str] | None
 ) -> Hits:
-    """The k nearest items of each query that is not refused."""
-    parts = []
+    """The k nearest items of each query; rows of refused ones hold "", NaN and -1."""
+    shape = (queries.rows, k)
+    ids, labels = np.full(shape, "", dtype=object), np.full(shape, -1, dtype=np.int64)
+    similarities = np.full(shape, np.nan, dtype=np.float32)
     for rows, block in queries.unit_vectors():  # the features of refused queries are checked, too
-        answered = block[~refused[rows]] if refused[rows].any() else block
-        parts.append(backend.nearest(answered, k + (exclude is not None), exact=False))
-    hits = parts[0] if len(parts) == 1 else Hits.concatenated(parts)
-    np.clip(hits.similarities, -1.0, 1.0, out=hits.similarities)
-    if exclude is None:
-        return hits
-    names: Any = np.array(exclude, dtype=object)
-    return hits.without(names[~refused])
-
-
-def per_query(hits: Hits, refused: Bool[np.ndarray, "n"], k: int) -> Json:
-    """The first k neighbours as columns with a row for every query, refused ones included."""
-
-    def filled(values: Any, empty: object) -> Any:
-        if not refused.any():
-            return values[:, :k]
-        column = np.full((len(refused), k), empty, dtype=values.dtype)
-        column[~refused] = values[:, :k]
-        return column
-
-    return {
-        "ids": filled(hits.ids, ""),
-        "similarities": filled(hits.similarities, np.nan),
-        "labels": None if hits.labels is None else filled(hits.labels, -1),
-    }
+        answered = ~refused[rows]
+        wanted = block if answered.all() else block[answered]
+        hits = backend.nearest(wanted, k + (exclude is not None), exact=False)
+        if exclude is not None:
+            hits = hits.without(np.array(exclude[rows], dtype=object)[answered])
+        ids[rows][answered], similarities[rows][answered] = hits.ids, hits.similarities.clip(-1.0, 1.0)
+        if hits.labels is not None:
+            labels[rows][answered] = hits.labels
+    return Hits(ids, similarities, None if hits.labels is None else labels, hits.exact)
 
 
 def neighbour_sets(
@@ -255,10 +234,10 @@ def neighbour_sets(
 ) -> tuple[NeighbourSet | None, ...]:
     """For each query the items within its uncertainty; None for a refused one."""
     sets: list[NeighbourSet | None] = [None] * len(refused)
-    radius = np.interp(u[~refused], *radii)
+    radius = np.interp(u, *radii)
     near = (1.0 - hits.similarities.astype(np.float64) <= radius[:, None] + _ROUNDING).sum(1)
-    for row, query in enumerate(np.flatnonzero(~refused).tolist()):
+    for row in np.flatnonzero(~refused).tolist():
         size = min(int(near[row]), at_most)
         ids, cosines = hits.ids[row, :size].tolist(), hits.similarities[row, :size].tolist()
-        sets[query] = NeighbourSet(tuple(ids), tuple(cosines), float(radius[row]), cut_off=bool(near[row] > at_most))
+        sets[row] = NeighbourSet(tuple(ids), tuple(cosines), float(radius[row]), cut_off=bool(near[row] > at_most))
     return tuple(sets)

@@ -20,10 +20,9 @@ from dubito.choices import Clean
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
 from dubito.scores.artefact import load_score, save_score
-from dubito.scores.registry import SCORES
 from dubito.search import retrieval
 from dubito.search.backend import Approximation, Backend, State
-from dubito.search.inputs import Embeddings, Names, as_list, duplicate, feature_width, read_embeddings
+from dubito.search.inputs import Names, as_list, check_unique, feature_width, read_embeddings
 from dubito.search.memory import FOLDER, MemoryBackend
 from dubito.search.retrieval import Radii, SearchResult
 from dubito.search.rule import Rule, Thresholds
@@ -148,7 +147,8 @@ class SafeIndex:
     def save(self, folder: str | Path) -> Path:
         """Save the index in a folder: a new or empty one, or in place of the index there.
 
-        A kill at any instant leaves the old index or the new one.
+        A kill at any instant leaves the old index or the new one. A score that is not one of dubito's own cannot be
+        saved: set index.score = None before, and give queries their uncertainties after loading.
         """
         if not isinstance(self.backend, MemoryBackend):
             raise ArtefactError(
@@ -156,11 +156,6 @@ class SafeIndex:
                 "SafeIndex.on_server, or build one in memory from the same items to save it."
             )
         backend, score = self.backend, self.score
-        if score is not None and type(score) is not SCORES.get(score.name):
-            raise ArtefactError(
-                f"SafeIndex.save: {score.name} is not one of dubito's own scores, so it could not be loaded again. Set "
-                f"index.score = None and save again; after load, give queries their uncertainties."
-            )
         revision, radii = self._radii or (None, None)
 
         def write(place: Path) -> Json:
@@ -239,12 +234,9 @@ class SafeIndex:
         new = read_embeddings(
             "SafeIndex.add", items, uncertainty, width=self.width, score=self.score, state=state, ids=ids, labels=labels
         )
-        new.require_uncertainties(self.score, "item")
+        new.require_uncertainties("item")
         names = new.ids or [str(state.rows + row) for row in range(new.rows)]
-        if twice := duplicate(names):
-            raise TableError(
-                f"SafeIndex.add: ids must be unique; got '{twice}' twice. Nothing was added: rename one of them."
-            )
+        check_unique(names, by="SafeIndex.add")
         if existing := sorted(self.backend.existing(names)):
             raise TableError(
                 f"SafeIndex.add: ids must be new; {len(existing)} of {len(names)} are in the index, such as "
@@ -252,7 +244,9 @@ class SafeIndex:
             )
         if not new.rows:
             return
-        _check_labels(new, state, self.rule)
+        state.check_new(new.origin, labelled=new.labels is not None, by=new.by, name=new.name)
+        if self.rule.per_class and new.labels is None:
+            self.rule.thresholds(np.zeros(1), None)  # raises, and says what is missing
         self.backend.add(new.blocks(names), new.rows, new.origin)
         if isinstance(uncertainty, Score):
             self.score = uncertainty
@@ -260,8 +254,7 @@ class SafeIndex:
     def remove(self, ids: Names) -> None:
         """Remove items by id, all or none; the thresholds move with the rest."""
         names = as_list(ids)
-        if twice := duplicate(names):
-            raise TableError(f"SafeIndex.remove: ids must be unique; got '{twice}' twice. Drop one of them.")
+        check_unique(names, by="SafeIndex.remove")
         if unknown := sorted({*names} - self.backend.existing(names)):
             raise TableError(
                 f"SafeIndex.remove: ids must be in the index; {len(unknown)} of {len(names)} are not, such as "
@@ -302,7 +295,7 @@ class SafeIndex:
             "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
         )
         if self.rule.refuses_queries or refuse_above is not None or sets:
-            embedded.require_uncertainties(self.score, "query")
+            embedded.require_uncertainties("query")
         limits, against = retrieval.query_limits(embedded, self.rule, state, refuse_above)
         refused: Bool[np.ndarray, "n"] = np.zeros(embedded.rows, bool) if embedded.u is None else embedded.u > limits
         count = retrieval.neighbour_count(k, at_most if sets else None, state, own, embedded.rows)
@@ -313,7 +306,9 @@ class SafeIndex:
                 self._radii = state.revision, retrieval.measure_radii(self.backend)
             within = retrieval.neighbour_sets(hits, self._radii[1], embedded.u, refused, at_most)
         return SearchResult(
-            **retrieval.per_query(hits, refused, k),
+            ids=hits.ids[:, :k],
+            similarities=hits.similarities[:, :k],
+            labels=None if hits.labels is None else hits.labels[:, :k],
             refused=refused,
             uncertainty=embedded.u,
             thresholds=limits,
@@ -363,17 +358,3 @@ def _thresholds(state: State) -> Thresholds:
     if state.thresholds is None:
         raise TableError("SafeIndex: the index is empty, so there is nothing to find. Add items first.")
     return state.thresholds
-
-
-def _check_labels(new: Embeddings, state: State, rule: Rule) -> None:
-    """Raise unless new items have classes, or not, as the index does, and a number means the same class in both."""
-    labelled = new.labels is not None
-    if state.labelled is not None and state.labelled != labelled:
-        raise TableError(
-            f"SafeIndex.add: either all items have classes or none has; those of the index have "
-            f"{'some' if state.labelled else 'none'}, {new.name} has {'some' if labelled else 'none'}. "
-            f"{'Give labels=...' if state.labelled else 'Leave the labels out'}."
-        )
-    if rule.per_class and not labelled:
-        rule.thresholds(np.zeros(1), None)  # raises, and says what is missing
-    new.origin.check(state.origin, by=new.by, name=new.name, classes=True)
