@@ -15,10 +15,9 @@ import dubito
 from dubito.errors import ArtefactError, DiskFullError, DubitoWarning, ModelError
 from dubito.guard import Guard, PredictionSets
 from dubito.models.wrap import WrappedClassifier
+from dubito.scores.softmax import ScoreOfLogits, max_logit
 from dubito.scores.temperature import Temperature
 from dubito.storage import _sealed
-from dubito.table import Table
-from dubito.types import Score
 
 from .world import blobs, inputs, labelled, network
 
@@ -199,13 +198,10 @@ def test_one_writer_at_a_time(saved: tuple[Guard, Path], tmp_path: Path) -> None
 
 def test_scores_that_could_not_be_read_back_are_not_saved(tmp_path: Path) -> None:
     @dataclass
-    class Mine(Score):
+    class Mine(ScoreOfLogits):
         name = "mine"
         kind = "both"
-        needs = ("logit",)
-
-        def score_batch(self, batch: Table) -> torch.Tensor:
-            return -batch.logit.amax(1)
+        of_logits = staticmethod(max_logit)
 
     for score in (Mine(), Temperature(Mine())):
         guard = Guard.fit(None, blobs(300), coverage=0.7, scores={"a": score})
