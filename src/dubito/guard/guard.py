@@ -33,6 +33,7 @@ from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
 from dubito.probes.registry import probes_for
 from dubito.result import Result
+from dubito.scores.artefact import check_registered
 from dubito.storage import SavedFolder
 from dubito.table import Table, check_table
 from dubito.table.provenance import Provenance
@@ -199,6 +200,8 @@ class Guard(Result):
 
         The folder must be new or empty, or that of a guard, which is then replaced in one step.
         """
+        for score in self.selection.scores.values():
+            check_registered(score)
         described = {
             **self.to_dict(),
             "scores": list(self.selection.scores),

@@ -25,12 +25,8 @@ _DESCRIPTION, _STATE = "score.json", "state.safetensors"
 
 def save_score(score: Score, to: str | Path) -> Path:
     """Write a score of dubito's own, fitted or not, into a folder."""
-    folder, inner = Path(to), getattr(score, "score_of", score)
-    if type(inner) is not SCORES.get(inner.name):
-        raise ArtefactError(
-            f"score '{inner.name}' ({type(inner).__name__}) cannot be saved: it is not one of dubito's own, so it "
-            f"could not be loaded again. Use a registered score."
-        )
+    check_registered(score)
+    folder = Path(to)
     learned = {name: getattr(score, name) for name in score.learned if hasattr(score, name)}
     tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in learned.items() if name not in tensors}
@@ -45,6 +41,16 @@ def save_score(score: Score, to: str | Path) -> Path:
         write_file(folder / _STATE, save(tensors))
         write_json(folder / _DESCRIPTION, described)
     return folder
+
+
+def check_registered(score: Score) -> None:
+    """Raise ArtefactError for a score that could not be loaded again."""
+    inner = getattr(score, "score_of", score)
+    if type(inner) is not SCORES.get(inner.name):
+        raise ArtefactError(
+            f"score '{inner.name}' ({type(inner).__name__}) cannot be saved: it is not one of dubito's own, so it "
+            f"could not be loaded again. Use a registered score."
+        )
 
 
 def load_score(path: str | Path) -> Score:

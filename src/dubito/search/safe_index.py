@@ -19,7 +19,7 @@ from jaxtyping import Bool
 from dubito.choices import Clean
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
-from dubito.scores.artefact import load_score, save_score
+from dubito.scores.artefact import check_registered, load_score, save_score
 from dubito.search import retrieval
 from dubito.search.backend import Approximation, Backend, State
 from dubito.search.inputs import Names, as_list, check_unique, feature_width, read_embeddings
@@ -156,6 +156,8 @@ class SafeIndex:
                 "SafeIndex.on_server, or build one in memory from the same items to save it."
             )
         backend, score = self.backend, self.score
+        if score is not None:
+            check_registered(score)
         revision, radii = self._radii or (None, None)
 
         def write(place: Path) -> Json:
