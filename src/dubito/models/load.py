@@ -55,14 +55,15 @@ def load(
     """
     source, _, inner = name.partition(":")
     if source not in SOURCES or not inner:
-        near = nearest(source, SOURCES, most=1, or_first=False)
+        if ".py" in name:
+            guess = f"python:{name}" if ".py:" in name else f"python:{name}:FUNCTION"
+        else:
+            guess = (
+                f"{nearest(source, SOURCES, most=1)[0]}:{inner or '...'}" if ":" in name else f"timm:{name or '...'}"
+            )
         raise ModelError(
             f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; got '{name}'. "
-            + (
-                f"Did you mean '{near[0]}:{inner or '...'}'?"
-                if near
-                else "Try 'timm:NAME' or 'python:FILE.py:FUNCTION'."
-            )
+            f"Did you mean '{guess}'?"
         )
     settings = resolve_name(SOURCES[source])(inner, options, pretrained=weights == "pretrained")
     module = settings.pop("module").eval()
