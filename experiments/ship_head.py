@@ -19,9 +19,9 @@ import dubito
 HERE = Path(__file__).parent
 SHIPPED = HERE.parent / "src" / "dubito" / "heads" / "pretrained" / "efficientnet_lite0"
 CORPUS = (
-    "2,000 ImageNet-1k validation photographs (two per class, 256 px), clean and in thirteen augmented epochs (crops of "
-    "0.5 to 1 of the area, flips, colour jitter), of which two are blurred, two noisy and one is mostly covered by a "
-    "grey box"
+    "2,000 ImageNet-1k validation photographs (two per class, 256 px), clean and in thirteen augmented epochs (crops "
+    "of 0.5 to 1 of the area, flips, colour jitter), of which two are blurred, two noisy and one is mostly covered by "
+    "a grey box"
 )
 
 
