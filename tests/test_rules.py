@@ -224,3 +224,16 @@ def test_functions_named_like_their_room_stay_functions():
     importlib.import_module("dubito.audit.audit")
     assert inspect.isfunction(inspect.unwrap(dubito.evaluate))
     assert inspect.isfunction(inspect.unwrap(dubito.audit))
+
+
+SCRIPTS = sorted(
+    path for folder in ("experiments", "benchmarks") for path in (SOURCE.parents[1] / folder).rglob("*.py")
+)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_experiments_and_benchmarks_import_names_that_exist(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dubito":
+            module = importlib.import_module(node.module or "dubito")
+            assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], node.module

@@ -42,7 +42,7 @@ from dubito.cache.runner import kept_memory
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import auroc, average_precision, fpr_at_tpr, interval
 from dubito.scores.density import default_density
-from dubito.scores.tune import TunedREGrad
+from dubito.scores.tune import Tuned
 from dubito.types import Probe, Score
 
 EXPECTED = Path(__file__).parents[1] / "expected" / "gradients_ood.json"
@@ -126,7 +126,7 @@ def studied(case: Case, cache: Path) -> dict:
     }
 
 
-def all_scores(tables: Tables, tuned: Mapping[str, TunedREGrad]) -> dict[str, Score]:
+def all_scores(tables: Tables, tuned: Mapping[str, Tuned]) -> dict[str, Score]:
     """By name: rivals first, then the parts of REGrad."""
     train = tables["train"]
     scores: dict[str, Score] = {
@@ -239,7 +239,7 @@ def perturbed(case: Case, cache: Path, count: int) -> dict:
     return {"images": count, "copies": COPIES, "chosen": picked, "tried": in_short(chosen), "auroc": rows}
 
 
-def in_short(tuned: TunedREGrad) -> list[dict]:
+def in_short(tuned: Tuned) -> list[dict]:
     """What was tried: AURC on the validation split."""
     names = ("column", "sigma", "beta", "aurc", "standard_error", "chosen")
     return [{name: round(row[name], 5) if name in names[3:5] else row[name] for name in names} for row in tuned.tried]
