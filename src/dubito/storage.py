@@ -144,8 +144,12 @@ def writing(what: str, folder: Path) -> Iterator[None]:
 
 def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], notes: Mapping[str, Any]) -> None:
     """Replace a safetensors file in one step: tensors, notes as JSON, and a hash of both."""
+    from safetensors.torch import save  # noqa: PLC0415 (imports torch)
+
     whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-    write_file(path, _packed(whole, {**notes, "digest": _digest(_packed(whole, notes))}))
+    # One entry of metadata: several have no fixed order.
+    text = json.dumps({**notes, "digest": _digest_with(notes, whole)}, sort_keys=True)
+    write_file(path, save(whole, {"notes": text}))
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
@@ -153,9 +157,22 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     with safe_open(path, framework="pt") as file:
         notes: dict[str, Any] = json.loads(file.metadata()["notes"])
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
-    if notes.pop("digest") != _digest(_packed(tensors, notes)):
+    if notes.pop("digest") != _digest_with(notes, tensors):
         raise ValueError("its checksum does not match")
     return tensors, notes
+
+
+def tensors_digest(tensors: Mapping[str, "Tensor"]) -> str:
+    """32 hex digits that change with any tensor's name, type, shape or value, and not with their order."""
+    import torch  # noqa: PLC0415 (the command line starts without it)
+
+    state = hashlib.blake2b(digest_size=16)
+    for key, tensor in sorted(tensors.items()):
+        flat = tensor.detach().to("cpu").contiguous().flatten()
+        raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""  # hashed without a copy
+        content = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        state.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|{content}\n".encode())
+    return state.hexdigest()
 
 
 @contextlib.contextmanager
@@ -347,10 +364,8 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _packed(tensors: "dict[str, Tensor]", notes: Mapping[str, Any]) -> bytes:
-    from safetensors.torch import save  # noqa: PLC0415 (imports torch)
-
-    return save(tensors, {"notes": json.dumps(notes, sort_keys=True)})  # one entry: several have no fixed order
+def _digest_with(notes: Mapping[str, Any], tensors: "Mapping[str, Tensor]") -> str:
+    return _digest(f"{json.dumps(notes, sort_keys=True)}\n{tensors_digest(tensors)}".encode())
 
 
 def _files(path: Path) -> list[Path]:

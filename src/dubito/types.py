@@ -277,13 +277,17 @@ def depth_weight(place: int, of: int, beta: float) -> float:
     return math.exp(beta * ((place + 1) / of - 1))
 
 
-def finite(values: Float[Tensor, "..."], what: str) -> Float[Tensor, "..."]:
+def finite(
+    values: Float[Tensor, "..."],
+    what: str,
+    repair: str = "Uncertainties must be finite: check the logits or features of that row.",
+) -> Float[Tensor, "..."]:
     """The values unchanged; ValueRangeError for NaN or infinity, which have no rank."""
     bad = ~torch.isfinite(values)
     if bad.any():
         first = int(bad.flatten().nonzero()[0, 0])
         raise ValueRangeError(
             f"{what}: {int(bad.sum())} of {values.numel()} values are NaN or infinite, the first at position {first}. "
-            f"Uncertainties must be finite: check the logits or features of that row."
+            + repair
         )
     return values

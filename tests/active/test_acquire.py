@@ -420,3 +420,9 @@ def test_the_learning_curve_is_drawn():
     assert list(zip(*line.get_data(), strict=True)) == result.curve
     assert (ax.get_xlabel(), result.plot(ax) is ax) == ("labelled images", True)
     matplotlib.pyplot.close(ax.figure)
+
+
+@pytest.mark.parametrize("rows", [[-1], torch.tensor([3, -2])])
+def test_negative_rows_are_refused(rows):
+    with pytest.raises(TableError, match=r"acquire: rows of .* must be indices from 0 to \d+; got a negative one"):
+        Acquire("random").pick(images(), 2, labelled=rows)

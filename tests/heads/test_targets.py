@@ -227,7 +227,7 @@ def test_losses_without_meaning(bad):
         Recipe(),
         ValueRangeError,
         "head.fit: losses of table in memory: 1 of 6 values are NaN or infinite, the first at position 4. "
-        "Uncertainties must be finite: check the logits or features of that row.",
+        "Check the label and the logits of that row.",
     )
 
 

@@ -14,7 +14,8 @@ from torch import nn
 import dubito
 from dubito.errors import CheckpointError, ModelError
 from dubito.models import wrap
-from dubito.models.weights import module_digests, operations, put_weights, read_weights, tensors_digest
+from dubito.models.weights import module_digests, operations, put_weights, read_weights
+from dubito.storage import tensors_digest
 
 WEIGHTS = {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.tensor([1.0, -1.0])}
 

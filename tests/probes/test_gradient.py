@@ -314,7 +314,7 @@ def test_settings_without_meaning(settings, text):
     ("method", "weightings", "text"),
     [
         ("all", (), "method must be one of exact, top, signs, combined; got 'all'"),
-        ("exact", "root", "weightings must be one of fisher, root, expected_l1; got 'r'"),
+        ("exact", "root", "weightings must be a list; got 'root'"),
         ("exact", ["mean"], "weightings must be one of fisher, root, expected_l1; got 'mean'"),
     ],
 )

@@ -1,4 +1,5 @@
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from dubito.errors import ArtefactError
 from dubito.scores import Entropy, Neighbours, ScaledEntropy, Temperature, load_score, save_score
 from dubito.table import Table
+from dubito.types import Score
 
 TABLE = Table(feature=torch.eye(5) + 0.1, logit=torch.tensor([[2.0, 1.0], [0.0, 1.0], [1.0, 0.0]]).repeat(2, 1)[:5])
 
@@ -146,3 +148,18 @@ def test_a_foreign_key_among_the_learned(saved):
     save_file({"other_": torch.ones(1)}, saved / "state.safetensors")
     with pytest.raises(ArtefactError, match=r"holds 'other_', which neighbours does not learn\."):
         load_score(saved)
+
+
+def test_a_wrapper_from_elsewhere_is_not_saved(tmp_path):
+    @dataclass
+    class Wrapper(Score):
+        score_of: Score
+        name = "wrapper"
+        kind = "total"
+        needs = ("logit",)
+
+        def score_batch(self, table):
+            return self.score_of.score_batch(table)
+
+    with pytest.raises(ArtefactError, match=r"'wrapper' .* cannot be saved: it is not one of dubito's own"):
+        save_score(Wrapper(Entropy()), tmp_path / "mine")

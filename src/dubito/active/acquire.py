@@ -260,7 +260,11 @@ class Acquire:
 
 
 def _row_indices(table: Table, rows: Rows) -> Int64[np.ndarray, "k"]:
-    """Rows as unique indices, in their order."""
+    """Rows as unique indices, in their order; -1, which marks a missing label elsewhere, is no row."""
+    if not isinstance(rows, slice) and (np.asarray(rows, dtype=np.int64) < 0).any():
+        raise TableError(
+            f"acquire: rows of {table.name} must be indices from 0 to {len(table) - 1}; got a negative one."
+        )
     index = Table(name=table.name, row=np.arange(len(table))).rows(rows).whole("row").numpy()
     return np.take(index, np.sort(np.unique(index, return_index=True)[1]))
 

@@ -17,7 +17,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -31,7 +31,7 @@ from torch import Tensor
 from dubito.errors import DamagedShardError
 from dubito.storage import UNFINISHED, checksum, encode, write_file
 from dubito.table import Column, Exact
-from dubito.table.views import Stacked
+from dubito.table.views import Computed, Stacked
 
 ROWS, HEAD = "rows", "head"
 """Kinds of shards that no probe writes."""
@@ -137,7 +137,8 @@ def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[i
         tail: The shape of one row.
     """
     columns = [_InShard(shard, name, (rows, *tail)) for shard, rows in shards]
-    return columns[0] if len(columns) == 1 else Stacked(columns)
+    stacked = columns[0] if len(columns) == 1 else Stacked(columns)
+    return stacked if name == "id" else Computed(stacked.shape, partial(_widened, stacked))
 
 
 @final
@@ -152,8 +153,13 @@ class _InShard:
     def __getitem__(self, rows: Exact) -> Any:
         if self.name == "id":
             return _names(self.shard)[rows if isinstance(rows, slice) else rows.numpy()].copy()
-        values = _opened(self.shard)[self.name][rows]
-        return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+        return _opened(self.shard)[self.name][rows]
+
+
+def _widened(column: Column, rows: Exact) -> Any:
+    """Half precision as float32, converted once rows have been gathered: until then it takes half the memory."""
+    values = column[rows]
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def forget_shards() -> None:

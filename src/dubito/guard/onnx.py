@@ -98,11 +98,12 @@ def _metadata(guard: "Guard") -> dict[str, str]:
 
 def _exported(module: "GuardModule") -> Any:
     """The graph by torch's exporter, which reports its steps on both outputs and in logs, and warns about itself."""
-    quiet, disabled = io.StringIO(), logging.root.manager.disable
+    quiet, logger = io.StringIO(), logging.getLogger("torch")
+    level = logger.level
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
             warnings.simplefilter("ignore")
-            logging.disable()
+            logger.setLevel(logging.CRITICAL)
             # Traced here, because torch.onnx would go on with a graph of fixed batches where one of any size fails.
             sizes = ({0: torch.export.Dim("n")},)
             graph = torch.export.export(module, (module.example,), dynamic_shapes=sizes, strict=False)
@@ -118,7 +119,7 @@ def _exported(module: "GuardModule") -> Any:
             f"inputs: look for `if`, `.item()`, `len(x)` (in place of x.shape[0]) or a fixed batch in its forward."
         ) from error
     finally:
-        logging.disable(disabled)
+        logger.setLevel(level)
 
 
 class GuardModule(nn.Module):

@@ -22,8 +22,9 @@ from dubito.errors import CheckpointError, DubitoWarning
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, make_card
 from dubito.heads.module import HeadModule, layer_shapes
 from dubito.models.from_timm import transform_of
-from dubito.models.weights import operations, read_weights, tensors_digest
+from dubito.models.weights import operations, read_weights
 from dubito.models.wrap import wrap
+from dubito.storage import tensors_digest
 from dubito.table import Provenance
 
 BACKBONES = {

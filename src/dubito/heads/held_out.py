@@ -21,7 +21,7 @@ from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.heads.targets import NEEDS, target_column
 from dubito.metrics import auroc, neighbour_matches
-from dubito.models.weights import tensors_digest
+from dubito.storage import tensors_digest
 from dubito.table import Table
 from dubito.table.views import chosen_rows
 from dubito.types import Json

@@ -30,8 +30,7 @@ from dubito.heads.module import HeadModule, start_at_classes
 from dubito.heads.recipe import Plan, Recipe
 from dubito.heads.stream import Stream, generator
 from dubito.heads.targets import target_column
-from dubito.models.weights import tensors_digest
-from dubito.storage import locked, read_tensors, reading, write_tensors
+from dubito.storage import locked, read_tensors, reading, tensors_digest, write_tensors
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_same_model

@@ -97,7 +97,7 @@ def _check_task_loss(table: Table, by: str, repair: str) -> None:
 
 
 def _check_losses(losses: Float[Tensor, "n"], table: Table, recipe: Recipe) -> None:
-    finite(losses, f"head.fit: losses of {table.name}")
+    finite(losses, f"head.fit: losses of {table.name}", "Check the label and the logits of that row.")
     low, high = float(losses.min()), float(losses.max())
     if high - low <= recipe.leeway:
         apart = f" by more than the leeway {recipe.leeway}" if recipe.leeway else ""

@@ -244,9 +244,9 @@ def summing_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def check_temperature(temperature: float) -> float:
+def check_temperature(temperature: float, *, by: str = "members") -> float:
     """The temperature; ValueRangeError for one that logits cannot be divided by."""
-    check_number(temperature, "(0, inf)", by="members", what="temperature", hint="1 leaves logits as they are.")
+    check_number(temperature, "(0, inf)", by=by, what="temperature", hint="1 leaves logits as they are.")
     return temperature
 
 

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dubito.errors import CheckpointError
+from dubito.storage import tensors_digest
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "model_state", "net")
 _PREFIXES = ("module.", "_orig_mod.")
@@ -132,14 +133,3 @@ def operations(module: nn.Module) -> list[str]:
             name = re.sub(r"^Pytorch(?=.)|(?<=.)Activation$", "", type(part).__name__)
             kinds.add(name + (f"({settings})" if settings else ""))
     return sorted(kinds)
-
-
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """32 hex digits that change with any tensor's name, type, shape or value, and not with their order."""
-    state = hashlib.blake2b(digest_size=16)
-    for key, tensor in sorted(tensors.items()):
-        flat = tensor.detach().to("cpu").contiguous().flatten()
-        raw: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""  # hashed without a copy
-        content = hashlib.blake2b(raw, digest_size=16).hexdigest()
-        state.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|{content}\n".encode())
-    return state.hexdigest()

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dubito.errors import ModelError
-from dubito.models.weights import tensors_digest
 from dubito.probes.members import EnsembleProbe
+from dubito.storage import tensors_digest
 from dubito.types import Classifier
 from dubito.validate import check_number
 

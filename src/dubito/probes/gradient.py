@@ -97,6 +97,8 @@ class Gradient:
         )
         least = "[1, inf)" if self.method in ("signs", "combined") else "[0, inf)"
         check_number(self.draws, least, by="gradient", what="draws", whole=True, hint="For none, use method='top'.")
+        if isinstance(self.weightings, str):
+            raise ValueRangeError(f"gradient: weightings must be a list; got '{self.weightings}'. Put it in a list.")
         for weighting in self.weightings:
             check_choice(weighting, get_args(ClassWeighting), by="gradient", what="weightings")
             if weighting != "fisher" and self.method not in ("exact", "top"):

@@ -56,7 +56,7 @@ class EnsembleProbe(ABC):
 
     def __post_init__(self) -> None:
         check_choice(self.keep, get_args(Keep), by=self.name, what="keep")
-        check_temperature(self.temperature)
+        check_temperature(self.temperature, by=self.name)
         object.__setattr__(self, "price", f"{len(self)} forward passes")
 
     @abstractmethod

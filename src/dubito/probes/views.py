@@ -63,6 +63,8 @@ class Views(EnsembleProbe):
     name = "views"
 
     def __post_init__(self) -> None:
+        if isinstance(self.views, str):
+            raise ValueRangeError(f"views must be a list of names; got '{self.views}'. Give at least two of them.")
         check_number(
             len(self.views), "[2, inf)", by="views", what="their number", hint=f"Add some of {', '.join(VIEWS)}."
         )

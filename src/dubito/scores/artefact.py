@@ -45,12 +45,12 @@ def save_score(score: Score, to: str | Path) -> Path:
 
 def check_registered(score: Score) -> None:
     """Raise ArtefactError for a score that could not be loaded again."""
-    inner = getattr(score, "score_of", score)
-    if type(inner) is not SCORES.get(inner.name):
-        raise ArtefactError(
-            f"score '{inner.name}' ({type(inner).__name__}) cannot be saved: it is not one of dubito's own, so it "
-            f"could not be loaded again. Use a registered score."
-        )
+    for one in (score, getattr(score, "score_of", score)):
+        if type(one) is not SCORES.get(one.name):
+            raise ArtefactError(
+                f"score '{one.name}' ({type(one).__name__}) cannot be saved: it is not one of dubito's own, so it "
+                f"could not be loaded again. Use a registered score."
+            )
 
 
 def load_score(path: str | Path) -> Score:
