@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dubito.errors import ArtefactError, CacheBusyError, CacheError, TableError
-from dubito.storage import locked, read_tensors, reading, write_csv, write_tensors
+from dubito.storage import SavedFolder, locked, read_tensors, reading, write_csv, write_tensors
 
 
 def test_what_was_written_is_read_back_and_the_folder_is_made(tmp_path: Path) -> None:
@@ -31,6 +31,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ArtefactError, match=r"'picks\.csv' cannot be saved in '.*file' \(.*\)\. Choose another place\."
     ):
         write_csv(tmp_path / "file" / "picks.csv", [])
+
+
+def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))  # root may read all folders
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    kept = SavedFolder("guard", "guard.json", 1, ("parts",), "Guard.save")
+    for call in (kept.check_place, lambda folder: kept.save(folder, lambda _: {})):
+        with pytest.raises(ArtefactError, match=r"the guard cannot be saved in '.*' \(Permission denied\)\. Choose"):
+            call(tmp_path)
 
 
 def test_a_locked_folder_is_busy_until_its_writer_has_ended(tmp_path: Path) -> None:

@@ -223,15 +223,14 @@ class SavedFolder:
         One writer at a time. What a failed writer has written is removed at once, and so are parts that the
         description no longer names.
         """
-        with writing(f"the {self.kind}", folder):
-            self.check_place(folder)
-            with locked(folder):
-                try:
-                    described = json.loads(json.dumps({"format": self.format, **write(folder)}, allow_nan=False))
-                    write_json(folder / self.description, _sealed(described))
-                finally:
-                    with contextlib.suppress(OSError):
-                        self._sweep(folder)
+        self.check_place(folder)
+        with writing(f"the {self.kind}", folder), locked(folder):
+            try:
+                described = json.loads(json.dumps({"format": self.format, **write(folder)}, allow_nan=False))
+                write_json(folder / self.description, _sealed(described))
+            finally:
+                with contextlib.suppress(OSError):
+                    self._sweep(folder)
 
     def read(self, folder: Path) -> dict[str, Any]:
         """The description, its format and seal checked."""
@@ -318,11 +317,12 @@ class SavedFolder:
         return f"{_size(path):x}" == size and (not check or checksum(path) == crc)
 
     def check_place(self, folder: Path) -> None:
-        """Raise ArtefactError for a folder of other things, such as images."""
-        with contextlib.suppress(ArtefactError):
-            self.read(folder)
-            return
-        names = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
+        """Raise ArtefactError for a folder of other things, such as images, or one that cannot be listed."""
+        with writing(f"the {self.kind}", folder):
+            with contextlib.suppress(ArtefactError):
+                self.read(folder)
+                return
+            names = sorted({path.name for path in folder.iterdir()} - {LOCK}) if folder.is_dir() else []
         # A description that cannot be read is ours, and damaged, only where our parts lie beside it.
         if names and not any(self._is_ours(name) for name in names):
             raise ArtefactError(

@@ -398,8 +398,8 @@ def test_another_loop_in_the_same_folder_is_refused(tmp_path):
         Acquire("random").run(images(), rounds=1, count=5, start=6, to=tmp_path)
     with pytest.raises(ArtefactError, match="differ: pool, start"):
         Acquire("top").run(images(121), rounds=1, count=5, start=[*range(6)], to=tmp_path)
-    with pytest.raises(ArtefactError, match=r"another loop; these arguments differ: settings\. Use"):
-        Acquire("top", beta=2.0).run(images(), rounds=1, count=5, start=6, to=tmp_path)
+    with pytest.raises(ArtefactError, match=r"another loop; these arguments differ: beta, samples\. Use"):
+        Acquire("top", beta=2.0, samples=9).run(images(), rounds=1, count=5, start=6, to=tmp_path)
     for damaged in ("{", "[]", '{"identity": 3, "rounds": []}'):
         (tmp_path / "acquisition.json").write_text(damaged)
         with pytest.raises(ArtefactError, match=r"cannot be read .* Delete it to start over"):

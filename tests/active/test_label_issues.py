@@ -148,5 +148,6 @@ def test_what_cannot_be_judged_is_refused():
         find_label_issues(Table(feature=torch.zeros(4, 2), label=[0] * 4), [0.0] * 4, k=1)
     with pytest.raises(TableError, match=r"3 of 4 .* Leave them out: table.rows\(table.label >= 0\)"):
         find_label_issues(Table(feature=torch.eye(4), label=[0, -1, -1, -1]), [0.0] * 4, k=1)
-    with pytest.raises(TableError, match="find_label_issues: table needs at least 1 row"):
-        find_label_issues(table.rows([]))
+    for rows in ([], [0]):
+        with pytest.raises(TableError, match=f"find_label_issues: table needs at least 2 rows; .* has {len(rows)}"):
+            find_label_issues(table.rows(rows), k=1)

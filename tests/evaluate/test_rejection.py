@@ -323,6 +323,7 @@ def test_options_that_cannot_be(table, options, text):
         (lambda t: t.select("logit", "tiles_2"), None, "rejection_study needs column 'label'"),
         (lambda t: Table(logit=t.logit, label=t.label, label_space="own", name="birds"), None,
          "needs labels of the model's own classes; those of birds are another set's"),
+        (lambda t: t.rows([0]), None, "table needs at least 2 rows; .* has 1"),
         (lambda t: t, ["tiles_5"],
          r"needs an ensemble 'tiles_5'; set 0 has tiles_2, tiles_3\. It is written by the tiles probe"),
         (lambda _: warm(), ["tiles_2"],

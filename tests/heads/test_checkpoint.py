@@ -189,6 +189,21 @@ def test_tensors_with_their_hash_that_are_not_a_head_s(folder, extra, listed):
         read_head(folder)
 
 
+def test_weights_with_their_hash_that_are_malformed(folder):
+    (folder / "model.safetensors").write_bytes(b"not tensors")
+    edit(folder, weights_file=hashlib.blake2b(b"not tensors", digest_size=16).hexdigest())
+    with pytest.raises(ArtefactError, match=r"model\.safetensors cannot be read \(.+\)\. Copy the whole folder again"):
+        read_head(folder)
+
+
+def test_weights_of_another_dtype_than_the_config_s(folder):
+    edit(folder, dtype="float16")
+    with pytest.raises(
+        ArtefactError, match=r"must be float16, as config\.json says; layers\S+ in .* is float32\. Copy"
+    ):
+        read_head(folder)
+
+
 def test_weights_that_are_not_finite(folder):
     tensors = {key: value.fill_(float("nan")) for key, value in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")

@@ -137,7 +137,9 @@ def test_further_errors(items):
     with pytest.raises(ValueRangeError, match="width must be a whole number, at least 1"):
         SafeIndex(0)
     one = SafeIndex.build(np.ones((1, D)), [0.1])
-    with pytest.raises(ValueRangeError, match=r"in \[1, 0\]; got 1\. 1 of 1 items are searched, less the excluded one"):
+    with pytest.raises(
+        ValueRangeError, match=r"with exclude, the number of .* at least 2; got 1\. Add items, or search"
+    ):
         one.search(np.ones((1, D)), [0.1], k=1, exclude=["0"])
 
 

@@ -102,9 +102,12 @@ def test_hnsw_finds_what_the_exact_search_finds(server, name):
     assert np.mean(one.ids == two.ids) > 0.95
     remote.add(data(3, 10)["feature"], data(3, 10)["u"], ids=[f"n{i}" for i in range(10)], labels=[0] * 10)
     assert not remote.search(asked["feature"], np.zeros(25), k=10).exact  # the server keeps it up to date
+    remote.backend.approximation = None
+    assert remote.backend.approximation is None
+    assert remote.search(asked["feature"], np.zeros(25), k=10).exact
     with pytest.raises(ValueRangeError, match="a server supports 'hnsw' for vectors of up to 2000 numbers; got 'IVF4'"):
         remote.approximate("IVF4")
-    with pytest.raises(ValueRangeError, match="effort must be a whole number, at least 1; got 0"):
+    with pytest.raises(ValueRangeError, match=r"effort must be a whole number, at least 1; got 0\. Leave it out"):
         remote.approximate(effort=0)
     wide = SafeIndex.on_server(server.dsn, table=f"{name} wide", width=2001)
     wide.add(np.eye(3, 2001), [0.1, 0.2, 0.3])
@@ -369,8 +372,9 @@ def test_what_a_table_must_be(server, name):
         with pytest.raises(ValueRangeError, match=rf"width must be a whole number in \[1, 16000\]; got {width}"):
             SafeIndex.on_server(server.dsn, table="nowhere", width=width)
     _, remote = both(server, name)
-    with pytest.raises(TableError, match=r"was created with width=16; got width=8. Leave it out"):
-        SafeIndex.on_server(server.dsn, table=name, width=8)
+    for width in (8, 0):
+        with pytest.raises(TableError, match=rf"was created with width=16; got width={width}. Leave it out"):
+            SafeIndex.on_server(server.dsn, table=name, width=width)
     with pytest.raises(TableError, match=r"was created with quantile=0.9; got quantile=0.5. Leave it out"):
         SafeIndex.on_server(server.dsn, table=name, quantile=0.5)
     for bad in ("x" * 58, "a.b.c", "", ".x", "a\0"):
@@ -390,6 +394,20 @@ def test_what_a_table_must_be(server, name):
             apart.left_out()
     with pytest.raises(ArtefactError, match="this index is on a server, which has stored every change already"):
         remote.save("somewhere")
+
+
+def test_a_damaged_rule_is_refused(server, name):
+    _, remote = both(server, name)
+    work = remote.backend._connection.write  # type: ignore[attr-defined]
+    about = ItemsTable(name)
+    for rule, reason in (
+        ({"quantile": 9.5}, r"quantile must be .* got 9\.5"),
+        ({"share": 1}, "share"),
+        (None, "NoneType"),
+    ):
+        work("test", lambda cursor, rule=rule: about.write_about(cursor, about.about(cursor) | {"rule": rule}))
+        with pytest.raises(ArtefactError, match=rf"_about' cannot be read \(.*{reason}.*\)\. Build the index in anot"):
+            SafeIndex.on_server(server.dsn, table=name)
 
 
 def test_dsns_that_lead_nowhere(server):

@@ -247,7 +247,10 @@ def test_a_score_that_could_not_be_read_back_is_not_saved(tmp_path):
             return batch.feature[:, 0]
 
     index = SafeIndex.build(some(0), Own())
-    with pytest.raises(ArtefactError, match=r"score 'own' .* cannot be saved: it is not one of dubito's own"):
+    text = (
+        r"score 'own' .* cannot be saved: it is not one of dubito's own.* Set index\.score = None and save again; after"
+    )
+    with pytest.raises(ArtefactError, match=text):
         index.save(tmp_path / "index")
     index.score = None
     index.save(tmp_path / "index")

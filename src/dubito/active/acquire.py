@@ -80,7 +80,7 @@ class Acquire:
         check_choice(self.strategy, get_args(Strategy), by="Acquire", what="strategy")
         check_number(self.beta, "(0, inf)", by="Acquire", what="beta", hint="1 is usual.")
         check_number(self.samples, "[2, inf)", by="Acquire", what="samples", whole=True, hint="1000 are usual.")
-        check_number(self.seed, "[0, inf)", by="Acquire", what="seed", whole=True)
+        check_number(self.seed, "[0, inf)", by="Acquire", what="seed", whole=True, hint="0 is usual.")
         if self.score is not None and self.strategy in _DISAGREEMENT:
             raise ValueRangeError(
                 f"Acquire: '{self.strategy}' uses the mutual information of the ensemble '{self.of}' and takes no "
@@ -249,7 +249,7 @@ class Acquire:
         name = str(getattr(trainer, "__qualname__", type(trainer).__qualname__))  # all that identifies it
         return {
             "strategy": self.strategy,
-            "settings": {"of": self.of, "beta": self.beta, "samples": self.samples, "seed": self.seed},
+            **{key: getattr(self, key) for key in ("of", "beta", "samples", "seed")},
             "score": None if self.score is None else repr(self.score),
             "pool": loop.identity_of(pool),
             "count": count,

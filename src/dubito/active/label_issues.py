@@ -52,7 +52,7 @@ def find_label_issues(
     >>> find_label_issues(table, [0.0] * 6, k=2, share=1.0).rows.tolist()
     [1]
     """
-    check_rows(table, by="find_label_issues")
+    check_rows(table, by="find_label_issues", least=2)
     table.require("feature", "label", by="find_label_issues")
     for what, value in {"share": share, "least": least}.items():
         check_number(value, "(0, 1]", by="find_label_issues", what=what)

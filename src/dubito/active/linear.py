@@ -91,7 +91,7 @@ class LinearTrainer:
             hint = "0 is for none, 20 are usual."
             check_number(self.members, "[2, inf)", by="LinearTrainer", what="members", whole=True, hint=hint)
         check_number(self.strength, "(0, inf)", by="LinearTrainer", what="strength", hint="1 is usual.")
-        check_number(self.seed, "[0, inf)", by="LinearTrainer", what="seed", whole=True)
+        check_number(self.seed, "[0, inf)", by="LinearTrainer", what="seed", whole=True, hint="0 is usual.")
 
     def __call__(self, table: Table, rows: Int64[Tensor, "k"]) -> "LinearHeads":
         """Train on these rows of the table, which has features and labels."""

@@ -126,7 +126,7 @@ class Augment:
                 )
         if self.strong is not None:
             check_choice(self.strong, get_args(Strong), by="augment", what="strong")
-        check_number(self.seed, f"[0, {_SEEDS - 1}]", by="augment", what="seed", whole=True)
+        check_number(self.seed, f"[0, {_SEEDS - 1}]", by="augment", what="seed", whole=True, hint="0 is usual.")
 
     @property
     def mixes(self) -> bool:
@@ -201,7 +201,7 @@ class Augmented(View):
     """
 
     def __init__(self, images: Images, epochs: int, augment: Augment, size: Size | None = None) -> None:
-        check_number(epochs, "[1, inf)", by="Augmented", what="epochs", whole=True)
+        check_number(epochs, "[1, inf)", by="Augmented", what="epochs", whole=True, hint="1 is for each image once.")
         if isinstance(images, ImageSet) and images.ready:
             raise _not_an_image(images.name)
         self._look_at(images)

@@ -94,7 +94,7 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.
     """
-    check_rows(table, by=_BY)
+    check_rows(table, by=_BY, least=2)
     check_model_labels(table, by=_BY)
     check_bootstrap(by=_BY, confidence=confidence, resamples=resamples, seed=seed)
     check_choice(predictions, get_args(Predictions), by=_BY, what="predictions")

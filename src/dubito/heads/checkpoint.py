@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 
 from dubito.errors import ArtefactError, ValueRangeError
 from dubito.heads.module import HeadModule, check_shape, layer_shapes
-from dubito.storage import write_file, write_json, writing
+from dubito.storage import reading, write_file, write_json, writing
 from dubito.table import Provenance
 from dubito.types import Json
 from dubito.validate import check_choice
@@ -163,8 +163,9 @@ def read_head(folder: str | Path) -> PretrainedHead:
             f"head in '{folder}': {WEIGHTS} is not the file that {CONFIG} was written with; it was damaged or replaced,"
             f" and nothing in it was executed. Copy the whole folder again."
         )
-    tensors = {key: value.float() for key, value in load(data).items()}
-    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    with reading(f"head in '{folder}': {WEIGHTS}", "Copy the whole folder again, or save the head again."):
+        stored = load(data)
+    shapes = {key: tuple(value.shape) for key, value in stored.items()}
     # Compared before any memory is allocated for the network.
     deep = len(shapes) == 2 * (config.depth + 1)
     if not deep or shapes != layer_shapes(config.features, config.width, config.depth):
@@ -173,10 +174,16 @@ def read_head(folder: str | Path) -> PretrainedHead:
             f"head in '{folder}': {CONFIG} describes {config.features} features, width {config.width}, depth "
             f"{config.depth}, and {WEIGHTS} does not hold that: {listed}. Copy both files from the same head."
         )
-    if not all(value.isfinite().all() for value in tensors.values()):
+    for key, value in stored.items():
+        if value.dtype != getattr(torch, config.dtype):
+            raise ArtefactError(
+                f"head in '{folder}': the weights must be {config.dtype}, as {CONFIG} says; {key} in {WEIGHTS} is "
+                f"{str(value.dtype).removeprefix('torch.')}. Copy both files from the same head."
+            )
+    if not all(value.isfinite().all() for value in stored.values()):
         raise ArtefactError(f"head in '{folder}': {WEIGHTS} holds NaN or infinite weights. Copy or train it again.")
     module = HeadModule(config.features, width=config.width, depth=config.depth)
-    module.load_state_dict(tensors)
+    module.load_state_dict(stored)  # as float32
     card = folder / CARD
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else make_card(config)
     return PretrainedHead(module.eval(), config, text)

@@ -24,6 +24,8 @@ from dubito.errors import ValueRangeError
 from dubito.metrics._arrays import Array, flags, in_expected_order, numbers, same_length, sum_below
 from dubito.validate import check_choice, check_number
 
+_USUAL = "Ten to fifteen are usual."
+
 
 def ece(confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["width", "mass"] = "width") -> float:
     """The expected calibration error over bins of confidence.
@@ -39,7 +41,7 @@ def ece(confidence: Array, correct: Array, *, bins: int = 15, binning: Literal["
     """
     gap = _gap(confidence, correct, "ece")
     q = numbers(confidence, "ece: confidence")
-    check_number(bins, "[1, inf)", by="ece", what="bins", whole=True)
+    check_number(bins, "[1, inf)", by="ece", what="bins", whole=True, hint=_USUAL)
     check_choice(binning, ("width", "mass"), by="ece", what="binning")
     if binning == "mass":
         return _over_quantiles(q, gap, bins)
@@ -62,7 +64,7 @@ def bucket_calibration_error(scores: Array, confidence: Array, correct: Array, *
     gap = _gap(confidence, correct, "bucket_calibration_error")
     u = numbers(scores, "bucket_calibration_error: scores")
     same_length("bucket_calibration_error", scores=len(u), confidence=len(gap))
-    check_number(buckets, "[1, inf)", by="bucket_calibration_error", what="buckets", whole=True)
+    check_number(buckets, "[1, inf)", by="bucket_calibration_error", what="buckets", whole=True, hint=_USUAL)
     return _over_quantiles(u, gap, buckets)
 
 

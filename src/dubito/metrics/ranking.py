@@ -58,7 +58,7 @@ def fpr_at_tpr(scores: Array, positives: Array, *, tpr: float = 0.95) -> float:
     >>> fpr_at_tpr([4.0, 3.0, 2.0, 1.0], [1, 0, 1, 0])  # both positives need t = 2, and 3.0 is above it
     0.5
     """
-    check_number(tpr, "(0, 1]", by="fpr_at_tpr", what="tpr")
+    check_number(tpr, "(0, 1]", by="fpr_at_tpr", what="tpr", hint="0.95 is usual.")
     return float(false_alarms(*_counts(scores, positives, "fpr_at_tpr"), tpr=tpr)[0])
 
 

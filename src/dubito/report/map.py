@@ -293,7 +293,7 @@ def lay_out(
     check_number(perplexity, "[1, inf)", by="map", what="perplexity", hint="30 is usual.")
     check_number(neighbours, "[2, inf)", by="map", what="neighbours", whole=True, hint="15 is usual.")
     check_number(components, "[2, inf)", by="map", what="components", whole=True, hint="50 is usual.")
-    check_number(seed, "[0, inf)", by="map", what="seed", whole=True)
+    check_number(seed, "[0, inf)", by="map", what="seed", whole=True, hint="0 is usual.")
     x = principal_components(table, components, seed=seed)
     if len(x) < _FEWEST or not x.any():
         return np.ascontiguousarray(x[:, :2])

@@ -43,13 +43,13 @@ def save_score(score: Score, to: str | Path) -> Path:
     return folder
 
 
-def check_registered(score: Score) -> None:
+def check_registered(score: Score, *, hint: str = "Use a registered score.") -> None:
     """Raise ArtefactError for a score that could not be loaded again."""
     for one in (score, getattr(score, "score_of", score)):
         if type(one) is not SCORES.get(one.name):
             raise ArtefactError(
                 f"score '{one.name}' ({type(one).__name__}) cannot be saved: it is not one of dubito's own, so it "
-                f"could not be loaded again. Use a registered score."
+                f"could not be loaded again. {hint}"
             )
 
 

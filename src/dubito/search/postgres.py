@@ -24,6 +24,7 @@ from dubito.search.backend import Approximation, Block, Hits, Origin, State
 from dubito.search.connection import Connection
 from dubito.search.inputs import is_valid_id
 from dubito.search.rule import Rule, Thresholds
+from dubito.storage import reading
 from dubito.types import Json
 from dubito.validate import check_number
 
@@ -48,9 +49,10 @@ class PostgresBackend:
         self._connection = Connection(dsn)
         self._table = ItemsTable(table)
         about = self._connection.read("SafeIndex.on_server", self._table.open) or self._create(width, settings)
-        self.width, self.rule = int(about["width"]), Rule(**about["rule"])
-        for key, value in {"width": width or self.width, **settings}.items():
-            if (own := {"width": self.width, **about["rule"]}[key]) != value:
+        with reading(f"SafeIndex.on_server: '{table}_about'", "Build the index in another table."):
+            self.width, self.rule = int(about["width"]), Rule(**about["rule"])
+        for key, value in {"width": self.width if width is None else width, **settings}.items():
+            if (own := {"width": self.width, **asdict(self.rule)}[key]) != value:
                 raise TableError(
                     f"SafeIndex.on_server: '{table}' was created with {key}={own!r}; got {key}={value!r}. Leave it "
                     f"out, or use another table."
@@ -183,7 +185,7 @@ class PostgresBackend:
     def approximation(self, measured: Approximation | None) -> None:
         def work(cursor: Any) -> None:
             about = self._table.about(cursor, lock=True)
-            about["approximation"] = {**(about["approximation"] or {}), **(asdict(measured) if measured else {})}
+            about["approximation"] = measured and {**(about["approximation"] or {}), **asdict(measured)}
             self._table.write_about(cursor, about)
 
         self._connection.write("SafeIndex.approximate", work)

@@ -195,6 +195,9 @@ def query_limits(
 
 def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence[str] | None, queries: int) -> int:
     """How many neighbours to search for: k, or enough for sets of `at_most` items."""
+    if exclude is not None:
+        hint, what = "Add items, or search without exclude.", "with exclude, the number of searched items"
+        check_number(state.kept, "[2, inf)", by="SafeIndex.search", what=what, hint=hint)
     available = state.kept - (exclude is not None)
     less = ", less the excluded one" if exclude is not None else ""
     hint = f"{state.kept} of {state.rows} items are searched{less}: choose a smaller k, or add items."

@@ -157,7 +157,8 @@ class SafeIndex:
             )
         backend, score = self.backend, self.score
         if score is not None:
-            check_registered(score)
+            hint = "Set index.score = None and save again; after load, give queries their uncertainties."
+            check_registered(score, hint=hint)
         revision, radii = self._radii or (None, None)
 
         def write(place: Path) -> Json:
@@ -335,7 +336,8 @@ class SafeIndex:
         """
         _thresholds(self.backend.state())
         if effort is not None:
-            check_number(effort, "[1, inf)", by="SafeIndex.approximate", what="effort", whole=True)
+            hint = "Leave it out for the default."
+            check_number(effort, "[1, inf)", by="SafeIndex.approximate", what="effort", whole=True, hint=hint)
         built = self.backend.build_approximation(kind, effort)
         ids, vectors = self.backend.sample(_QUERIES)
         k = min(_TOP + 1, self.kept)
