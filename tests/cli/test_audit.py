@@ -73,7 +73,7 @@ def test_repairs_and_reasons_are_shown(run: Run, tmp_path: Path, options: tuple[
     write_images(tmp_path / "no such thing", 3)
     answer = run("audit", MODEL, tmp_path, *options)
     assert answer.code == 0
-    repair = "or set --label-space 'own' if they are classes of another set."
+    repair = "or set --label-space 'own' for classes of another set."
     assert repair in answer.out
     assert "duplicates across the sets (needs a second set: --against)" in answer.out
     again = run("audit", MODEL, tmp_path, "--label-space", "own", *options)

@@ -186,7 +186,7 @@ def test_errors(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:
     assert "timm has no model 'test_resnat'. Nearest: test_resnet" in sentence(
         "timm:test_resnat", images, kind="ModelError"
     )
-    assert "Try 'timm:resnet50'" in sentence("resnet50", images, kind="ModelError")
+    assert "Did you mean 'timm:resnet50'?" in sentence("resnet50", images, kind="ModelError")
     assert "weights: no file 'w.pth'" in sentence(MODEL, images, "--weights", "w.pth", kind="CheckpointError")
     assert "labels file 'l.csv'" in sentence(MODEL, images, *none, "--labels", "l.csv", kind="ImagesError")
     assert "device" in sentence(MODEL, images, *none, "--device", "abacus", kind="ModelError")

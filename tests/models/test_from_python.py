@@ -241,9 +241,9 @@ def test_names_that_cannot_be_split(write, name):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("my_models.py:make", "Try 'timm:NAME' or 'python:FILE.py:FUNCTION'."),
-        ("types.py", "Try 'timm:NAME' or 'python:FILE.py:FUNCTION'."),
-        ("C:/nets/my_models.py:make", "Try 'timm:NAME' or 'python:FILE.py:FUNCTION'."),
+        ("my_models.py:make", "Did you mean 'python:my_models.py:make'?"),
+        ("types.py", "Did you mean 'python:types.py:FUNCTION'?"),
+        ("C:/nets/my_models.py:make", "Did you mean 'python:C:/nets/my_models.py:make'?"),
         ("pyton:my_models.py:make", "Did you mean 'python:my_models.py:make'?"),
     ],
 )

@@ -318,7 +318,7 @@ def _notes(
     if share:
         notes.append(
             f"{images}among those that the density was fitted on, by their features. It knows them too well, so D is "
-            f"too high{f' by at most about {points(share)} points' if share <= 0.5 else ''}. Fit it on other images."
+            f"too high by at most about {points(share)} points. Fit it on other images."
         )
     for note in notes:
         warnings.warn(note, DubitoWarning, stacklevel=3)

@@ -55,12 +55,13 @@ def load(
     """
     source, _, inner = name.partition(":")
     if source not in SOURCES or not inner:
-        if ".py" in name:
+        near = nearest(source, SOURCES, most=1, or_first=False) if ":" in name and not source.endswith(".py") else []
+        if near:
+            guess = f"{near[0]}:{inner or '...'}"
+        elif ".py" in name:
             guess = f"python:{name}" if ".py:" in name else f"python:{name}:FUNCTION"
         else:
-            guess = (
-                f"{nearest(source, SOURCES, most=1)[0]}:{inner or '...'}" if ":" in name else f"timm:{name or '...'}"
-            )
+            guess = f"timm:{inner or name or '...'}"
         raise ModelError(
             f"load: a model is named 'source:name' with source one of {', '.join(SOURCES)}; got '{name}'. "
             f"Did you mean '{guess}'?"

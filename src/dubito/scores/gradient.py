@@ -217,7 +217,7 @@ def layer_weights(layers: Layers, beta: float, kept: LayersKept, where: str) -> 
 def check_layers(layers: str | Sequence[float], by: str, names: Sequence[str] = get_args(LayerWeighting)) -> Layers:
     """The setting, weights as a tuple of numbers; ValueRangeError for what cannot weigh."""
     if isinstance(layers, str):
-        check_choice(layers, names, by=by, what="layers (unless they are a weight for each layer)")
+        check_choice(layers, names, by=by, what="layers")
         return cast("Layers", layers)
     weights = tuple(float(weight) for weight in layers)
     if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
