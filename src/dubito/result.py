@@ -20,8 +20,10 @@ from dubito.storage import export, write_csv
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes  # noqa: PLC0414 (every result with a plot imports it from here)
     from rich.console import RenderableType
+else:
+    Axes = Any  # for annotations: matplotlib is optional
 
 Json = dict[str, Any]
 _Any = TypeVar("_Any", bound="Result")
@@ -217,7 +219,7 @@ def fact_list(title: str, pairs: Mapping[str, str]) -> "RenderableType":
     return Group(Text(title, style="bold"), table) if pairs else Text(title, style="bold")
 
 
-def axes(ax: "Axes | None" = None, *, size: tuple[float, float] = (5, 4)) -> "Axes":
+def axes(ax: Axes | None = None, *, size: tuple[float, float] = (5, 4)) -> Axes:
     """The axes to draw on: `ax`, or those of a new figure."""
     if ax is not None:
         return ax
@@ -228,7 +230,7 @@ def axes(ax: "Axes | None" = None, *, size: tuple[float, float] = (5, 4)) -> "Ax
     return plt.subplots(figsize=size, layout="constrained")[1]
 
 
-def plot_intervals(picture: "Axes", series: Mapping[str, Mapping[str, Any]]) -> "Axes":
+def plot_intervals(picture: Axes, series: Mapping[str, Mapping[str, Any]]) -> Axes:
     """Draw values with their intervals: one line per name, one colour per series; None is left out."""
     names = list(dict.fromkeys(name for values in series.values() for name in values))
     for place, (label, values) in enumerate(series.items()):

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Float64
@@ -29,13 +29,10 @@ from dubito.errors import TableError
 from dubito.explain.sub_ensembles import BY, Partitioned, check_same, partition, resampled_aurocs, resampled_means
 from dubito.metrics import Interval
 from dubito.metrics.bootstrap import percentiles
-from dubito.result import Result, axes
+from dubito.result import Axes, Result, axes
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_bootstrap, check_number
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ByModel = Mapping[Any, Table]
 """Tables by the size of the models that made them: positive numbers."""
@@ -302,7 +299,7 @@ class EnsembleDiagnosis(Result):
         ensembles = [{**one.to_dict(), "kind": one.kind} for one in self.ensembles]
         return {**super().to_dict(), "ensembles": ensembles}
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: Axes | None = None) -> Axes:
         """MI against the size of sub-ensembles, one line per ensemble; dashed what averaging alone leaves."""
         ax = axes(ax)
         for one in self.ensembles:

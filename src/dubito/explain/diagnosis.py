@@ -8,7 +8,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from dubito.explain._moments import cosines, directions
 from dubito.explain.causes import SCORES, Causes, Estimate, cause_costs, cause_findings, points, verdict
 from dubito.explain.last_layer import last_layer
 from dubito.metrics import balanced_auroc, table_accuracy
-from dubito.result import Result, axes, plain
+from dubito.result import Axes, Result, axes, plain
 from dubito.scores import Entropy, MaxProbability, ScaledEntropy
 from dubito.scores.density import default_density, describe_density
 from dubito.table import Table
@@ -29,9 +29,6 @@ from dubito.table.overlap import shared_rows
 from dubito.table.views import chosen_rows
 from dubito.types import Classifier, Json, Score
 from dubito.validate import check_bootstrap, check_choice, check_number, check_rows, check_same_model
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MEAN = "mean"
 """What the mean over OOD sets is called."""
@@ -139,7 +136,7 @@ class Diagnosis(Result):
         }
         return {**described, "sets": sets, "findings": self.findings()}
 
-    def plot(self, ax: "Axes | None" = None, *, score: str = "entropy") -> "Axes":
+    def plot(self, ax: Axes | None = None, *, score: str = "entropy") -> Axes:
         """Histograms of a score, of in-distribution images and of every OOD set."""
         check_choice(score, self.scores, by="Diagnosis.plot", what="score")
         ax = axes(ax)

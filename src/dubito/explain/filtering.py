@@ -12,7 +12,7 @@ counted in bins of 0.001, and their quantiles are as exact as that.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -24,13 +24,10 @@ from dubito.explain._moments import bin_edges, cosines, directions
 from dubito.explain.last_layer import last_layer
 from dubito.explain.pictures import COLOURS, new_figure
 from dubito.metrics import Interval, auroc, interval, join_ood
-from dubito.result import Result
+from dubito.result import Axes, Result
 from dubito.table import Table
 from dubito.types import Classifier, finite
 from dubito.validate import check_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _CELLS = 2**21
@@ -141,7 +138,7 @@ class Filtering(Result):
             _finding(_COMBINATION, inside.max_cosine, ood.max_cosine, self.max_cosine_auroc),
         ]
 
-    def plot(self) -> "list[Axes]":
+    def plot(self) -> list[Axes]:
         """Fig. 15: histograms of lengths, of all but the largest cosines, and of the largest cosines."""
         _, grid = new_figure(1, 3, width=3.6, height=2.8)
         for panel, (key, title) in zip(grid[0], _QUANTITIES.items(), strict=True):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -28,13 +28,10 @@ from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure
 from dubito.models.weights import module_digests
 from dubito.models.wrap import frozen
-from dubito.result import Result
+from dubito.result import Axes, Result
 from dubito.storage import read_tensors, reading, write_tensors
 from dubito.types import Classifier, Json, finite
 from dubito.validate import check_number
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BINS = 100
 """Of max p, from 0 to 1."""
@@ -126,7 +123,7 @@ class LiteralFilter(Result):
             ],
         }
 
-    def plot(self, classes: Sequence[str] | None = None, *, most: int = 8) -> "list[Axes]":
+    def plot(self, classes: Sequence[str] | None = None, *, most: int = 8) -> list[Axes]:
         """Fig. 7: one row of panels per class, its most confident inputs from left to right."""
         shape = tuple(self.patterns.shape[2:])
         if len(shape) < 2 or math.prod(shape[:-2]) != 1:

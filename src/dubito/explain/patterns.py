@@ -11,7 +11,7 @@ class with a high cosine is Fig. 16: features overlap, and no score of these fea
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Float, Int64
@@ -20,13 +20,10 @@ from torch import Tensor
 from dubito.errors import TableError, ValueRangeError
 from dubito.explain._moments import class_sums, directions
 from dubito.explain.pictures import new_figure
-from dubito.result import Result
+from dubito.result import Axes, Result
 from dubito.table import Table
 from dubito.types import finite
 from dubito.validate import check_number, check_rows, check_same_model
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @final
@@ -111,7 +108,7 @@ class Patterns(Result):
             ),
         ]
 
-    def plot(self, classes: Sequence[int] | None = None, *, most: int = 10) -> "list[Axes]":
+    def plot(self, classes: Sequence[int] | None = None, *, most: int = 10) -> list[Axes]:
         """Fig. 6: one panel per class and one for OOD rows; one row per image, one column per neuron.
 
         Args:

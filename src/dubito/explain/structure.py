@@ -22,7 +22,7 @@ little variance around m_i. Means over j are those of the classes that have rows
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -32,13 +32,10 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.explain._moments import Moments, class_sums, directions, histogram, moments, pair_cosines
 from dubito.explain.last_layer import Layer, last_layer
 from dubito.explain.pictures import COLOURS, INK, new_figure
-from dubito.result import Result
+from dubito.result import Axes, Result
 from dubito.table import Table
 from dubito.types import Classifier, Json
 from dubito.validate import check_classes, check_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 class ClassMeans(NamedTuple):
@@ -172,7 +169,7 @@ class Structure(Result):
         """Plain values, without the histograms."""
         return {**super().to_dict(), "optimal_cosine": self.optimal_cosine, "distance": self.distance}
 
-    def plot(self) -> "list[Axes]":
+    def plot(self) -> list[Axes]:
         """Fig. 4: histograms of lengths, biases and cosines of the weights, dashed lines at the optimum."""
         figure, grid = new_figure(1, 3, width=3.6, height=2.8)
         titles = {"norm": "length of weights", "bias": "bias", "cosine": "cosine of pairs"}

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -29,12 +29,9 @@ from dubito.data.corruptions import CORRUPTIONS, Corrupted
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.evaluate import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, interval, mean
-from dubito.result import Result, axes, plain
+from dubito.result import Axes, Result, axes, plain
 from dubito.types import Classifier, Images, Json, Score
 from dubito.validate import check_choice
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SEVERITIES = (0, 1, 2, 3, 4, 5)
 CLEAN = "clean"
@@ -116,7 +113,7 @@ class CorruptionCurves(Result):
         curves = [plain(one) | {"rises": one.rises, "steps": one.steps} for one in self.curves]
         return {**super().to_dict(), "curves": curves}
 
-    def plot(self, ax: "Axes | None" = None, *, score: str | None = None) -> "Axes":
+    def plot(self, ax: Axes | None = None, *, score: str | None = None) -> Axes:
         """The median of one score, by default the first, over severity; one line per corruption with its quartiles."""
         scores = list(dict.fromkeys(one.score for one in self.curves))
         chosen = scores[0] if score is None else score

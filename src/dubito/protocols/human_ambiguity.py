@@ -12,7 +12,7 @@ label only have the degree 0, however divided they are; where nobody said yes or
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,14 +22,11 @@ from dubito.data.labels import Votes, find_rows
 from dubito.errors import TableError, ValueRangeError
 from dubito.evaluate.evaluate import uncertainties
 from dubito.metrics import Array, Interval, auroc, interval, spearman
-from dubito.result import Result, axes, plot_intervals
+from dubito.result import Axes, Result, axes, plot_intervals
 from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score, finite
 from dubito.validate import check_choice, check_per_row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PUBLISHED_AUROC = 0.701
 """The paper's value on ImageNet ReaL, ViT-Base."""
@@ -165,7 +162,7 @@ class HumanAmbiguity(Result):
         """Everything as plain values, with the published AUROC."""
         return {**super().to_dict(), "published_auroc": PUBLISHED_AUROC}
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: Axes | None = None) -> Axes:
         """The agreement of every score with people, one colour per measure."""
         shown = {title: values for key, title in self.titles.items() if (values := getattr(self, key))}
         picture = plot_intervals(axes(ax), shown)

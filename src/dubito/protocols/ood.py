@@ -11,19 +11,16 @@ where the pooled value hides opposite ones. All OOD images are pooled as they ar
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 
 from dubito.errors import TableError
 from dubito.evaluate.evaluate import check_fitted_scores, uncertainties
 from dubito.metrics import Interval, auroc, interval, join_ood
-from dubito.result import Result, axes, plot_intervals
+from dubito.result import Axes, Result, axes, plot_intervals
 from dubito.table import Table
 from dubito.types import Json, Score
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PUBLISHED_POOLED = 0.503
 """The pooled value of the paper's Figure 8, ViT-Base."""
@@ -113,7 +110,7 @@ class OodAurocByDataset(Result):
         """Everything as plain values, with the published pooled value."""
         return {**super().to_dict(), "findings": self.findings(), "published_pooled": PUBLISHED_POOLED}
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: Axes | None = None) -> Axes:
         """The AUROC of every data set and pooled, one colour per score."""
         rows = {score: {**row, "pooled": self.pooled[score]} for score, row in self.by_dataset.items()}
         picture = plot_intervals(axes(ax), rows)

@@ -13,18 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 from dubito.errors import TableError
 from dubito.evaluate.evaluate import check_fitted_scores, has_both, uncertainties
 from dubito.metrics import Interval, MedianSpread, auroc, interval, mean, median_spread, neighbour_matches
-from dubito.result import Result, axes, plain, plot_intervals
+from dubito.result import Axes, Result, axes, plain, plot_intervals
 from dubito.scores import Entropy
 from dubito.table import Table
 from dubito.types import Json, Score
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 class Published(NamedTuple):
@@ -156,7 +153,7 @@ class Transfer(Result):
         published = {name: plain(PUBLISHED[name]) for name in self.rows if name in PUBLISHED}
         return {**super().to_dict(), "mean": means, "published": published}
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: Axes | None = None) -> Axes:
         """The R-AUROC on every data set, one colour per score."""
         picture = plot_intervals(axes(ax), self.r_auroc)
         picture.axvline(0.5, color="grey", linestyle="--")
