@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from dubito.errors import TableError
-from dubito.search import SafeIndex
-from dubito.search.memory import MemoryBackend
+from dubito.errors import ValueRangeError
+from dubito.search import SafeIndex, memory
 from dubito.search.retrieval import match_quantiles, measure_radii
 
 
@@ -86,13 +85,15 @@ def test_an_approximation_measures_as_it_searches(monkeypatch):
     exact = index.search(x[:20], u[:20], k=1, sets=True).sets
     index = SafeIndex.build(x, u, clean="none")
     index.approximate("IVF4,Flat", effort=4)  # all lists: exact after all
-    monkeypatch.setattr(MemoryBackend, "_brute_force", None)  # to compare all items would fail
+    monkeypatch.setattr(memory, "_most_similar", None)  # to compare all items would fail
     assert index.search(x[:20], u[:20], k=1, sets=True).sets == exact
 
 
 def test_equal_uncertainties_and_few_items():
     assert match_quantiles(np.array([1.0, 1.0]), np.array([0.1, 0.3])).tolist() == [[1.0], [0.3]]
-    with pytest.raises(TableError, match="sets need distances between at least two kept items; got 1"):
+    with pytest.raises(
+        ValueRangeError, match=r"with sets, the number of searched .* at least 2; got 1\. Add items, or"
+    ):
         SafeIndex.build(at(0), [1.0]).search(at(0), [1.0], k=1, sets=True)
     three = SafeIndex.build(at(0, 0, 0), [1.0, 1.0, 1.0]).search(at(0), [1.0], k=1, sets=True).sets
     assert three is not None

@@ -66,10 +66,10 @@ def test_a_share_is_a_share(quantile):
 
 
 def test_errors():
-    with pytest.raises(TableError, match=r"per_class=True needs the class of every item; got no labels. Give labels"):
+    with pytest.raises(TableError, match=r"per_class=True needs the class of every item; got no labels. Pass labels"):
         Rule(per_class=True).thresholds(np.array([1.0]), None)
     with pytest.raises(
         ValueRangeError,
-        match=r"none of class 5. Add some, give refuse_above=..., or build the index with per_class=False.",
+        match=r"none of class 5. Add some, pass refuse_above=..., or build the index with per_class=False.",
     ):
         Thresholds(1.0, {2: 1.0}).of(2, np.array([2, 5]))

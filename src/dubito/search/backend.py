@@ -4,7 +4,6 @@ A backend stores unit vectors with their ids, uncertainties and classes, and sea
 `SafeIndex` has checked everything that it passes on.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
@@ -16,21 +15,6 @@ from dubito.errors import TableError
 from dubito.search.rule import Rule, Thresholds
 from dubito.table.provenance import Provenance, check_provenance
 from dubito.types import Json
-
-_CONSEQUENCE = {
-    "score": "and values of two scores have no common scale. Leave the score out, or build another index",
-    "set of classes": "so one number means two classes. Give labels=... with the numbers that the items have",
-}
-
-
-def sampling_key(name: str) -> str:
-    """The key that orders items for sampling: random with respect to content, and the same in Python and in SQL.
-
-    >>> sampling_key("cat.jpg")
-    '43bfc6b38f0311f4f73e8d67166836fd'
-    """
-    return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()
-
 
 Block = tuple[Sequence[str], Float32[np.ndarray, "n d"], Float64[np.ndarray, "n"], Int64[np.ndarray, "n"] | None]
 """Items to be added: ids, features scaled to length one, uncertainties, and classes, if known."""
@@ -57,15 +41,15 @@ class Origin:
         Class names are compared only with `classes`.
         """
         check_provenance(self.provenance, items.provenance, by=by, of=f"{name} and the items of the index")
-        pairs = {
-            "score": (self.scored_by, items.scored_by),
-            "set of classes": (self.classes if classes else None, items.classes),
-        }
-        for what, (one, other) in pairs.items():
+        scale = "and values of two scores have no common scale. Leave the score out, or build another index"
+        numbers = "so one number means two classes. Pass labels=... with the numbers that the items have"
+        for what, one, other, consequence in (
+            ("score", self.scored_by, items.scored_by, scale),
+            ("set of classes", self.classes if classes else None, items.classes, numbers),
+        ):
             if one and other and one != other:
                 raise TableError(
-                    f"{by}: {name} has another {what} ({one}) than the items of the index ({other}), "
-                    f"{_CONSEQUENCE[what]}."
+                    f"{by}: {name} has another {what} ({one}) than the items of the index ({other}), {consequence}."
                 )
 
     def to_json(self) -> Json:
@@ -132,7 +116,7 @@ class State:
             raise TableError(
                 f"{by}: either all items have classes or none has; those of the index have "
                 f"{'some' if self.labelled else 'none'}, {name} has {'some' if labelled else 'none'}. Nothing was "
-                f"added: {'give labels=...' if self.labelled else 'leave the labels out'}."
+                f"added: {'pass labels=...' if self.labelled else 'leave the labels out'}."
             )
         origin.check(self.origin, by=by, name=name, classes=True)
 
@@ -181,7 +165,7 @@ class Backend(Protocol):
         """The k most similar kept items of each query; `exact` ignores an approximation."""
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
-        """At most `count` kept items, those with the lowest `sampling_key`: the same ones in every backend."""
+        """At most `count` kept items, those with the lowest MD5 of their id: random, and the same in every backend."""
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Interpolated quantiles of the uncertainties of all items."""

@@ -1,9 +1,8 @@
 """Items and queries as `SafeIndex` accepts them: a table or arrays, checked, and read block by block."""
 
 import hashlib
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, final
 
@@ -62,12 +61,12 @@ class Embeddings:
         for rows, unit in self.unit_vectors():
             yield ids[rows], unit, self.u[rows], None if self.labels is None else self.labels[rows]
 
-    def require_uncertainties(self, what: str) -> None:
+    def require_uncertainties(self, what: str, hint: str = "") -> None:
         """Raise TableError for items or queries without uncertainties."""
         if self.u is None:
             raise TableError(
-                f"{self.by} needs the uncertainty of every {what}; got none. Give one number for every {what}, or a "
-                f"table and a fitted score" + (", or build the index with clean='items'." if what == "query" else ".")
+                f"{self.by} needs the uncertainty of every {what}; got none. Pass one number for every {what}, or a "
+                f"table and a fitted score{hint}."
             )
 
     def _unit(self, block: Shaped[Tensor, "b d"], start: int) -> Float32[np.ndarray, "b d"]:
@@ -82,10 +81,9 @@ class Embeddings:
         if not usable.all():
             row = int(np.flatnonzero(~usable)[0])
             name = f" ('{self.ids[start + row]}')" if self.ids else ""
-            what = "is all zeros" if float(norm[row]) == 0 else f"has the norm {float(norm[row]):g}"
             raise ValueRangeError(
-                f"{self.by}: features must be finite and not all zero; row {start + row}{name} of {self.name} "
-                f"{what}. Check that image, or leave it out: it has no direction."
+                f"{self.by}: features must be finite and not all zero; row {start + row}{name} of {self.name} has the "
+                f"norm {float(norm[row]):g}. Check that image, or leave it out: it has no direction."
             )
         unit = np.empty(features.shape, dtype=np.float32)
         np.divide(features, norm[:, None], out=unit, casting="same_kind")
@@ -108,35 +106,33 @@ def read_embeddings(
     Columns of a table serve where an argument is None, and `score` gives its uncertainties.
     """
     table = features if isinstance(features, Table) else None
-    provenance = names = None
+    name, provenance, classes = "the array", None, None
     if table is not None:
         table.require("feature", by=by)
-        shape, name, column = table.shape("feature"), table.name, table.column("feature")
+        name, provenance, column = table.name, table.provenance, table.column("feature")
         uncertainty = score if uncertainty is None else uncertainty
         ids = table.id.tolist() if ids is None and "id" in table else ids
-        provenance = table.provenance
         if labels is None and "label" in table:
-            labels, names = table.label, table.label_names
+            labels = table.label
+            # A number means the same class only where all names are the same, in the same order.
+            names = "\0".join(table.label_names or ()).encode(errors="replace")
+            classes = hashlib.blake2b(names, digest_size=8).hexdigest() if names else None
     else:
         column = features if isinstance(features, np.ndarray) else to_tensor(features, f"{by}: features")
-        shape, name = tuple(column.shape), "the array"
-    # A number means the same class only where all names are the same, in the same order.
-    classes = hashlib.blake2b("\0".join(names or ()).encode(errors="replace"), digest_size=8).hexdigest()
-    scored_by = uncertainty.name if isinstance(uncertainty, Score) else None
-    origin = Origin(provenance, classes if names else None, scored_by)
+    origin = Origin(provenance, classes, uncertainty.name if isinstance(uncertainty, Score) else None)
     origin.check(state.origin, by=by, name=name)
-    if isinstance(uncertainty, Score) and state.rows and score and not _same_fit(uncertainty, score):
+    if isinstance(uncertainty, Score) and state.rows and score and not _same(uncertainty, score):
         raise TableError(
             f"{by}: uncertainties must be of the score that the items have, {score!r} as it was fitted for them; got "
             f"{uncertainty!r} with other settings or another fit. Values of two scores have no common scale: leave it "
             f"out, or build another index."
         )
-    if len(shape) != 2 or shape[1] != width:
+    if len(column.shape) != 2 or column.shape[1] != width:
         raise TableError(
-            f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(shape)} in {name}. Give "
-            f"features of the same model, one row per image: feature[None] of shape (1, {width}) for one feature."
+            f"{by}: features must have the axes (n, {width}), as wide as the index; got {tuple(column.shape)} in "
+            f"{name}. Pass features of the same model, one row per image: feature[None] of shape (1, {width}) for one."
         )
-    n = int(shape[0])
+    n = int(column.shape[0])
     return Embeddings(
         by=by,
         name=name,
@@ -171,7 +167,7 @@ def is_valid_id(text: str) -> bool:
 def check_unique(names: Sequence[str], *, by: str) -> None:
     """Raise TableError for an id that occurs twice."""
     if twice := next((name for name, count in Counter(names).items() if count > 1), None):
-        raise TableError(f"{by}: ids must be unique; got '{twice}' twice. Nothing was changed: give every id once.")
+        raise TableError(f"{by}: ids must be unique; got '{twice}' twice. Nothing was changed: pass every id once.")
 
 
 def _uncertainties(
@@ -182,7 +178,7 @@ def _uncertainties(
     if isinstance(uncertainty, Score):
         if table is None:
             raise TableError(
-                f"{by}: the score {uncertainty.name} reads columns of a table; got an array of features. Give a Table "
+                f"{by}: the score {uncertainty.name} reads columns of a table; got an array of features. Pass a Table "
                 f"with {', '.join(uncertainty.needs)}, or the uncertainties as an array."
             )
         u = uncertainty.score(table) if n else torch.empty(0, dtype=torch.float64)
@@ -212,24 +208,16 @@ def _classes(by: str, labels: Any, n: int) -> Int64[np.ndarray, "n"]:
     if classes.is_floating_point() or classes.dtype == torch.bool or tuple(classes.shape) != (n,):
         raise TableError(
             f"{by}: labels must be one integer per row, ({n},); got {classes.dtype} of shape {tuple(classes.shape)}. "
-            f"Give the classes as numbers."
+            f"Pass the classes as numbers."
         )
     return classes.long().numpy()
 
 
-def _same_fit(one: Score, other: Score) -> bool:
-    """Whether two scores have the same settings and learned the same, including the scores that they are made of."""
-    if one is other or one != other:
-        return one is other
-    names = (*one.learned, *(setting.name for setting in fields(one)))  # type: ignore[arg-type]
-    for name in names:
-        pair: list[Any] = [getattr(score, name, None) for score in (one, other)]
-        equal = next(
-            (same for kind, same in _SAME.items() if all(isinstance(part, kind) for part in pair)), operator.eq
-        )
-        if not equal(*pair):
-            return False
-    return True
-
-
-_SAME: dict[type, Callable[[Any, Any], bool]] = {Score: _same_fit, Tensor: torch.equal}
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal: of scores, all settings and all that was learned."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Score) and type(one) is type(other) and one is not other:
+        names = (*one.learned, *(setting.name for setting in fields(one)))  # type: ignore[arg-type]
+        return all(_same(getattr(one, name, None), getattr(other, name, None)) for name in names)
+    return bool(one == other)

@@ -2,11 +2,8 @@
 
 All vectors are rows of one float32 matrix, and **those that are kept come first**. So an exact search is faiss's flat
 search of the first rows, as fast as without any rule: it needs no mask and no second copy. When items are added or
-removed, the threshold moves, and the rows that changed sides are swapped. The matrix grows in place, and may be mapped
-from a file.
-
-An approximation (IVF, HNSW, any factory string of faiss) holds codes of the kept rows. Its candidates are compared
-again by their vectors, so similarities are exact. Adding or removing items discards it.
+removed, the threshold moves, and the rows that changed sides are swapped. An approximation (any factory string of
+faiss) holds codes of the kept rows. Its candidates are compared again by their vectors, so similarities are exact.
 
 Threads may search concurrently, because a search moves nothing. No other call may run while one adds or removes items.
 
@@ -16,9 +13,8 @@ Threads may search concurrently, because a search moves nothing. No other call m
     approximate-HASH.faiss      the approximation, if there is one
     score-HASH/                 the score of the index, if it has one
 
-Vectors are written in blocks and never copied as a whole. Everything that is read is checked: names, sizes, shapes and
-counts, and with `check` every byte against its checksum. An approximation is read by faiss, whose reader is not made
-for hostile files.
+Everything that is read is checked: names, sizes, shapes and counts, and with `check` every byte against its checksum.
+An approximation is read by faiss, whose reader is not made for hostile files.
 """
 
 import heapq
@@ -28,6 +24,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from hashlib import md5
 from pathlib import Path
 from typing import Any, final
 
@@ -39,7 +36,7 @@ from safetensors.torch import load_file, save
 
 from dubito.cache.shard import pack_strings, unpack_strings
 from dubito.errors import ValueRangeError
-from dubito.search.backend import Approximation, Block, Hits, Origin, State, sampling_key
+from dubito.search.backend import Approximation, Block, Hits, Origin, State
 from dubito.search.rule import Rule, Thresholds
 from dubito.storage import SavedFolder
 
@@ -50,6 +47,7 @@ _CANDIDATES = 4
 """Candidates taken from an approximation for each neighbour that is returned."""
 _TRAINING = 64
 """Vectors per centre that the centres of an IVF are learned from."""
+_most_similar: Callable[..., tuple[Any, Any]] = partial(faiss.knn, metric=faiss.METRIC_INNER_PRODUCT)
 
 
 @final
@@ -125,13 +123,18 @@ class MemoryBackend:
 
     def nearest(self, queries: Float32[np.ndarray, "n d"], k: int, *, exact: bool) -> Hits:
         """The k most similar kept rows of each query."""
-        exactly = exact or self.index is None
-        similarities, rows = self._brute_force(queries, k) if exactly else self._candidates(queries, k)
-        return Hits(self.ids[rows], similarities, None if self.labels is None else self.labels[rows], exactly)
+        if exact or self.index is None:
+            similarities, rows = _most_similar(queries, self.vectors[: self._kept], k)
+        else:
+            similarities, rows = self._candidates(queries, k)
+        labels = None if self.labels is None else self.labels[rows]
+        return Hits(self.ids[rows], similarities, labels, exact or self.index is None)
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
-        """The kept items with the lowest sampling keys."""
-        rows = heapq.nsmallest(count, range(self._kept), key=lambda row: sampling_key(str(self.ids[row])))
+        """The kept items with the lowest MD5 of their id."""
+        rows = heapq.nsmallest(
+            count, range(self._kept), key=lambda row: md5(str(self.ids[row]).encode(), usedforsecurity=False).digest()
+        )
         return self.ids[rows].tolist(), self.vectors[rows]
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
@@ -247,13 +250,6 @@ class MemoryBackend:
             grown[: len(self.ids)] = self.vectors[: len(self.ids)]
             self.vectors = grown
 
-    def _brute_force(
-        self, queries: Float32[np.ndarray, "n d"], k: int
-    ) -> tuple[Float32[np.ndarray, "n k"], Int64[np.ndarray, "n k"]]:
-        """The best of all kept rows, by comparing all of them."""
-        nearest: tuple[Any, Any] = faiss.knn(queries, self.vectors[: self._kept], k, metric=faiss.METRIC_INNER_PRODUCT)
-        return nearest
-
     def _candidates(
         self, queries: Float32[np.ndarray, "n d"], k: int
     ) -> tuple[Float32[np.ndarray, "n k"], Int64[np.ndarray, "n k"]]:
@@ -267,7 +263,7 @@ class MemoryBackend:
         similarities, rows = np.take_along_axis(similarities, best, 1), np.take_along_axis(rows, best, 1)
         missing = (rows < 0).any(1)
         if missing.any():  # an IVF that searched too few lists: compare such a query with all items
-            similarities[missing], rows[missing] = self._brute_force(queries[missing], k)
+            similarities[missing], rows[missing] = _most_similar(queries[missing], self.vectors[: self._kept], k)
         return similarities, rows
 
 
@@ -295,15 +291,12 @@ def _read_vectors(path: Path, shape: tuple[int, int], mapped: bool) -> Float32[n
         if size != room or shape[0] < 0 or shape[1] < 1:
             raise ValueError(f"{path.name} does not have the size of {shape[0]} vectors of {shape[1]} numbers")
         header = json.loads(file.read(size))["vectors"]
-        if header["dtype"] != "F32" or tuple(header["shape"]) != shape:
-            raise ValueError(f"vectors are {header['dtype']} of shape {header['shape']}, not F32 of {shape}")
-        if mapped and shape[0]:
-            # Copy-on-write: rows may move in memory while the file stays as it is.
-            return np.memmap(path, dtype=np.float32, mode="c", offset=8 + size, shape=shape)
-        vectors = np.empty(shape, dtype=np.float32)
-        if shape[0] and file.readinto(vectors.data.cast("B")) != vectors.nbytes:
-            raise ValueError("vectors end early")
-        return vectors
+    if header["dtype"] != "F32" or tuple(header["shape"]) != shape:
+        raise ValueError(f"vectors are {header['dtype']} of shape {header['shape']}, not F32 of {shape}")
+    if mapped and shape[0]:
+        # Copy-on-write: rows may move in memory while the file stays as it is.
+        return np.memmap(path, dtype=np.float32, mode="c", offset=8 + size, shape=shape)
+    return np.fromfile(path, dtype=np.float32, offset=8 + size).reshape(shape)
 
 
 def _read_approximation(path: Path, shape: tuple[int, int]) -> Any:

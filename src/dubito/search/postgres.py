@@ -7,27 +7,44 @@
 
 Vectors have length one, so minus their inner product orders by cosine. The search is exact, a scan of all rows, until
 an HNSW index is built. Its iterative scan keeps going until enough items pass the filter; a query that it gives up on
-is compared with all items. Table names are quoted by psycopg, and values are never part of the SQL text. Writers wait
-for each other at the row of NAME_about.
+is compared with all items. Names and values in SQL text are quoted by psycopg.
+
+A connection is opened when needed, and again after it was lost. Reading is retried once on a new connection, which is
+harmless. Writing is one transaction, which the server applies as a whole or not at all; only a connection lost during
+the commit leaves open which, and the error says so. Writers wait for each other at the row of NAME_about, and so do
+threads that share an index.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from dubito.errors import ArtefactError, ServerError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, MissingPackageError, ServerError, TableError, ValueRangeError
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
-from dubito.search.connection import Connection
 from dubito.search.inputs import is_valid_id
 from dubito.search.rule import Rule, Thresholds
 from dubito.storage import reading
 from dubito.types import Json
 from dubito.validate import check_number
 
+try:
+    import psycopg
+    from pgvector.psycopg import register_vector
+    from psycopg import IsolationLevel, errors, sql
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.types.json import Jsonb
+except ImportError as error:
+    raise MissingPackageError(
+        f"SafeIndex.on_server needs psycopg and pgvector ({error}). Install them: pip install 'dubito[server]'."
+    ) from error
+
+Output = TypeVar("Output")
 _FORMAT = 2
 _MAX_WIDTH = 16_000
 """Of a pgvector column."""
@@ -37,8 +54,9 @@ _OLDEST_HNSW = (0, 8)
 _MAX_EFFORT = 1000
 _IDS_AT_ONCE = 50_000
 _LONGEST_NAME = 63 - len("_about")
-_QUANTILE = "percentile_disc(%s::float8) WITHIN GROUP (ORDER BY u)"
-"""Of n values the one at position ceil(share n), as in `Rule`."""
+_SECONDS = 10
+_LOST = ("08", "57P")
+"""How SQL states of a lost connection begin: connection exceptions, and a server that shuts down."""
 
 
 @final
@@ -46,9 +64,16 @@ class PostgresBackend:
     """The backend for items that outgrow one process."""
 
     def __init__(self, dsn: str, table: str, width: int | None, settings: Json) -> None:
-        self._connection = Connection(dsn)
-        self._table = ItemsTable(table)
-        about = self._connection.read("SafeIndex.on_server", self._table.open) or self._create(width, settings)
+        *schema, last = table.split(".")
+        if not last or len(schema) > 1 or "" in schema or len(last.encode()) > _LONGEST_NAME or "\0" in table:
+            raise ValueRangeError(
+                f"SafeIndex.on_server: table must be 'name' or 'schema.name', at most {_LONGEST_NAME} bytes long; "
+                f"got {table!r}. Choose a shorter one."
+            )
+        self._connection, self._name = Connection(dsn), table
+        self._names = {"items": sql.Identifier(*schema, last), "about": sql.Identifier(*schema, f"{last}_about")}
+        self._names["index"] = sql.Identifier(f"{last}_hnsw")
+        about = self._connection.read("SafeIndex.on_server", self._open) or self._create(width, settings)
         with reading(f"SafeIndex.on_server: '{table}_about'", "Build the index in another table."):
             self.width, self.rule = int(about["width"]), Rule(**about["rule"])
         for key, value in {"width": self.width if width is None else width, **settings}.items():
@@ -60,7 +85,7 @@ class PostgresBackend:
 
     def state(self) -> State:
         """A summary of all items, as the last writer left it."""
-        return self._state(self._connection.read("SafeIndex", self._table.about))
+        return self._state(self._connection.read("SafeIndex", self._about))
 
     def _state(self, about: Json) -> State:
         return State(
@@ -69,53 +94,49 @@ class PostgresBackend:
             thresholds=about["thresholds"] and Thresholds.from_json(about["thresholds"]),
             labelled=about["labelled"],
             revision=about["revision"],
-            origin=Origin.from_json(about["origin"], f"'{self._table.name}_about'"),
+            origin=Origin.from_json(about["origin"], f"'{self._name}_about'"),
         )
 
     def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:  # noqa: ARG002 (of the protocol)
         """Add all blocks in one transaction, by COPY."""
 
-        def work(cursor: Any) -> None:
-            about = self._table.about(cursor, lock=True)
-            with cursor.copy(self._table.sql("COPY {items} (id, vector, u, label) FROM STDIN (FORMAT binary)")) as copy:
+        def change(cursor: Any, about: Json) -> None:
+            with cursor.copy(self._sql("COPY {items} (id, vector, u, label) FROM STDIN (FORMAT binary)")) as copy:
                 copy.set_types(["text", "vector", "float8", "int8"])
                 for ids, vectors, u, classes in blocks:
                     labelled = classes is not None
                     if about["rows"]:  # another process may have added items since `SafeIndex` checked
-                        self._state(about).check_new(
-                            origin, labelled=labelled, by="SafeIndex.add", name="the new block"
-                        )
+                        state = self._state(about)
+                        state.check_new(origin, labelled=labelled, by="SafeIndex.add", name="the new block")
                     labels = [None] * len(ids) if classes is None else classes.tolist()
                     for row in zip(ids, vectors, u.tolist(), labels, strict=True):
                         copy.write_row(row)
                     about["labelled"] = labelled
             if not about["rows"]:
                 about["origin"] = origin.to_json()
-            self._table.update(cursor, about)
+            self._measure(cursor, about)
 
-        self._connection.write("SafeIndex.add", work)
+        self._change("SafeIndex.add", change)
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove items in one transaction."""
 
-        def work(cursor: Any) -> None:
-            about = self._table.about(cursor, lock=True)
+        def change(cursor: Any, about: Json) -> None:
             for part in _parts(ids):
-                cursor.execute(self._table.sql("DELETE FROM {items} WHERE id = ANY(%s)"), (part,))
-                if cursor.rowcount != len(part):
+                if cursor.execute(self._sql("DELETE FROM {items} WHERE id = ANY(%s)"), (part,)).rowcount != len(part):
                     raise TableError(
                         "SafeIndex.remove: another process has removed some of these items. Nothing was removed: check "
                         "`id in index` and call again."
                     )
-            self._table.update(cursor, about)
+            self._measure(cursor, about)
 
-        self._connection.write("SafeIndex.remove", work)
+        self._change("SafeIndex.remove", change)
 
     def existing(self, ids: Sequence[str]) -> set[str]:
         """The ids among these that are in the index; one that no server can store is not."""
-        query = "SELECT id FROM {items} WHERE id = ANY(%(ids)s)"
+        query = "SELECT id FROM {items} WHERE id = ANY(%s)"
         parts = _parts([one for one in ids if is_valid_id(one)])
-        return {row[0] for part in parts for row in self._rows("SafeIndex", query, {"ids": part})}
+        return {row[0] for part in parts for row in self._rows("SafeIndex", query, part)}
 
     def left_out(self) -> list[str]:
         """The ids that the filter drops, sorted."""
@@ -136,17 +157,17 @@ class PostgresBackend:
         )
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
-        """The kept items with the lowest sampling keys."""
-        query = 'SELECT id, vector FROM {items} WHERE {keep} ORDER BY md5(id) COLLATE "C" LIMIT %(count)s'
-        rows = self._rows("SafeIndex", query, {"count": count})
+        """The kept items with the lowest MD5 of their id."""
+        query = 'SELECT id, vector FROM {items} WHERE {keep} ORDER BY md5(id) COLLATE "C" LIMIT %s'
+        rows = self._rows("SafeIndex", query, count)
         # Depending on its version, pgvector returns arrays or vectors of its own.
         vectors = [one.to_numpy() if hasattr(one, "to_numpy") else one for _, one in rows]
         return [row[0] for row in rows], np.stack(vectors).astype(np.float32)
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Quantiles of all uncertainties."""
-        query = "SELECT percentile_cont(%(levels)s::float8[]) WITHIN GROUP (ORDER BY u) FROM {items}"
-        return np.array(self._rows("SafeIndex", query, {"levels": levels.tolist()})[0][0], dtype=np.float64)
+        query = "SELECT percentile_cont(%s::float8[]) WITHIN GROUP (ORDER BY u) FROM {items}"
+        return np.array(self._rows("SafeIndex", query, levels.tolist())[0][0], dtype=np.float64)
 
     def build_approximation(self, kind: str | None, effort: int | None) -> str:
         """Build an HNSW index of all items; the server keeps it up to date."""
@@ -156,62 +177,134 @@ class PostgresBackend:
                 f"got {kind or 'hnsw'!r} for {self.width}. Leave the kind out, or search exactly."
             )
 
-        def work(cursor: Any) -> None:
-            about = self._table.about(cursor, lock=True)
-            cursor.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
-            version = cursor.fetchone()[0]
+        def change(cursor: Any, about: Json) -> None:
+            (version,) = cursor.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
             if tuple(int(one) for one in version.split(".")[:2]) < _OLDEST_HNSW:
                 raise ServerError(
                     f"SafeIndex.approximate: a filtered HNSW index requires pgvector "
                     f"{'.'.join(map(str, _OLDEST_HNSW))} or later; the server has {version}. Update it, or search "
                     f"exactly."
                 )
-            cursor.execute(
-                self._table.sql("CREATE INDEX IF NOT EXISTS {index} ON {items} USING hnsw (vector vector_ip_ops)")
-            )
+            cursor.execute(self._sql("CREATE INDEX IF NOT EXISTS {index} ON {items} USING hnsw (vector vector_ip_ops)"))
             about["approximation"] = {"kind": "hnsw", "recall": 0.0, "queries": 0, "effort": effort or 100}
-            self._table.write_about(cursor, about)
 
-        self._connection.write("SafeIndex.approximate", work)
+        self._change("SafeIndex.approximate", change)
         return "hnsw"
 
     @property
     def approximation(self) -> Approximation | None:
         """The approximation in use, as it was measured when it was built."""
-        stored = self._connection.read("SafeIndex", self._table.about)["approximation"]
+        stored = self._connection.read("SafeIndex", self._about)["approximation"]
         return stored and Approximation(stored["kind"], float(stored["recall"]), stored["queries"])
 
     @approximation.setter
     def approximation(self, measured: Approximation | None) -> None:
-        def work(cursor: Any) -> None:
-            about = self._table.about(cursor, lock=True)
+        def change(_: Any, about: Json) -> None:
             about["approximation"] = measured and {**(about["approximation"] or {}), **asdict(measured)}
-            self._table.write_about(cursor, about)
 
-        self._connection.write("SafeIndex.approximate", work)
+        self._change("SafeIndex.approximate", change)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         self._connection.close()
 
+    def _sql(self, text: str, **parts: Any) -> sql.Composed:
+        """SQL with the quoted names of our tables."""
+        return sql.SQL(text).format(**self._names, **parts)
+
+    def _open(self, cursor: Any) -> Json | None:
+        """What is stored about an existing index; None if there is no such table."""
+        # By way of pg_class: to_regclass alone may remember that a table did not exist before another process made it.
+        exists = "SELECT FROM pg_catalog.pg_class WHERE oid = to_regclass(%s)"
+        if cursor.execute(exists, (self._names["items"].as_string(cursor),)).fetchone() is None:
+            return None
+        try:
+            return self._about(cursor)
+        except errors.UndefinedTable as error:
+            raise ArtefactError(
+                f"SafeIndex.on_server: '{self._name}' is a table that SafeIndex did not create: there is no "
+                f"'{self._name}_about' beside it. Choose another name."
+            ) from error
+
     def _create(self, width: int | None, settings: Json) -> Json:
+        """Create both tables, empty; or open them, where another process has just created them."""
         if width is None:
             raise TableError(
-                f"SafeIndex.on_server: there is no table '{self._table.name}' yet, and creating it requires the width "
-                f"of the features. Give width=..., or the name of an existing table."
+                f"SafeIndex.on_server: there is no table '{self._name}' yet, and creating it requires the width of the "
+                f"features. Pass width=..., or the name of an existing table."
             )
-        hint = "Give the width of the features; a pgvector column takes no wider ones, but the memory does."
+        hint = "Pass the width of the features; a pgvector column takes no wider ones, but the memory does."
         check_number(width, f"[1, {_MAX_WIDTH}]", by="SafeIndex.on_server", what="width", whole=True, hint=hint)
-        rule = Rule(**settings)
-        return self._connection.write("SafeIndex.on_server", lambda cursor: self._table.create(cursor, width, rule))
+        empty: Json = {"format": _FORMAT, "width": width, "rule": asdict(Rule(**settings)), "rows": 0, "kept": 0}
+        empty |= {"revision": 0, "thresholds": None, "labelled": None, "approximation": None}
+        empty["origin"] = Origin().to_json()
+        columns = "id text PRIMARY KEY, vector vector({width}) NOT NULL, u double precision NOT NULL, label bigint"
 
-    def _rows(self, doing: str, query: str, values: Json | None = None) -> list[Any]:
+        def create(cursor: Any) -> Json:
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"dubito {self._name}",))
+            if (about := self._open(cursor)) is not None:
+                return about
+            cursor.execute(self._sql(f"CREATE TABLE {{items}} ({columns})", width=width))
+            cursor.execute(self._sql("CREATE INDEX ON {items} (u)"))
+            row = "one boolean PRIMARY KEY DEFAULT true CHECK (one), about jsonb"
+            cursor.execute(self._sql(f"CREATE TABLE {{about}} ({row})"))
+            cursor.execute(self._sql("INSERT INTO {about} (about) VALUES (%s)"), (Jsonb(empty),))
+            return empty
+
+        return self._connection.write("SafeIndex.on_server", create)
+
+    def _about(self, cursor: Any, *, lock: bool = False) -> Json:
+        """What is stored about all items; with `lock`, no other writer changes it before this transaction ends."""
+        query = self._sql("SELECT about FROM {about} {lock}", lock=sql.SQL("FOR UPDATE" if lock else ""))
+        row = cursor.execute(query).fetchone()
+        about: Json = row[0] if row else {}
+        if about.get("format") != _FORMAT:
+            raise ArtefactError(
+                f"SafeIndex.on_server: '{self._name}_about' is not of format {_FORMAT}, which this dubito reads. "
+                f"Update dubito, or build the index in another table."
+            )
+        return about
+
+    def _change(self, doing: str, change: Callable[[Any, Json], None]) -> None:
+        """Change items, and what is stored about them, in one transaction; other writers wait."""
+
+        def work(cursor: Any) -> None:
+            about = self._about(cursor, lock=True)
+            change(cursor, about)
+            cursor.execute(self._sql("UPDATE {about} SET about = %s"), (Jsonb(about),))
+
+        self._connection.write(doing, work)
+
+    def _measure(self, cursor: Any, about: Json) -> None:
+        """Compute thresholds and counts of the current items; percentile_disc is the quantile of `Rule`."""
+        quantile = sql.SQL("percentile_disc({}::float8) WITHIN GROUP (ORDER BY u)").format(self.rule.share)
+        (overall,) = cursor.execute(self._sql("SELECT {quantile} FROM {items}", quantile=quantile)).fetchone()
+        by_class = None
+        if self.rule.per_class:
+            grouped = "SELECT label, {quantile} FROM {items} GROUP BY label"
+            by_class = dict(cursor.execute(self._sql(grouped, quantile=quantile)).fetchall())
+        about["thresholds"] = None if overall is None else asdict(Thresholds(overall, by_class))
+        about["revision"] += 1
+        if overall is None:
+            about |= {"labelled": None, "origin": Origin().to_json()}
+        counts = self._sql("SELECT count(*), count(*) FILTER (WHERE {keep}) FROM {items}", keep=self._kept(about))
+        about["rows"], about["kept"] = cursor.execute(counts).fetchone()
+
+    def _kept(self, about: Json) -> sql.Composed:
+        """The condition that an item is kept."""
+        thresholds = about["thresholds"]
+        if not self.rule.cleans_items or thresholds is None:
+            return self._sql("true")
+        if not self.rule.per_class:
+            return self._sql("u <= {limit}::float8", limit=float(thresholds["overall"]))
+        return self._sql("u <= ({limits} ->> label::text)::float8", limits=Jsonb(thresholds["by_class"]))
+
+    def _rows(self, doing: str, query: str, *values: Any) -> list[Any]:
         """The rows of a query, in which {keep} is the condition that an item is kept."""
 
         def work(cursor: Any) -> list[Any]:
-            kept = self._table.kept(self._table.about(cursor)) if "{keep}" in query else (None, {})
-            cursor.execute(self._table.sql(query, keep=kept[0]), {**kept[1], **(values or {})})
-            return list(cursor.fetchall())
+            keep = self._kept(self._about(cursor)) if "{keep}" in query else None
+            return list(cursor.execute(self._sql(query, keep=keep), values).fetchall())
 
         return self._connection.read(doing, work)
 
@@ -219,25 +312,22 @@ class PostgresBackend:
         self, cursor: Any, queries: Float32[np.ndarray, "n d"], k: int, exact: bool
     ) -> tuple[list[list[Any]], Json]:
         """Rows of (id, label, cosine) per query, and what is stored about all items."""
-        about = self._table.about(cursor)
-        condition, values = self._table.kept(about)
-        search = self._table.sql(
+        about = self._about(cursor)
+        search = self._sql(
             "SELECT id, label, -(vector <#> %(query)s) FROM {items} WHERE {keep} "
             "ORDER BY vector <#> %(query)s LIMIT %(k)s",
-            keep=condition,
+            keep=self._kept(about),
         )
 
         def run(query: Float32[np.ndarray, "d"]) -> list[Any]:
-            cursor.execute(search, {**values, "query": query, "k": k})
-            return list(cursor.fetchall())
+            return list(cursor.execute(search, {"query": query, "k": k}).fetchall())
 
         approximation = None if exact else about["approximation"]
-        effort = min(_MAX_EFFORT, max(k, int(approximation["effort"]))) if approximation else 1
-        self._table.set_planner(cursor, exact=approximation is None, effort=effort)
+        set_planner(cursor, approximation and min(_MAX_EFFORT, max(k, int(approximation["effort"]))))
         results = [run(query) for query in queries]
         short = [row for row, one in enumerate(results) if len(one) < k]
         if short and approximation:  # the scan of an HNSW ends after 20,000 items, even if the filter keeps few of them
-            self._table.set_planner(cursor, exact=True)
+            set_planner(cursor, None)
             for row in short:
                 results[row] = run(queries[row])
         if lengths := [len(one) for one in results if len(one) < k]:
@@ -248,121 +338,125 @@ class PostgresBackend:
         return results, about
 
 
+def set_planner(cursor: Any, effort: int | None) -> None:
+    """Make the planner use the HNSW index with some effort, or without one compare all rows, in this transaction."""
+    scan, rest = ("off", "on") if effort is None else ("on", "off")
+    settings = {"enable_indexscan": scan, "enable_seqscan": rest, "enable_bitmapscan": rest, "enable_sort": rest}
+    settings["plan_cache_mode"] = "force_custom_plan"  # a plan that was cached for one way would serve the other
+    if effort is not None:
+        settings |= {"hnsw.iterative_scan": "strict_order", "hnsw.ef_search": str(effort)}
+    for setting in settings.items():
+        cursor.execute("SELECT set_config(%s, %s, true)", setting)
+
+
 @final
-class ItemsTable:
-    """The two tables of an index. Every method but `sql` works on a cursor, in its transaction."""
+class Connection:
+    """A connection to the server of a dsn; errors never show its password."""
 
-    def __init__(self, name: str) -> None:
-        from psycopg import errors, sql  # noqa: PLC0415 (an optional package)
-
-        self.name, self._sql, self._undefined = name, sql, errors.UndefinedTable
-        *schema, last = name.split(".")
-        if not last or len(schema) > 1 or "" in schema or len(last.encode()) > _LONGEST_NAME or "\0" in name:
-            raise ValueRangeError(
-                f"SafeIndex.on_server: table must be 'name' or 'schema.name', at most {_LONGEST_NAME} bytes long; "
-                f"got {name!r}. Choose a shorter one."
-            )
-        self._named = {
-            "items": sql.Identifier(*schema, last),
-            "about": sql.Identifier(*schema, f"{last}_about"),
-            "index": sql.Identifier(f"{last}_hnsw"),
-        }
-
-    def sql(self, text: str, **parts: Any) -> Any:
-        """SQL with the quoted names of our tables."""
-        return self._sql.SQL(text).format(**self._named, **parts)
-
-    def open(self, cursor: Any) -> Json | None:
-        """What is stored about an existing index; None if there is no such table."""
-        # By way of pg_class: to_regclass alone may remember that a table did not exist before another process made it.
-        exists = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class WHERE oid = to_regclass(%s))"
-        cursor.execute(exists, (self._named["items"].as_string(cursor),))
-        if not cursor.fetchone()[0]:
-            return None
+    def __init__(self, dsn: str) -> None:
+        self._dsn, self._alone = dsn, threading.RLock()
+        self._open: Any = None
         try:
-            return self.about(cursor)
-        except self._undefined as error:
-            raise ArtefactError(
-                f"SafeIndex.on_server: '{self.name}' is a table that SafeIndex did not create: there is no "
-                f"'{self.name}_about' beside it. Choose another name."
+            parts = conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError as error:
+            raise ServerError(
+                "SafeIndex.on_server: the dsn cannot be read (its text is not shown, it may hold a password). Pass one "
+                "as libpq takes it: 'postgresql://user@host:5432/database' or 'host=... dbname=...'."
             ) from error
+        self.where = f"'{parts.get('dbname') or 'the default database'}' at {parts.get('host') or 'this machine'}"
 
-    def create(self, cursor: Any, width: int, rule: Rule) -> Json:
-        """Create both tables, empty; or open them, where another process has just created them."""
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"dubito {self.name}",))
-        if (about := self.open(cursor)) is not None:
-            return about
-        columns = (
-            "CREATE TABLE {items} (id text PRIMARY KEY, vector vector({width}) NOT NULL, "
-            "u double precision NOT NULL, label bigint)"
-        )
-        cursor.execute(self.sql(columns, width=self._sql.Literal(width)))
-        cursor.execute(self.sql("CREATE INDEX ON {items} (u)"))
-        cursor.execute(self.sql("CREATE TABLE {about} (one boolean PRIMARY KEY DEFAULT true CHECK (one), about jsonb)"))
-        empty: Json = {"format": _FORMAT, "width": width, "rule": asdict(rule), "rows": 0, "kept": 0, "revision": 0}
-        empty |= {"thresholds": None, "labelled": None, "origin": Origin().to_json(), "approximation": None}
-        cursor.execute(self.sql("INSERT INTO {about} (about) VALUES (%s::jsonb)"), (json.dumps(empty),))
-        return empty
+    def read(self, doing: str, work: Callable[[Any], Output], *, again: bool = True) -> Output:
+        """Run `work` with a cursor in a read-only transaction, which sees one state of the database."""
+        with self._alone:
+            try:
+                with self._transaction(doing, IsolationLevel.REPEATABLE_READ, read_only=True) as cursor:
+                    return work(cursor)
+            except psycopg.Error as error:
+                if not again or not _is_lost(error):
+                    raise self._failure(doing, error) from error
+            self.close()
+            return self.read(doing, work, again=False)
 
-    def about(self, cursor: Any, *, lock: bool = False) -> Json:
-        """What is stored about all items; with `lock`, no other writer changes it before this transaction ends."""
-        cursor.execute(
-            self.sql("SELECT about::text FROM {about} FOR UPDATE" if lock else "SELECT about::text FROM {about}")
-        )
-        row = cursor.fetchone()
-        if row is None or (about := json.loads(row[0])).get("format") != _FORMAT:
-            raise ArtefactError(
-                f"SafeIndex.on_server: '{self.name}_about' is not of format {_FORMAT}, which this dubito reads. "
-                f"Update dubito, or build the index in another table."
+    def write(self, doing: str, work: Callable[[Any], Output]) -> Output:
+        """Run `work` with a cursor in one transaction: all of it is applied, or nothing."""
+        applied = "It was one transaction, so nothing was applied, and what was there before is safe"
+        with self._alone:
+            self.read(doing, lambda cursor: cursor.execute("SELECT 1"))  # replaces a connection that was lost meanwhile
+            try:
+                # Writers lock the row of NAME_about; after that, each statement must see what the previous writer left.
+                with self._transaction(doing, IsolationLevel.READ_COMMITTED, read_only=False) as cursor:
+                    result = work(cursor)
+                    applied = "It went away during the commit: either all was applied or nothing, check `id in index`"
+                return result
+            except errors.UniqueViolation as error:
+                raise ServerError(
+                    f"{doing}: another process has just added an item of the same id ({error.diag.message_detail}). "
+                    f"Nothing was added. Rename the item, or remove the other one first."
+                ) from error
+            except psycopg.Error as error:
+                raise self._failure(doing, error, applied) from error
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        with self._alone:
+            if self._open is not None:
+                self._open.close()
+            self._open = None
+
+    @contextlib.contextmanager
+    def _transaction(self, doing: str, isolation: IsolationLevel, *, read_only: bool) -> Iterator[Any]:
+        connection = self._open if self._open is not None and not self._open.closed else self._connect(doing)
+        connection.isolation_level, connection.read_only = isolation, read_only
+        with connection.transaction(), connection.cursor(binary=True) as cursor:
+            yield cursor
+
+    def _connect(self, doing: str) -> Any:
+        try:
+            connection = psycopg.connect(self._dsn, autocommit=True, connect_timeout=_SECONDS)
+        except psycopg.Error as error:
+            raise self._failure(doing, error) from error
+        try:
+            # Created only where it is missing: a replica, or a read-only user, could not.
+            if connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone() is None:
+                with contextlib.suppress(errors.UniqueViolation, errors.DuplicateObject):  # created meanwhile
+                    connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            register_vector(connection)
+        except psycopg.Error as error:
+            connection.close()
+            if _is_lost(error):
+                raise self._failure(doing, error) from error
+            raise ServerError(
+                f"{doing}: the database {self.where} has no pgvector, and it cannot be enabled ({_line(error)}). "
+                f"Install pgvector on the server, and have its owner run CREATE EXTENSION vector."
+            ) from error
+        self._open = connection
+        weakref.finalize(self, connection.close)  # at the latest when the index is collected
+        return connection
+
+    def _failure(self, doing: str, error: psycopg.Error, applied: str = "Nothing was changed") -> ServerError:
+        """What to raise; a connection that was lost is closed, so that the next call opens another."""
+        if not _is_lost(error):
+            return ServerError(
+                f"{doing}: the server of {self.where} refused ({_line(error)}). Nothing was changed. Look at the "
+                f"table, at what this user may do there, and at the server's limits."
             )
-        stored: Json = about
-        return stored
+        self.close()
+        return ServerError(
+            f"{doing}: the server of {self.where} cannot be reached or went away ({_line(error)}). {applied}. Check "
+            f"that it runs and call again: the next call reconnects."
+        )
 
-    def write_about(self, cursor: Any, about: Json) -> None:
-        """Replace what is stored about all items."""
-        cursor.execute(self.sql("UPDATE {about} SET about = %s::jsonb"), (json.dumps(about),))
 
-    def update(self, cursor: Any, about: Json) -> None:
-        """Compute thresholds and counts of the current items, and store them."""
-        rule = Rule(**about["rule"])
-        quantile = self._sql.SQL(_QUANTILE)
-        cursor.execute(self.sql("SELECT {quantile} FROM {items}", quantile=quantile), (rule.share,))
-        overall, by_class = cursor.fetchone()[0], None
-        if rule.per_class:
-            grouped = "SELECT label, {quantile} FROM {items} GROUP BY label"
-            cursor.execute(self.sql(grouped, quantile=quantile), (rule.share,))
-            by_class = {int(label): u for label, u in cursor.fetchall()}
-        about["thresholds"] = None if overall is None else asdict(Thresholds(overall, by_class))
-        about["revision"] += 1
-        if overall is None:
-            about |= {"labelled": None, "origin": Origin().to_json()}
-        condition, values = self.kept(about)
-        counts = "SELECT count(*), count(*) FILTER (WHERE {keep}) FROM {items}"
-        cursor.execute(self.sql(counts, keep=condition), values)
-        about["rows"], about["kept"] = cursor.fetchone()
-        self.write_about(cursor, about)
+def _is_lost(error: psycopg.Error) -> bool:
+    """Whether the connection was lost; a refusal, such as a full disk or a time limit, has another state."""
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return error.sqlstate.startswith(_LOST)
 
-    def kept(self, about: Json) -> tuple[Any, Json]:
-        """The condition that an item is kept, and its values."""
-        rule, thresholds = Rule(**about["rule"]), about["thresholds"]
-        if not rule.cleans_items or thresholds is None:
-            return self._sql.SQL("true"), {}
-        if not rule.per_class:
-            return self._sql.SQL("u <= %(limit)s"), {"limit": float(thresholds["overall"])}
-        limits = json.dumps(thresholds["by_class"])
-        return self._sql.SQL("u <= (%(limits)s::jsonb ->> label::text)::float8"), {"limits": limits}
 
-    def set_planner(self, cursor: Any, *, exact: bool, effort: int = 1) -> None:
-        """Make the planner use the HNSW index or avoid it, for this transaction only."""
-        # A plan that was cached for one way would serve the other.
-        cursor.execute("SET LOCAL plan_cache_mode = force_custom_plan")
-        scan, rest = ("off", "on") if exact else ("on", "off")
-        cursor.execute(f"SET LOCAL enable_indexscan = {scan}")
-        for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort"):
-            cursor.execute(f"SET LOCAL {setting} = {rest}")
-        if not exact:
-            cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")
-            cursor.execute(self.sql("SET LOCAL hnsw.ef_search = {effort}", effort=self._sql.Literal(effort)))
+def _line(error: psycopg.Error) -> str:
+    """The first line of a server's message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _parts(ids: Sequence[str]) -> Iterator[list[str]]:

@@ -9,9 +9,8 @@ A set is all items within a query's uncertainty. Its radius in cosine distance i
 Kirchhof et al. (2024), Section 5.2, name "a set of potential neighbours that is close to an ambiguous input with
 respect to its representation uncertainty" and leave open how wide it is: this definition is ours. It needs no labels,
 grows with u and depends only on the order of uncertainties, so any score will do. A query as certain as the median item
-gets a ball that holds ten items about half of the time; one as uncertain as the most uncertain item gets the widest.
-It guarantees no coverage. Quantiles are kept at 101 levels, and distances are measured on up to 500 items, by the same
-search that finds the neighbours: by an approximation where there is one.
+gets a ball that holds ten items about half of the time. It guarantees no coverage. Quantiles are kept at 101 levels,
+and distances are measured on up to 500 items, by the search that also finds the neighbours, approximate or not.
 """
 
 from collections.abc import Sequence
@@ -112,7 +111,7 @@ class SearchResult(Result):
     def records(self) -> list[dict[str, Any]]:
         """One row per query."""
         names = self.queries or [str(row) for row in range(len(self))]
-        return [{"query": name, **self._neighbours(row), "reason": self.reason(row)} for row, name in enumerate(names)]
+        return [{"query": name, **self._answer(row)} for row, name in enumerate(names)]
 
     def cell(self, key: str, value: Any) -> str:
         """Neighbours in one cell, a set by its size."""
@@ -125,13 +124,12 @@ class SearchResult(Result):
     def to_dict(self) -> Json:
         """Everything, query by query."""
         queries = []
-        for row in range(len(self)):
+        for row, refused in enumerate(self.refused.tolist()):
             name = {} if self.queries is None else {"id": self.queries[row]}
-            refused = {"refused": bool(self.refused[row]), "reason": self.reason(row)}
-            queries.append({**name, **refused, **self._neighbours(row)})
+            queries.append({**name, "refused": refused, **self._answer(row)})
         return {"exact": self.exact, "queries": queries}
 
-    def _neighbours(self, row: int) -> Json:
+    def _answer(self, row: int) -> Json:
         kept = 0 if self.refused[row] else None
         columns = {"ids": self.ids, "similarities": self.similarities, "labels": self.labels}
         values: Json = {key: column[row].tolist()[:kept] for key, column in columns.items() if column is not None}
@@ -139,7 +137,7 @@ class SearchResult(Result):
             values["uncertainty"] = float(self.uncertainty[row])
         if self.sets is not None:
             values["set"] = plain(self.sets[row])
-        return values
+        return {**values, "reason": self.reason(row)}
 
 
 Radii = Float64[np.ndarray, "2 levels"]
@@ -148,14 +146,9 @@ Radii = Float64[np.ndarray, "2 levels"]
 
 def measure_radii(backend: Backend) -> Radii:
     """The radii of an index, from distances between its own kept items."""
-    state = backend.state()
-    if state.kept < 2:
-        raise TableError(
-            f"SafeIndex.search: sets need distances between at least two kept items; got {state.kept}. Add items, "
-            f"or search with sets=False."
-        )
     ids, vectors = backend.sample(SAMPLE)
-    hits = backend.nearest(vectors, min(REACH, state.kept - 1) + 1, exact=False).without(np.array(ids, dtype=object))
+    reach = min(REACH, backend.state().kept - 1)
+    hits = backend.nearest(vectors, reach + 1, exact=False).without(np.array(ids, dtype=object))
     distances = np.quantile(np.maximum(0.0, 1.0 - hits.similarities[:, -1].astype(np.float64)), _LEVELS)
     return match_quantiles(backend.uncertainty_quantiles(_LEVELS), distances)
 
@@ -186,7 +179,7 @@ def query_limits(
     if rule.per_class and queries.labels is None:
         raise TableError(
             "SafeIndex.search: per_class=True needs the class of every query, true or predicted; got no labels. "
-            "Give labels=..., refuse_above=index.thresholds.overall, or build the index with clean='items'."
+            "Pass labels=..., refuse_above=index.thresholds.overall, or build the index with clean='items'."
         )
     queries.origin.check(state.origin, by=queries.by, name=queries.name, classes=rule.per_class)
     which = "the items of its class" if rule.per_class else "the items"
@@ -195,8 +188,8 @@ def query_limits(
 
 def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence[str] | None, queries: int) -> int:
     """How many neighbours to search for: k, or enough for sets of `at_most` items."""
-    if exclude is not None:
-        hint, what = "Add items, or search without exclude.", "with exclude, the number of searched items"
+    for argument in ("exclude",) * (exclude is not None) + ("sets",) * (at_most is not None):
+        what, hint = f"with {argument}, the number of searched items", f"Add items, or search without {argument}."
         check_number(state.kept, "[2, inf)", by="SafeIndex.search", what=what, hint=hint)
     available = state.kept - (exclude is not None)
     less = ", less the excluded one" if exclude is not None else ""
@@ -207,10 +200,10 @@ def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence
             f"SafeIndex.search: exclude must have one id per query, {queries}; got {len(exclude)}. Name all queries."
         )
     if at_most is None:
-        return k
+        return int(k)
     check_number(at_most, "[1, inf)", by="SafeIndex.search", what="at_most", whole=True, hint="100 is usual.")
     # One more than a set may have shows whether it is cut off.
-    return min(max(k, at_most + 1), available)
+    return int(min(max(k, at_most + 1), available))
 
 
 def nearest_items(

@@ -4,9 +4,9 @@
     an item is kept, and a query is answered, if u <= t
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Section 5.2: "we reject and/or clean the 10% most uncertain
-images per class". The text calls this label-free; the published code takes the quantile in each true class. Both are
-here: one threshold for all by default, which needs no labels, or one per class (`per_class`). Ties are kept. The
-threshold is the uncertainty of an item and never between two, so a database computes the same one.
+images per class". The text calls this label-free; the published code takes the quantile in each true class: by default
+there is one threshold for all, with `per_class` one per class. It is the uncertainty of an item and never between two,
+so a database computes the same one.
 """
 
 import math
@@ -47,7 +47,7 @@ class Thresholds:
         if unknown := [int(one) for one in classes if int(one) not in self.by_class]:
             raise ValueRangeError(
                 f"SafeIndex: a threshold per class needs items of that class; there are none of class {unknown[0]}. "
-                f"Add some, give refuse_above=..., or build the index with per_class=False."
+                f"Add some, pass refuse_above=..., or build the index with per_class=False."
             )
         return np.array([self.by_class[int(one)] for one in classes], dtype=np.float64)[place]
 
@@ -98,14 +98,13 @@ class Rule:
             return Thresholds(self._quantile(u))
         if labels is None:
             raise TableError(
-                "SafeIndex: per_class=True needs the class of every item; got no labels. Give labels=..., a table "
+                "SafeIndex: per_class=True needs the class of every item; got no labels. Pass labels=..., a table "
                 "with a column 'label', or per_class=False."
             )
         order = np.argsort(labels, kind="stable")
         classes, starts = np.unique(labels[order], return_index=True)
-        groups = np.split(u[order], starts[1:])
-        by_class = {int(one): self._quantile(group) for one, group in zip(classes, groups, strict=True)}
-        return Thresholds(self._quantile(u), by_class)
+        by_class = zip(classes.tolist(), map(self._quantile, np.split(u[order], starts[1:])), strict=True)
+        return Thresholds(self._quantile(u), dict(by_class))
 
     def keeps(
         self, u: Float64[np.ndarray, "n"], labels: Int64[np.ndarray, "n"] | None, thresholds: Thresholds

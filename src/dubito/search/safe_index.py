@@ -9,7 +9,6 @@ arbitrary class, and ambiguous items lie between classes, where they attract que
 data set by itself. Here queries arrive one at a time, so they are compared with the threshold of the items.
 """
 
-import operator
 from pathlib import Path
 from typing import final
 
@@ -58,7 +57,7 @@ class SafeIndex:
         per_class: bool = False,
         score: Score | None = None,
     ) -> None:
-        check_number(width, "[1, inf)", by="SafeIndex", what="width", whole=True, hint="Give that of the features.")
+        check_number(width, "[1, inf)", by="SafeIndex", what="width", whole=True, hint="Pass that of the features.")
         self.backend: Backend = MemoryBackend(width, Rule(quantile, clean, per_class))
         self.score = score
         self._radii: tuple[int, Radii] | None = None  # and the revision of the items that they were measured on
@@ -118,7 +117,10 @@ class SafeIndex:
 
         rule: Json = {"quantile": quantile, "clean": clean, "per_class": per_class}
         settings = {key: value for key, value in rule.items() if value is not None}
-        return cls._over(PostgresBackend(dsn, table, width, settings), score)
+        backend = PostgresBackend(dsn, table, width, settings)
+        index = cls(backend.width, score=score)
+        index.backend = backend
+        return index
 
     @classmethod
     def load(cls, folder: str | Path, *, mapped: bool = True, check: bool = True) -> "SafeIndex":
@@ -134,7 +136,8 @@ class SafeIndex:
             place = Path(folder)
             paths = {kind: FOLDER.part(place, name, check=check) for kind, name in saved["files"].items()}
             backend = MemoryBackend.read(paths, saved, f"the index in '{folder}'", mapped=mapped)
-            index = cls._over(backend, load_score(paths["score"]) if "score" in paths else None)
+            index = cls(backend.width, score=load_score(paths["score"]) if "score" in paths else None)
+            index.backend = backend
             if saved["radii"]:
                 radii: Radii = np.array(saved["radii"], dtype=np.float64)
                 if radii.ndim != 2 or len(radii) != 2 or not np.isfinite(radii).all():
@@ -148,7 +151,7 @@ class SafeIndex:
         """Save the index in a folder: a new or empty one, or in place of the index there.
 
         A kill at any instant leaves the old index or the new one. A score that is not one of dubito's own cannot be
-        saved: set index.score = None before, and give queries their uncertainties after loading.
+        saved: set index.score = None before, and pass the uncertainties of queries after loading.
         """
         if not isinstance(self.backend, MemoryBackend):
             raise ArtefactError(
@@ -157,16 +160,16 @@ class SafeIndex:
             )
         backend, score = self.backend, self.score
         if score is not None:
-            hint = "Set index.score = None and save again; after load, give queries their uncertainties."
+            hint = "Set index.score = None and save again; after load, pass the uncertainties of queries."
             check_registered(score, hint=hint)
         revision, radii = self._radii or (None, None)
+        current = None if radii is None or revision != backend.state().revision else radii.tolist()
 
         def write(place: Path) -> Json:
             described = backend.write(place)
             if score is not None:
                 described["files"]["score"] = FOLDER.put_folder(place, "score", lambda part: save_score(score, part))
-            current = radii if revision == backend.state().revision else None
-            return {**described, "radii": None if current is None else current.tolist()}
+            return {**described, "radii": current}
 
         FOLDER.save(Path(folder), write)
         return Path(folder)
@@ -243,7 +246,7 @@ class SafeIndex:
         if existing := sorted(self.backend.existing(names)):
             raise TableError(
                 f"SafeIndex.add: ids must be new; {len(existing)} of {len(names)} are in the index, such as "
-                f"'{existing[0]}'. Nothing was added: {'remove them first' if new.ids else 'give ids=...'}."
+                f"'{existing[0]}'. Nothing was added: {'remove them first' if new.ids else 'pass ids=...'}."
             )
         if not new.rows:
             return
@@ -293,12 +296,12 @@ class SafeIndex:
         """
         state = self.backend.state()
         _thresholds(state)
-        k, own = operator.index(k), None if exclude is None else as_list(exclude)
+        own = None if exclude is None else as_list(exclude)
         embedded = read_embeddings(
             "SafeIndex.search", queries, uncertainty, width=self.width, score=self.score, state=state, labels=labels
         )
         if self.rule.refuses_queries or refuse_above is not None or sets:
-            embedded.require_uncertainties("query")
+            embedded.require_uncertainties("query", ", or build the index with clean='items'")
         limits, against = retrieval.query_limits(embedded, self.rule, state, refuse_above)
         refused: Bool[np.ndarray, "n"] = np.zeros(embedded.rows, bool) if embedded.u is None else embedded.u > limits
         count = retrieval.neighbour_count(k, at_most if sets else None, state, own, embedded.rows)
@@ -335,9 +338,15 @@ class SafeIndex:
             effort: How much of it is searched: nprobe of an IVF, ef_search of an HNSW.
         """
         _thresholds(self.backend.state())
-        if effort is not None:
-            hint = "Leave it out for the default."
-            check_number(effort, "[1, inf)", by="SafeIndex.approximate", what="effort", whole=True, hint=hint)
+        hint = "Leave it out for the default."
+        check_number(
+            1 if effort is None else effort,
+            "[1, inf)",
+            by="SafeIndex.approximate",
+            what="effort",
+            whole=True,
+            hint=hint,
+        )
         built = self.backend.build_approximation(kind, effort)
         ids, vectors = self.backend.sample(_QUERIES)
         k = min(_TOP + 1, self.kept)
@@ -349,13 +358,6 @@ class SafeIndex:
         approximation = Approximation(built, float(np.mean(recalls)) if k > 1 else 1.0, len(ids))
         self.backend.approximation = approximation
         return approximation
-
-    @classmethod
-    def _over(cls, backend: Backend, score: Score | None) -> "SafeIndex":
-        """An index of the items of a backend."""
-        index = cls(backend.width, score=score)
-        index.backend = backend
-        return index
 
 
 def _thresholds(state: State) -> Thresholds:
