@@ -1,6 +1,4 @@
-import csv
 import inspect
-import json
 
 import numpy as np
 import pytest
@@ -21,16 +19,7 @@ from dubito.scores import (
     Temperature,
 )
 from dubito.table import Provenance, Table
-
-N, C, D = 240, 5, 6
-QUICK = {"resamples": 60}
-
-
-def data(n: int = N, seed: int = 0, shift: float = 0.0) -> Table:
-    generator = torch.Generator().manual_seed(seed)
-    label = torch.randint(C, (n,), generator=generator)
-    feature = 1.5 * torch.eye(C, D)[label] + torch.randn(n, D, generator=generator) + shift
-    return Table(feature=feature, logit=2 * feature[:, :C], label=label, name="cache/test")
+from tests.evaluate.gaussians import QUICK, C, N, data
 
 
 @pytest.fixture(scope="module")
@@ -305,52 +294,6 @@ def test_scores_have_a_cost_and_arrays_none(found):
     assert found.microseconds["array"] is None
 
 
-def test_as_json(found):
-    plain = json.loads(found.to_json())
-    assert plain == found.to_dict()
-    assert (plain["name"], plain["rows"]) == ("cache/test", N)
-    assert list(plain["scores"]) == ["max_probability", "neighbours", "array"]
-    aurc = found["array"]["aurc"]
-    assert plain["scores"]["array"]["aurc"] == {
-        "value": aurc.value,
-        "low": aurc.low,
-        "high": aurc.high,
-        "confidence": 0.95,
-    }
-    assert plain["microseconds"]["array"] is None
-    assert plain["model"]["accuracy"]["value"] == found.model["accuracy"].value
-
-
-def test_as_text(found):
-    title, header, *body = str(found).splitlines()
-    assert title.startswith("cache/test: 240 images  accuracy 0.")
-    assert header.split("  ")[0] == "score"
-    for key in ("error AUROC", "AURC", "excess AURC", "AUGRC", "R-AUROC", "µs / image"):
-        assert key in header
-    assert [line.split()[0] for line in body] == ["max_probability", "neighbours", "array"]
-    value = found["neighbours"]["error_auroc"]
-    assert f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]" in body[1]
-    assert body[2].endswith("-")
-    # columns stand under their titles
-    assert all(line[header.index("AURC")] == "0" for line in body)
-
-
-def test_as_cells(found):
-    header, *body = found.lines()
-    assert len(header) == 7
-    assert all(len(line) == 7 for line in body)
-    accuracy = found.model["accuracy"]
-    assert found.facts()["accuracy"] == f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
-    assert list(found.facts()) == ["accuracy", "NLL", "Brier", "ECE", "Recall@1"]
-
-
-def test_a_metric_that_one_score_lacks_is_a_dash():
-    found = evaluate({"u": [0.1, 0.2, 0.3]}, Table(logit=[[1.0, 0.0]] * 3, label=[0, 1, 0]), **QUICK)
-    found.scores["other"] = {}
-    found.microseconds["other"] = None
-    assert found.lines()[-1] == ["other", "-", "-", "-", "-", "-"]
-
-
 def test_no_scores_leave_the_model_s_metrics(table):
     found = evaluate({}, table, **QUICK)
     assert found.metrics == []
@@ -403,69 +346,6 @@ def test_gradients_that_were_asked_otherwise_are_not_compared():
     assert evaluate({"u": GradNorm()}, weak, ood=strong, resamples=5)["u"][
         "ood_auroc"
     ]  # the last layer has no settings
-
-
-def test_csv_has_columns_for_bounds(found, tmp_path):
-    rows = list(csv.DictReader(found.to_csv(tmp_path / "scores.csv").read_text().splitlines()))
-    value = found["neighbours"]["aurc"]
-    assert [row["score"] for row in rows] == ["max_probability", "neighbours", "array"]
-    assert [float(rows[1][key]) for key in ("aurc", "aurc_low", "aurc_high")] == list(value[:3])
-    assert rows[2]["microseconds"] == ""
-
-
-class TestPlot:
-    @pytest.fixture
-    def both(self, table):
-        scores = {"entropy": Entropy(), "max_probability": MaxProbability()}
-        return evaluate(scores, table, ood=data(80, seed=3, shift=-2.0), **QUICK)
-
-    def test_risk_coverage_is_that_of_the_metric(self, table, both, axes):
-        curve = metrics.risk_coverage(Entropy().score(table), ~metrics.correct(table.logit, table.label))
-        points = both.risk_coverage["entropy"]
-        assert len(points) == 200
-        assert points[0] == (curve.coverage[0].item(), curve.risk[0].item())
-        assert points[-1] == (1.0, pytest.approx(1 - both.model["accuracy"].value))
-        assert set(points) <= set(zip(curve.coverage.tolist(), curve.risk.tolist(), strict=True))
-        assert both.plot(ax=axes) is axes
-        assert [line.get_label() for line in axes.lines] == ["entropy", "max_probability"]
-        assert axes.lines[0].get_xydata().tolist() == [list(point) for point in points]
-
-    def test_the_bins_of_the_reliability_diagram_are_those_of_the_ece(self, both, axes):
-        bins = both.reliability
-        gaps = np.abs(np.subtract(bins.confidence, bins.accuracy)) * bins.images
-        assert sum(bins.images) == N
-        assert gaps.sum() / N == pytest.approx(both.model["ece"].value)
-        assert both.plot("reliability", ax=axes).get_xlabel() == "confidence"
-        assert axes.lines[1].get_xdata().tolist() == list(bins.confidence)
-
-    def test_histograms_in_and_out(self, both, axes):
-        histogram = both.ood["max_probability"]
-        assert (sum(histogram.in_distribution), sum(histogram.ood), len(histogram.edges)) == (N, 80, 51)
-        assert both.plot("ood", score="max_probability", ax=axes).get_xlabel() == "max_probability"
-        assert [one.get_label() for one in axes.patches] == ["in-distribution", "OOD"]
-        assert sum(axes.patches[1].get_data().values) == pytest.approx(1)
-
-    def test_one_outlier_does_not_flatten_a_histogram(self, table):
-        outlier = data(80, seed=3).logit.clone()
-        outlier[0] = torch.tensor([1e6] + [0.0] * (C - 1))
-        with_outlier = evaluate("max_logit", data(4000), ood=Table(logit=outlier), metrics=["ood_auroc"], **QUICK)
-        assert with_outlier.ood["max_logit"].edges[0] > -100
-
-    def test_scores_that_never_change(self, table):
-        same = Table(logit=torch.zeros(9, C), label=torch.zeros(9, dtype=torch.long))
-        counts = evaluate("entropy", same, ood=same, **QUICK).ood["entropy"]
-        assert (sum(counts.in_distribution), sum(counts.ood)) == (9, 9)
-
-    def test_what_cannot_be_drawn(self, found, table, both):
-        with pytest.raises(ValueRangeError, match=r"'ood' needs OOD images: evaluate\(..., ood=table\); cache/test"):
-            found.plot("ood")
-        unlabelled = evaluate("entropy", table.select("logit"), **QUICK)
-        with pytest.raises(ValueRangeError, match="'risk_coverage' needs labels of the model's classes"):
-            unlabelled.plot()
-        with pytest.raises(ValueRangeError, match=r"kind must be one of risk_coverage, ood, reliability; got 'roc'"):
-            inspect.unwrap(type(found).plot)(found, "roc")
-        with pytest.raises(ValueRangeError, match=r"score must be one of entropy, max_probability; got 'margin'"):
-            both.plot("ood", score="margin")
 
 
 TWO_ROWS = Table(logit=[[1.0, 0.0], [0.0, 3.0]], name="cache/t")

@@ -9,8 +9,7 @@ import torch
 
 from dubito import metrics
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
-from dubito.evaluate.member_predictions import ensembles_of
-from dubito.evaluate.rejection import figures_of, rejection_study
+from dubito.evaluate.rejection import ensembles_of, figures_of, rejection_study
 from dubito.evaluate.rejection_result import FIGURES
 from dubito.metrics import (
     MemberStream,
@@ -358,7 +357,7 @@ def of_model(table: Table, weights: str) -> Table:
     ("made", "options", "text"),
     [
         (lambda t, _: (t, None), {"temperatures": ["optimal"]},
-         r"needs calibration=\.\.\.; got none\. Give a table of other labelled"),
+         r"needs calibration=\.\.\.; got none\. Pass a table of other labelled"),
         (lambda t, _: (t, None), {"uncertainties": ["pooled_sum"]},
          r"pooled_sum is fitted on other images and needs calibration=\.\.\.; got none"),
         (lambda t, _: (t.select("logit", "label"), t), {},

@@ -11,7 +11,6 @@ Lower AURC is better; its gap is how much more of it a score has than the best.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from os import PathLike
 from statistics import median
 from textwrap import shorten
@@ -22,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dubito.errors import DubitoError, TableError, ValueRangeError
+from dubito.errors import DubitoError, TableError
 from dubito.evaluate.evaluate import TITLES, check_fitted_scores, has_both
 from dubito.metrics import GapToBest, Interval, aurc, auroc, gap_to_best, join_ood, paired_draws, wrong_predictions
 from dubito.metrics.bootstrap import percentiles
@@ -32,7 +31,7 @@ from dubito.scores.available import AvailableScores, available_scores, why_not_c
 from dubito.scores.registry import by_name
 from dubito.table import Table
 from dubito.types import Json, Score
-from dubito.validate import check_bootstrap, check_rows, check_same_model, has_model_labels, warn_shared
+from dubito.validate import check_bootstrap, check_choice, check_rows, check_same_model, has_model_labels, warn_shared
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,8 +89,7 @@ def compare(
     """
     check_rows(table, by="compare")
     check_bootstrap(by="compare", confidence=confidence, resamples=resamples, seed=seed, least=2)
-    ood_tables = _named_tables(ood)
-    _check_tables(table, train, ood_tables)
+    ood_tables = _checked_tables(table, train, ood)
     if scores is None:
         chosen = available_scores(table, train)
     else:
@@ -102,10 +100,9 @@ def compare(
         reasons = "; ".join(f"{name}: {why}" for name, why in chosen.left_out.items())
         raise TableError(f"compare: no score can be computed from {table.name} ({reasons}).")
     result = Comparison(table.name, len(table), confidence, costs, left_out=chosen.left_out)
-    ranked = partial(_ranked, confidence=confidence, resamples=resamples, seed=seed)
     for metric, about, values, positives in _questions(result.remarks, table, u, ood_tables):
-        count = len(positives), int(positives.sum())
-        result.questions.append(Question(metric, about, *count, ranked(metric, values, positives)))
+        ranked = _ranked(metric, values, positives, confidence=confidence, resamples=resamples, seed=seed)
+        result.questions.append(Question(metric, about, len(positives), int(positives.sum()), ranked))
     if not result.questions:
         raise TableError(f"compare: {' '.join(result.remarks)}")
     for name, score in chosen.scores.items():
@@ -166,19 +163,14 @@ class Question:
     scores: dict[str, RankedScore]
 
     @property
-    def of_errors(self) -> bool:
-        """Whether it is about wrong predictions, not about OOD images."""
-        return self.metric in ERRORS
-
-    @property
     def key(self) -> str:
         """Its column in `Comparison.records`."""
-        return self.metric if self.of_errors else f"{self.metric}_{self.about}"
+        return self.metric if self.metric in ERRORS else f"{self.metric}_{self.about}"
 
     @property
     def title(self) -> str:
         """Its heading."""
-        return TITLES[self.metric] if self.of_errors else f"{TITLES[self.metric]} {self.about}"
+        return TITLES[self.metric] if self.metric in ERRORS else f"{TITLES[self.metric]} {self.about}"
 
     @property
     def rarer(self) -> int:
@@ -196,7 +188,7 @@ class Question:
 
     def finding(self) -> str:
         """Which scores lead, and how large a difference must be to count."""
-        kind = "wrong predictions" if self.of_errors else "of them OOD"
+        kind = "wrong predictions" if self.metric in ERRORS else "of them OOD"
         where = f"on these {self.images} images ({self.positives} {kind})"
         leading, (best, first) = self.leading, next(iter(self.scores.items()))
         if len(self.scores) == 1:
@@ -245,13 +237,10 @@ class Comparison(Result):
     titles: ClassVar[Mapping[str, str]] = {"microseconds": "µs / image", "fit_seconds": "fit"}
 
     def __getitem__(self, title: str) -> Question:
-        for question in self.questions:
-            if title in (question.title, question.metric, question.about):
-                return question
-        raise ValueRangeError(
-            f"Comparison: there is no question '{title}'. "
-            f"It has {', '.join(question.title for question in self.questions)}."
-        )
+        questions = [one for one in self.questions if title in (one.title, one.metric, one.about)]
+        if not questions:
+            check_choice(title, [one.title for one in self.questions], by="Comparison", what="question")
+        return questions[0]
 
     @property
     def ranking(self) -> list[str]:
@@ -330,30 +319,25 @@ class Comparison(Result):
         return picture
 
 
-def _named_tables(ood: Any) -> dict[str, Table]:
-    """OOD tables by name, each with rows."""
+def _checked_tables(table: Table, train: Any, ood: Any) -> dict[str, Table]:
+    """OOD tables by name; raises for tables without rows or of several models, warns of images that two share."""
     # A path would be a sequence, too.
     tables = [] if ood is None else [ood] if isinstance(ood, Table | str | PathLike) else ood
     pairs = list(tables.items() if isinstance(tables, Mapping) else ((getattr(one, "name", ""), one) for one in tables))
+    if train is not None:
+        check_rows(train, by="compare", what="train")
     for _, one in pairs:
         check_rows(one, by="compare", what="ood")
     if len(dict(pairs)) < len(pairs):
         raise TableError(
             f"compare: ood tables need names of their own; got {len(pairs)} with {len(dict(pairs))}. "
-            f"Give them by name: ood={{'svhn': ..., 'textures': ...}}."
+            f"Pass them by name: ood={{'svhn': ..., 'textures': ...}}."
         )
-    return dict(pairs)
-
-
-def _check_tables(table: Table, train: Any, ood: Mapping[str, Table]) -> None:
-    """Raise for tables of several models; warn of images that two tables share."""
-    if train is not None:
-        check_rows(train, by="compare", what="train")
-    others = {} if train is None else {"train": train}
-    others |= {f"ood '{name}'": one for name, one in ood.items()}
+    others = ({} if train is None else {"train": train}) | {f"ood '{name}'": one for name, one in pairs}
     check_same_model(table, others, by="compare")
     for name, other in others.items():
         warn_shared(table, other, by="compare", what=name, harm=_HARM[name.partition(" ")[0]])
+    return dict(pairs)
 
 
 def _score_tables(

@@ -9,10 +9,9 @@ The model's own accuracy, NLL, Brier score, ECE and Recall@1 are reported with t
 summaries are kept: the reliability diagram, a risk-coverage curve per score, and histograms in and out of distribution.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
@@ -33,46 +32,27 @@ from dubito.validate import check_choice, check_per_row, check_rows, check_same_
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TITLES = {
-    "error_auroc": "error AUROC",
-    "aurc": "AURC",
-    "excess_aurc": "excess AURC",
-    "augrc": "AUGRC",
-    "r_auroc": "R-AUROC",
-    "ood_auroc": "OOD AUROC",
-    "ood_average_precision": "OOD AP",
-    "ood_fpr95": "OOD FPR95",
-    "accuracy": "accuracy",
-    "nll": "NLL",
-    "brier": "Brier",
-    "ece": "ECE",
-    "recall_at_1": "Recall@1",
-}
-"""Every metric by name, and its heading."""
-
 Plot = Literal["risk_coverage", "ood", "reliability"]
-Definition = tuple[Any, ...]
-"""A metric, and the names of the columns that it takes."""
 
-_OF_MODEL: Mapping[str, Definition] = {
-    "accuracy": (measures.mean, "correct"),
-    "nll": (measures.mean, "nll"),
-    "brier": (measures.mean, "brier"),
-    "ece": (measures.ece, "confidence", "correct"),
-    "recall_at_1": (measures.mean, "matches"),
+_METRICS: Mapping[str, tuple[Any, ...]] = {
+    "error_auroc": ("error AUROC", measures.auroc, "u", "wrong"),
+    "aurc": ("AURC", measures.aurc, "u", "wrong"),
+    "excess_aurc": ("excess AURC", measures.excess_aurc, "u", "wrong"),
+    "augrc": ("AUGRC", measures.augrc, "u", "wrong"),
+    "r_auroc": ("R-AUROC", measures.auroc, "u", "mismatches"),
+    "ood_auroc": ("OOD AUROC", measures.auroc, "u", "is_ood"),
+    "ood_average_precision": ("OOD AP", measures.average_precision, "u", "is_ood"),
+    "ood_fpr95": ("OOD FPR95", measures.fpr_at_tpr, "u", "is_ood"),
+    "accuracy": ("accuracy", measures.mean, "correct"),
+    "nll": ("NLL", measures.mean, "nll"),
+    "brier": ("Brier", measures.mean, "brier"),
+    "ece": ("ECE", measures.ece, "confidence", "correct"),
+    "recall_at_1": ("Recall@1", measures.mean, "matches"),
 }
-_OF_SCORE: Mapping[str, Definition] = {
-    "error_auroc": (measures.auroc, "u", "wrong"),
-    "aurc": (measures.aurc, "u", "wrong"),
-    "excess_aurc": (measures.excess_aurc, "u", "wrong"),
-    "augrc": (measures.augrc, "u", "wrong"),
-    "r_auroc": (measures.auroc, "u", "mismatches"),
-}
-_OF_OOD: Mapping[str, Definition] = {
-    "ood_auroc": (measures.auroc, "u", "is_ood"),
-    "ood_average_precision": (measures.average_precision, "u", "is_ood"),
-    "ood_fpr95": (measures.fpr_at_tpr, "u", "is_ood"),
-}
+"""Heading, function and columns of every metric; those without column "u" are the model's own."""
+TITLES = {name: title for name, (title, *_) in _METRICS.items()}
+"""Every metric by name, and its heading."""
+_OF_OOD = {name for name, row in _METRICS.items() if "is_ood" in row}
 _OF_NEIGHBOURS = {"r_auroc", "recall_at_1"}
 _POINTS, _BINS, _CONFIDENCE_BINS = 200, 50, 15
 _TAIL = 1e-3
@@ -116,39 +96,35 @@ def evaluate(
     chosen = frozenset(TITLES if metrics is None else [metrics] if isinstance(metrics, str) else metrics)
     for name in sorted(chosen):
         check_choice(name, TITLES, by="evaluate", what="metrics")
-    of_ood = ood is not None and bool(chosen & _OF_OOD.keys())
-    if of_ood and named:
+    ood = ood if chosen & _OF_OOD else None
+    if ood is not None and named:
         check_fitted_scores(named, by="evaluate")
-    bootstrap = partial(measures.interval, confidence=confidence, resamples=resamples, seed=seed)
-    columns = _columns(table, chosen)
 
-    def measured(definitions: Mapping[str, Definition], columns: Mapping[str, Tensor]) -> dict[str, Interval]:
+    def measured(columns: Mapping[str, Tensor]) -> dict[str, Interval]:
+        bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
         return {
-            key: bootstrap(metric, *(columns[name] for name in names))
-            for key, (metric, *names) in definitions.items()
-            if key in chosen and set(names) <= columns.keys()
-            # With positives or negatives alone there is nothing to rank.
-            if metric is not measures.auroc or has_both(columns[names[1]])
+            key: measures.interval(metric, *(columns[name] for name in names), **bootstrap)
+            for key, (_, metric, *names) in _METRICS.items()
+            if key in chosen and set(names) <= columns.keys() and ("u" in names) == ("u" in columns)
+            if metric is not measures.auroc or has_both(columns[names[1]])  # else there is nothing to rank
         }
 
-    result = Evaluation(table.name, len(table), measured(_OF_MODEL, columns), reliability=_reliability(columns))
+    columns = _columns(table, chosen)
+    result = Evaluation(table.name, len(table), measured(columns), reliability=_reliability(columns))
     for name, score in named.items():
-        start = time.perf_counter()
+        start = perf_counter()
         u = uncertainty(score, table, by="evaluate", name=name)
-        seconds = time.perf_counter() - start
-        result.microseconds[name] = 1e6 * seconds / len(table) if isinstance(score, Score) else None
-        result.scores[name] = measured(_OF_SCORE, {**columns, "u": u})
+        result.microseconds[name] = 1e6 * (perf_counter() - start) / len(table) if isinstance(score, Score) else None
+        result.scores[name] = measured({**columns, "u": u})
         if "wrong" in columns:
             result.risk_coverage[name] = _risk_coverage(u, columns["wrong"])
-        if ood is not None and of_ood:
+        if ood is not None:
             u_ood = score.score(ood)
             if why := why_not_comparable(score, table, ood):
                 raise TableError(
                     f"evaluate: '{name}' cannot be compared between tables: {why}. Extract both with the same settings."
                 )
-            result.scores[name] |= measured(
-                _OF_OOD, dict(zip(("u", "is_ood"), measures.join_ood(u, u_ood), strict=True))
-            )
+            result.scores[name] |= measured(dict(zip(("u", "is_ood"), measures.join_ood(u, u_ood), strict=True)))
             result.ood[name] = _histogram(u.numpy(), u_ood.numpy())
     return result
 
@@ -285,50 +261,44 @@ class Evaluation(Result):
             score: The score of the histograms. Default: the first.
             ax: Axes to draw on. Default: those of a new figure.
         """
-        has: dict[str, object]
-        has = {"risk_coverage": self.risk_coverage, "ood": self.ood, "reliability": self.reliability}
+        has: Mapping[str, object] = {
+            "risk_coverage": self.risk_coverage,
+            "ood": self.ood,
+            "reliability": self.reliability,
+        }
         chosen: str = kind or next((name for name, data in has.items() if data), "risk_coverage")
         check_choice(chosen, has, by="Evaluation.plot", what="kind")
         if not has[chosen]:
             missing = "OOD images: evaluate(..., ood=table)" if chosen == "ood" else "labels of the model's classes"
             raise ValueRangeError(f"Evaluation.plot: '{chosen}' needs {missing}; {self.name} was evaluated without.")
         picture = axes(ax)
-        if chosen == "reliability":
-            _plot_reliability(self, picture)
-        elif chosen == "ood":
-            _plot_ood(self, score, picture)
-        else:
+        if chosen == "risk_coverage":
             for name, points in self.risk_coverage.items():
                 picture.plot(*zip(*points, strict=True), label=name)
             picture.set(xlabel="coverage", ylabel="risk (error rate)", xlim=(0, 1))
+        elif chosen == "ood":
+            name = score or next(iter(self.ood))
+            check_choice(name, self.ood, by="Evaluation.plot", what="score")
+            edges, *both = self.ood[name]
+            for label, counts in zip(("in-distribution", "OOD"), both, strict=True):
+                # As shares of the images: the two tables may have very different sizes.
+                picture.stairs([count / sum(counts) for count in counts], edges, fill=True, alpha=0.5, label=label)
+            picture.set(xlabel=name, ylabel="share of images")
+        elif self.reliability is not None:
+            confidence, accuracy, images = self.reliability
+            picture.plot([0, 1], [0, 1], color="grey", linestyle="--", label="calibrated")
+            picture.plot(confidence, accuracy, label="model")
+            picture.scatter(confidence, accuracy, s=[10 + 90 * count / max(images) for count in images])
+            picture.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         picture.set(title=self.title())
         picture.legend(frameon=False)
         return picture
 
 
-def _plot_reliability(result: Evaluation, picture: "Axes") -> None:
-    bins = result.reliability or Reliability((), (), ())
-    largest = max(bins.images, default=1)
-    picture.plot([0, 1], [0, 1], color="grey", linestyle="--", label="calibrated")
-    picture.plot(bins.confidence, bins.accuracy, label="model")
-    picture.scatter(bins.confidence, bins.accuracy, s=[10 + 90 * count / largest for count in bins.images])
-    picture.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-
-
-def _plot_ood(result: Evaluation, score: str | None, picture: "Axes") -> None:
-    name = score or next(iter(result.ood))
-    check_choice(name, result.ood, by="Evaluation.plot", what="score")
-    edges, *both = result.ood[name]
-    for label, counts in zip(("in-distribution", "OOD"), both, strict=True):
-        # As shares of the images: the two tables may have very different sizes.
-        picture.stairs([count / sum(counts) for count in counts], edges, fill=True, alpha=0.5, label=label)
-    picture.set(xlabel=name, ylabel="share of images")
-
-
 def _columns(table: Table, chosen: frozenset[str]) -> dict[str, Tensor]:
     """What the labels say about the rows, computed once for all scores; only what the table allows."""
     columns: dict[str, Tensor] = {}
-    if has_model_labels(table) and chosen - _OF_OOD.keys() - _OF_NEIGHBOURS:
+    if has_model_labels(table) and chosen - _OF_OOD - _OF_NEIGHBOURS:
         per_row = {"correct": measures.correct, "nll": measures.nll_per_row, "brier": measures.brier_per_row}
         parts = [
             [measures.confidence(batch.logit), *(values(batch.logit, batch.label) for values in per_row.values())]

@@ -16,49 +16,64 @@ curve at that level (`against="level"`), or of the mean uncertainty in the bucke
 temperature is one number, fitted on the original model's logits for other images; members' logits are divided by it,
 too. AUROC of errors and AURC, and their differences to those of the original's entropy, with paired bootstrap intervals
 over images, are not in the paper.
+
+    p = softmax(logit / T)     p̄ = mean_m softmax(member logit / T)     uncertainties of p̄ and its members: `SUMMARY`
+
+At T = 1 an ensemble's summary and loss columns suffice. At any other temperature, and for pooled weights (learned on
+other images and equal for all rows), the members' logits are read in batches of bounded size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64, Shaped
+from torch import Tensor
 
-from dubito.errors import TableError
-from dubito.evaluate.member_predictions import (
-    POOLED,
-    SUMMARY_FIELDS,
-    MemberPredictions,
-    ensemble_predictions,
-    ensembles_of,
-    model_predictions,
-    require_ensemble,
+from dubito import metrics, validate
+from dubito.choices import WeighedBy
+from dubito.errors import MissingColumnError, TableError
+from dubito.evaluate.rejection_result import (
+    FIGURES,
+    ORIGINAL,
+    UNCERTAINTIES,
+    RejectionCurves,
+    RejectionOrder,
+    RejectionStudy,
+    grid_of,
 )
-from dubito.evaluate.rejection_result import FIGURES, ORIGINAL, RejectionCurves, RejectionOrder, RejectionStudy
-from dubito.metrics import Interval, acceptance_curve, bucket_curve
+from dubito.metrics import SUMMARY, Interval, MemberStream
 from dubito.metrics.bootstrap import area_under_ranks, aurc_weights, draw_counts, percentiles
+from dubito.metrics.information import entropy_of
 from dubito.metrics.ranking import chance_after
+from dubito.scores.information import MutualInformation, WeightedMutualInformation, blocks, members_of
 from dubito.scores.temperature import fit_temperature
-from dubito.table import Table
-from dubito.validate import (
-    check_bootstrap,
-    check_choice,
-    check_disjoint,
-    check_model_labels,
-    check_number,
-    check_rows,
-    check_same_model,
-)
+from dubito.table import Table, ensembles_in, recorded_settings, writer_of
+from dubito.types import finite
 
 Against = Literal["level", "uncertainty"]
 """What covariances are with: the level of a quantile, or the uncertainty in its bucket."""
 Predictions = Literal["own", "original"]
 """Whose predictions an ensemble is measured by."""
+Temperatures = Sequence[float | int | Literal["optimal"]]
 DEFAULT = ("mutual_information", "weighted_logsumexp", "weighted_sum")
 """The uncertainties of ensembles: weights by input, in both readings of "logit sum"."""
-
 _BY = "rejection_study"
+_OTHER_FIELDS = {
+    "mutual_information": "epistemic",
+    "predictive_entropy": "total",
+    "expected_entropy": "aleatoric",
+    "variation_ratio": "variation",
+}
+"""Uncertainties of an ensemble that its summary holds under another name."""
+_POOLED: dict[str, WeighedBy] = {f"pooled_{by}": by for by in get_args(WeighedBy)}
+"""Uncertainties whose weights are learned on other images."""
+_ROUNDING = 1e-5
+"""Nats: what rounding in float32 may leave between images on which members always agree."""
+_COMPARED, _CLOSE = 16, 2e-2
+"""Rows whose summary is compared with their logits, and the tolerance: stored logits may be in half precision."""
 
 
 def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its default)
@@ -66,7 +81,7 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
     ensembles: Sequence[str] | None = None,
     *,
     calibration: Table | None = None,
-    temperatures: Sequence[float | int | Literal["optimal"]] | None = None,
+    temperatures: Temperatures | None = None,
     uncertainties: Sequence[str] = DEFAULT,
     predictions: Predictions = "own",
     against: Against = "level",
@@ -94,32 +109,31 @@ def rejection_study(  # noqa: PLR0913 (options of a protocol, each with its defa
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.
     """
-    check_rows(table, by=_BY, least=2)
-    check_model_labels(table, by=_BY)
-    check_bootstrap(by=_BY, confidence=confidence, resamples=resamples, seed=seed)
-    check_choice(predictions, get_args(Predictions), by=_BY, what="predictions")
-    check_choice(against, get_args(Against), by=_BY, what="against")
+    validate.check_rows(table, by=_BY, least=2)
+    validate.check_model_labels(table, by=_BY)
+    validate.check_bootstrap(by=_BY, confidence=confidence, resamples=resamples, seed=seed)
+    validate.check_choice(predictions, get_args(Predictions), by=_BY, what="predictions")
+    validate.check_choice(against, get_args(Against), by=_BY, what="against")
     hint = f"{table.name} has {len(table)} rows; ten buckets, with a hundred rows or more in each, are usual."
-    check_number(buckets, f"[2, {len(table)}]", by=_BY, what="buckets", whole=True, hint=hint)
+    validate.check_number(buckets, f"[2, {len(table)}]", by=_BY, what="buckets", whole=True, hint=hint)
     ensembles = ensembles_of(table) if ensembles is None else _names(ensembles)
     uncertainties = _names(uncertainties)
+    known = [name for name in UNCERTAINTIES if name != "entropy"]
     for name in uncertainties:
-        check_choice(name, (*SUMMARY_FIELDS, *POOLED), by=_BY, what="uncertainties")
-    pooled = [name for name in uncertainties if name in POOLED]
-    temperatures = temperatures if temperatures is not None else (1.0,) if calibration is None else (1.0, "optimal")
-    _check_calibration(table, calibration, [*(one for one in temperatures if one == "optimal"), *pooled])
-    fitted = _temperatures(temperatures, calibration)
+        validate.check_choice(name, known, by=_BY, what="uncertainties")
+    pooled = [name for name in uncertainties if name in _POOLED]
+    fitted = _fitted_temperatures(table, temperatures, calibration, pooled)
     needs_logits = next((f"T = {one:.3g}" for one in fitted if one != 1), pooled[0] if pooled else None)
     for name in ensembles:
-        require_ensemble(table, name, logits_for=needs_logits, own=predictions == "own")
+        _require_ensemble(table, name, logits_for=needs_logits, own=predictions == "own")
         if calibration is not None and pooled:
-            require_ensemble(calibration, name, logits_for=pooled[0], own=False)
+            _require_ensemble(calibration, name, logits_for=pooled[0], own=False)
     orders = []
     for temperature in fitted:
-        original = model_predictions(table, temperature)
+        original = _model_predictions(table, temperature)
         orders.append((RejectionOrder(ORIGINAL, 1, "entropy", temperature), original))
         for name in ensembles:
-            shown = ensemble_predictions(table, name, temperature, uncertainties, calibration)
+            shown = _ensemble_predictions(table, name, temperature, uncertainties, calibration)
             if predictions == "original":
                 shown = original._replace(members=shown.members, uncertainties=shown.uncertainties)
             orders += [(RejectionOrder(name, shown.members, one, temperature), shown) for one in uncertainties]
@@ -169,11 +183,27 @@ def figures_of(
     ranking = [chance_after(right, each - right), area_under_ranks(each, each - right, aurc_weights(n))]
     # The calibration error is the size of the gap.
     curves = [*bucket[:2], np.abs(bucket[2]), *accepted[:2], np.abs(accepted[2])]
-    return np.stack([*ranking, *(-_covariance(x, curve) for curve in curves)], axis=1)
+    centred = x - x.mean(axis=1, keepdims=True)
+    return np.stack([*ranking, *(-(centred * curve).mean(axis=1) for curve in curves)], axis=1)
+
+
+def ensembles_of(table: Table) -> list[str]:
+    """The ensembles that a table has, as summaries or logits; grids of tiles last and by size."""
+    return sorted(ensembles_in(table.columns), key=lambda name: (name.startswith("tiles_"), grid_of(name) or 0))
+
+
+class _Predictions(NamedTuple):
+    """Of every row: correctness, the label's loss and confidence minus correctness; and uncertainties by name."""
+
+    members: int
+    correct: Float64[Tensor, "n"]
+    nll: Float64[Tensor, "n"]
+    gap: Float64[Tensor, "n"]
+    uncertainties: dict[str, Float64[Tensor, "n"]]
 
 
 def _results(
-    orders: Sequence[tuple[RejectionOrder, MemberPredictions]],
+    orders: Sequence[tuple[RejectionOrder, _Predictions]],
     levels: Float64[np.ndarray, "q"],
     against: Against,
     draws: Iterable[Int64[np.ndarray, "b n"]],
@@ -211,7 +241,7 @@ def _results(
 def _curves(rows: Float64[np.ndarray, "4 n"], levels: list[float]) -> dict[str, dict[str, tuple[float, ...]]]:
     u, *columns = rows
     curves: dict[str, dict[str, tuple[float, ...]]] = {}
-    for kind, curve in (("bucket", bucket_curve), ("acceptance", acceptance_curve)):
+    for kind, curve in (("bucket", metrics.bucket_curve), ("acceptance", metrics.acceptance_curve)):
         accuracy, nll, gap = (curve(u, column, levels) for column in columns)
         values = {"accuracy": accuracy, "nll": nll, "calibration_error": gap.abs()}
         curves[kind] = {metric: tuple(y.tolist()) for metric, y in values.items()}
@@ -235,31 +265,28 @@ def _names(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([names] if isinstance(names, str) else names))
 
 
-def _check_calibration(table: Table, calibration: Table | None, fitted_on_it: Sequence[object]) -> None:
-    """Raise unless there are other images of the same model for what is fitted on them."""
+def _fitted_temperatures(
+    table: Table, temperatures: Temperatures | None, calibration: Table | None, pooled: Sequence[str]
+) -> list[float]:
+    """Temperatures as numbers, each once; raises unless there are other images of the model to fit what is fitted."""
+    default: Temperatures = (1.0,) if calibration is None else (1.0, "optimal")
+    chosen = default if temperatures is None else temperatures
     if calibration is not None:
-        check_model_labels(calibration, by=f"{_BY}: calibration")
-        check_same_model(table, {"calibration": calibration}, by=_BY)
+        validate.check_model_labels(calibration, by=f"{_BY}: calibration")
+        validate.check_same_model(table, {"calibration": calibration}, by=_BY)
         harm = "What is fitted on the studied images flatters them: keep the two sets apart."
-        check_disjoint(table, calibration, by=_BY, what="calibration", harm=harm)
-    elif fitted_on_it:
+        validate.check_disjoint(table, calibration, by=_BY, what="calibration", harm=harm)
+    elif fitted := [*(str(one) for one in chosen if one == "optimal"), *pooled]:
         raise TableError(
-            f"rejection_study: {fitted_on_it[0]} is fitted on other images and needs calibration=...; got none. Give a "
-            f"table of other labelled images of the same model, or half of this one (and study the other half)."
+            f"rejection_study: {fitted[0]} is fitted on other images and needs calibration=...; got none. Pass a table "
+            f"of other labelled images of the same model, or half of this one (and study the other half)."
         )
-
-
-def _temperatures(temperatures: Sequence[float | int | Literal["optimal"]], calibration: Table | None) -> list[float]:
-    """Temperatures as numbers, each once."""
-    check_number(len(temperatures), "[1, inf)", by=_BY, what="the number of temperatures", hint="Use (1.0,).")
-    fitted = []
-    for one in temperatures:
-        if one == "optimal" and calibration is not None:
-            fitted.append(fit_temperature(calibration))
-        else:
-            check_number(one, "(0, inf)", by=_BY, what="temperatures", hint="Use (1.0, 'optimal').")
-            fitted.append(float(one))
-    return list(dict.fromkeys(fitted))
+    validate.check_number(len(chosen), "[1, inf)", by=_BY, what="the number of temperatures", hint="Use (1.0,).")
+    optimal = None if calibration is None or "optimal" not in chosen else fit_temperature(calibration)
+    numbers: list[Any] = [optimal if one == "optimal" else one for one in chosen]
+    for one in numbers:
+        validate.check_number(one, "(0, inf)", by=_BY, what="temperatures", hint="Use (1.0, 'optimal').")
+    return list(dict.fromkeys(map(float, numbers)))
 
 
 def _interpolated(
@@ -269,6 +296,112 @@ def _interpolated(
     return np.stack([np.interp(at, np.append(0.0, count), np.append(0.0, total)) for count, total in lines])
 
 
-def _covariance(x: Float64[np.ndarray, "b q"], y: Float64[np.ndarray, "b q"]) -> Float64[np.ndarray, "b"]:
-    covariance: np.ndarray = ((x - x.mean(axis=1, keepdims=True)) * y).mean(axis=1)
-    return covariance
+def _model_predictions(table: Table, temperature: float) -> _Predictions:
+    """The model's own predictions, with their entropy."""
+    parts = []
+    for batch in table.batches("logit", "label"):
+        logit = batch.logit.double() / temperature
+        entropy = entropy_of(logit.softmax(-1))
+        right = metrics.correct(logit, batch.label).double()
+        parts.append((right, metrics.nll_per_row(logit, batch.label), metrics.confidence(logit) - right, entropy))
+    right, nll, gap, entropy = map(torch.cat, zip(*parts, strict=True))
+    return _Predictions(1, right, nll, gap, {"entropy": entropy})
+
+
+def _ensemble_predictions(
+    table: Table, name: str, temperature: float, uncertainties: Collection[str], calibration: Table | None
+) -> _Predictions:
+    """What the members' mean predicts, with uncertainties by name; pooled weights are learned on `calibration`."""
+    of_members = MutualInformation(of=name)
+    stored = name in table and (f"{name}_loss" in table or of_members.logits not in table)
+    stored = stored and temperature == 1 == _summary_temperature(table, name)
+    summary, nll = _stored(table, of_members) if stored else _computed(table, of_members, temperature)
+    columns = dict(zip(SUMMARY, summary.T, strict=True))
+    values = {one: columns[_OTHER_FIELDS.get(one, one)] for one in uncertainties if one not in _POOLED}
+    for one in uncertainties:
+        if one in _POOLED and calibration is not None:
+            score = WeightedMutualInformation(by=_POOLED[one], over="pooled", of=name)
+            score.weights_ = score.pooled_weights(calibration, temperature)
+            values[one] = torch.cat([score.of_logits(batch, temperature) for batch in score.batches(table)])
+        u = finite(values[one], f"{one} of {name}")
+        # Rows that differ by rounding alone must not be ordered by it.
+        values[one] = u if float(u.max() - u.min()) > _ROUNDING else torch.zeros_like(u)
+    right = (columns["predicted"].long() == table.label).double()
+    # float32 may hold a probability as one plus a rounding error.
+    return _Predictions(int(columns["members"][0]), right, nll, columns["confidence"].clamp(0, 1) - right, values)
+
+
+def _require_ensemble(table: Table, name: str, *, logits_for: str | None, own: bool) -> None:
+    """Raise MissingColumnError unless the table has the columns of an ensemble; the message says what writes them.
+
+    `logits_for` says what needs the members' logits, if anything does; `own` predictions need their losses.
+    """
+    logits, at = f"{name}_logit", _summary_temperature(table, name)
+    if logits in table:
+        return
+    if name not in table:
+        raise MissingColumnError(
+            f"rejection_study needs an ensemble '{name}'; {table.name} has {', '.join(ensembles_of(table)) or 'none'}. "
+            f"It is written by {writer_of(name) or 'the probe of that name'}."
+        )
+    loss_for = "the NLL of the ensemble's own predictions, which predictions='original' does without" if own else None
+    logits_for = logits_for if at == 1 else "T = 1"
+    for column, reason in ((logits, logits_for), (f"{name}_loss", loss_for)):
+        if reason and column not in table:
+            raise MissingColumnError(
+                f"rejection_study needs column '{column}' for {reason}; {table.name} has only the summary '{name}' "
+                f"with temperature={at:g}. It is written by {writer_of(column) or 'the probe of the ensemble'}."
+            )
+
+
+def _stored(table: Table, of_members: MutualInformation) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+    """Summary and loss as the probe wrote them."""
+    name, loss = of_members.of, f"{of_members.of}_loss"
+    summary = finite(table.whole(name).double(), f"column '{name}'")
+    of_members.of_summary(name, table)  # checks its shape and members
+    if of_members.logits in table:
+        _check_summary(table, name)
+    if loss not in table:  # `_require_ensemble` has checked that nobody needs it
+        return summary, torch.full((len(table),), torch.nan, dtype=torch.float64)
+    return summary, finite(table.whole(loss).double(), f"column '{loss}'")
+
+
+def _summary_temperature(table: Table, name: str) -> float:
+    """The temperature of an ensemble's summary, if the table records it; 1 is usual."""
+    return float((recorded_settings(table, name) or {}).get("temperature", 1.0))
+
+
+def _check_summary(table: Table, name: str) -> None:
+    """Raise TableError for a summary that is not that of the stored logits, such as one at another temperature."""
+    first = table.select(name, f"{name}_logit").rows(slice(0, _COMPARED))
+    stream = MemberStream()
+    stream.add(first.whole(f"{name}_logit"))
+    place = SUMMARY.index("total")
+    ours, theirs = stream.summary()[:, place], first.whole(name)[:, place].double()
+    if not torch.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE):
+        row = int((ours - theirs).abs().argmax())
+        raise TableError(
+            f"rejection_study: column '{name}' of {table.name} must be the summary of '{name}_logit' at T = 1; in row "
+            f"{row} its total uncertainty is {float(theirs[row]):.4g}, that of the logits {float(ours[row]):.4g}. "
+            f"Extract with temperature=1: other temperatures are studied from the logits, temperatures=(1.0, 2.0)."
+        )
+
+
+def _computed(
+    table: Table, of_members: MutualInformation, temperature: float
+) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
+    """Summary and loss from the members' logits."""
+    column, classes, parts = of_members.logits, table.shape("logit")[1], []
+    if table.shape(column)[-1] != classes:
+        raise TableError(
+            f"rejection_study: '{of_members.of}' must predict the classes of the logits, {classes}; its members have "
+            f"{table.shape(column)[-1]}. Give an ensemble of the same classes."
+        )
+    for batch in blocks(table, column, "label"):
+        stream = MemberStream(temperature=temperature)
+        finite(batch.whole(column), f"rejection_study: column '{column}' of {table.name}")
+        for members in members_of(of_members, batch):
+            stream.add(members)
+        parts.append((stream.summary(), stream.loss(batch.label)))
+    summary, nll = map(torch.cat, zip(*parts, strict=True))
+    return summary, nll

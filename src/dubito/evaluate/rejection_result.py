@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from dubito.evaluate.member_predictions import grid_of
 from dubito.metrics import Interval
 from dubito.result import Result, axes
 from dubito.storage import write_csv
@@ -45,7 +44,6 @@ UNCERTAINTIES = {
     "variation_ratio": "variation ratio",
 }
 """Headings of uncertainties. Weighted: members are weighted anew for every image; pooled: alike for all images."""
-_BETTER = {"auroc": 1, "aurc": -1}
 
 
 @final
@@ -100,7 +98,7 @@ class RejectionCurves:
         difference = (self.differences or {}).get(figure)
         if difference is None or difference.low <= 0 <= difference.high:
             return 0
-        return _BETTER[figure] if difference.value > 0 else -_BETTER[figure]
+        return 1 if (difference.value > 0) == (figure == "auroc") else -1  # lower AURC is better
 
 
 @final
@@ -268,3 +266,13 @@ def _count(others: Sequence[RejectionCurves], figure: str) -> str:
     named = "" if best is None else f" (best: {best})"
     equal = len(others) - len(better) - worse
     return f"{RANKING[figure]}: {len(better)} of them better{named}, {worse} worse, {equal} equal"
+
+
+def grid_of(name: str) -> int | None:
+    """The k of a k x k grid of tiles.
+
+    >>> grid_of("tiles_7"), grid_of("members")
+    (7, None)
+    """
+    size = name.removeprefix("tiles_")
+    return int(size) if name.startswith("tiles_") and size.isdecimal() else None
