@@ -22,11 +22,11 @@ from dubito.explain import pictures
 from dubito.explain.last_layer import Layer, simplex
 from dubito.explain.regions import (
     Gaussians,
-    LinearRegion,
     Region,
     density_field,
     entropy_field,
     exact_region,
+    linear_region,
     max_probability_field,
     two_class_region,
 )
@@ -138,7 +138,7 @@ def linear(to: Path, epsilon: float) -> dict[str, dict[str, float]]:
     gaussians = Gaussians(gaussians.share, 2.2 * simplex(3, 2), gaussians.covariance)
     train, _ = gaussians.sample(ROWS, seed=1)
     exact = exact_region(uncertainties(layer, gaussians)["max_probability"], train, epsilon)
-    inside = LinearRegion(layer, -exact.threshold)
+    inside = linear_region(layer, -exact.threshold)
     panel = axes[0][0]
     pictures.draw_region(panel, inside, SPAN)
     pictures.draw_region(panel, exact, SPAN, colour=pictures.COLOURS[1], outline=True)

@@ -12,17 +12,14 @@ from dubito.errors import NotFittedError, ValueRangeError
 from dubito.explain import pictures
 from dubito.explain.last_layer import Layer, simplex
 from dubito.explain.regions import (
-    EllipsoidRegion,
-    ExactRegion,
     Gaussians,
-    LinearRegion,
     Region,
-    TwoClassRegion,
     density_field,
     ellipsoid_bounds,
     ellipsoids,
     entropy_field,
     exact_region,
+    linear_region,
     max_probability_field,
     training_threshold,
     two_class_region,
@@ -102,7 +99,8 @@ def test_two_classes_by_both_uncertainties_and_by_counting():
 def test_two_classes_solve_equation_20_with_its_indices_mended():
     w = torch.tensor([1.2, 0.3], dtype=torch.float64)
     layer, gaussians = Layer(torch.stack([w, -w]), torch.zeros(2, dtype=torch.float64)), two_clusters()
-    alpha = two_class_region(layer, gaussians, 0.02).alpha
+    region = two_class_region(layer, gaussians, 0.02)
+    alpha = 2 * -region.threshold / float((2 * w).square().sum())  # of eq. 11, in units of w_1 = -w_2
     mean, deviation = gaussians.mean @ w, (gaussians.covariance @ w @ w).sqrt()
     shift = alpha * float(w @ w)  # the boundary goes through the origin, so z_0 = 0
     first = torch.special.erf((mean[0] - shift) / (math.sqrt(2) * deviation[0]))
@@ -111,13 +109,13 @@ def test_two_classes_solve_equation_20_with_its_indices_mended():
         1 - 2 * 0.02, abs=1e-4
     )  # the far tails are left out there
     z0 = torch.tensor([[-0.3, 1.2]], dtype=torch.float64)  # on the boundary
-    inside = [TwoClassRegion(layer, 2 * shift).contains(z0 + f * alpha * w).item() for f in (-1.01, -0.99, 0.99, 1.01)]
+    inside = [region.contains(z0 + f * alpha * w).item() for f in (-1.01, -0.99, 0.99, 1.01)]
     assert inside == [False, True, True, False]
 
 
 def test_linear_region_is_definition_4_pair_by_pair():
     layer, z = random_layer(5), grid()
-    region = LinearRegion(layer, 0.8)
+    region = linear_region(layer, 0.8)
     logits, t = layer.logits(z), math.log(0.8 / 0.2)
     top, inside = logits.argmax(1), torch.zeros(len(z), dtype=torch.bool)
     for i in range(5):
@@ -131,7 +129,8 @@ def test_alpha_is_where_the_confidence_is_reached_far_out():
     layer = Layer(2 * simplex(3, 2), torch.zeros(3, dtype=torch.float64))
     normal = layer.weight[0] - layer.weight[1]
     far = -1e4 * layer.weight[2]  # the boundary of classes 0 and 1, opposite to the third
-    edge = far + LinearRegion(layer, 0.9).alpha()[0, 1] * normal
+    alpha = -linear_region(layer, 0.9).threshold / normal.square().sum()  # eq. 27
+    edge = far + alpha * normal
     assert float(layer.logits(edge[None]).softmax(1).max()) == pytest.approx(0.9, abs=1e-9)
 
 
@@ -139,8 +138,8 @@ def test_alpha_is_where_the_confidence_is_reached_far_out():
 @settings(max_examples=60, deadline=None)
 def test_linear_region_lies_in_the_exact_one(seed, classes, confidence):
     layer, z = random_layer(classes, seed=seed), grid(points=41)
-    linear = LinearRegion(layer, confidence).contains(z)
-    exact = ExactRegion(partial(u_max, layer), -confidence).contains(z)
+    linear = linear_region(layer, confidence).contains(z)
+    exact = Region(partial(u_max, layer), -confidence).contains(z)
     assert not (linear & ~exact).any()  # corollary 2.1
     if classes == 2:
         assert torch.equal(linear, exact)  # proposition 3
@@ -154,8 +153,8 @@ def test_linear_region_becomes_exact_far_out():
     def disagreement(radius):
         turn = torch.linspace(0, 2 * math.pi, 200_001, dtype=torch.float64)
         z = radius * torch.stack([turn.cos(), turn.sin()], dim=1)
-        exact = ExactRegion(partial(u_max, layer), -0.9).contains(z)
-        return float((exact != LinearRegion(layer, 0.9).contains(z)).double().sum() / exact.double().sum())
+        exact = Region(partial(u_max, layer), -0.9).contains(z)
+        return float((exact != linear_region(layer, 0.9).contains(z)).double().sum() / exact.double().sum())
 
     # Along w_1 the linear region ends at log(9) / 3 = 0.73, the exact one at log(18) / 3 = 0.96.
     assert disagreement(0.8) > 0.01
@@ -167,8 +166,8 @@ def test_one_gaussian_has_an_exact_ellipsoid():
     z, _ = one.sample(200_000, seed=5)
     region = ellipsoids(one, 0.05)
     assert float(region.contains(z).double().mean()) == pytest.approx(0.05, abs=0.0025)
-    threshold = float(one.uncertainty(one.mean)) + float(region.squared_radius[0]) / 2
-    assert torch.equal(region.contains(z), ExactRegion(one.uncertainty, threshold).contains(z))
+    threshold = float(one.uncertainty(one.mean)) + region.threshold / 2
+    assert torch.equal(region.contains(z), Region(one.uncertainty, threshold).contains(z))
 
 
 def test_ellipsoids_use_the_inverse_covariance():
@@ -191,7 +190,7 @@ def test_ellipsoids_of_several_hold_at_most_epsilon(overlap):
 def test_ellipsoid_bounds_enclose_the_exact_region(threshold):
     gaussians, z = two_clusters(overlap=True), grid(4.0)
     inner, outer = (region.contains(z) for region in ellipsoid_bounds(gaussians, threshold))
-    exact = ExactRegion(gaussians.uncertainty, threshold).contains(z)
+    exact = Region(gaussians.uncertainty, threshold).contains(z)
     assert not (inner & ~exact).any()
     assert not (exact & ~outer).any()
     assert (outer & ~inner).any()  # two bounds, not one
@@ -201,7 +200,7 @@ def test_ellipsoid_bounds_enclose_the_exact_region(threshold):
 @pytest.mark.parametrize("epsilon", [0.99, 0.5, 0.05, 1e-9])
 def test_the_radius_of_an_ellipsoid_is_the_quantile_of_chi_square(width, epsilon):
     one = Gaussians(torch.ones(1), torch.zeros(1, width), torch.eye(width)[None])
-    assert float(ellipsoids(one, epsilon).squared_radius) == pytest.approx(chi2.isf(epsilon, width), rel=1e-9)
+    assert ellipsoids(one, epsilon).threshold == pytest.approx(chi2.isf(epsilon, width), rel=1e-9)
 
 
 def test_pictures_show_boundaries_regions_and_clusters_where_they_are():
@@ -214,7 +213,7 @@ def test_pictures_show_boundaries_regions_and_clusters_where_they_are():
         top = layer.logits(torch.tensor(path.vertices)).topk(2, dim=1).values
         assert float((top[:, 0] - top[:, 1]).max()) < 0.1
     assert len(lines) == 3
-    pictures.draw_region(axes[0][1], LinearRegion(layer, 0.9), 4.0, outline=True)
+    pictures.draw_region(axes[0][1], linear_region(layer, 0.9), 4.0, outline=True)
     (edge,) = axes[0][1].collections
     top = layer.logits(torch.tensor(edge.get_paths()[0].vertices)).topk(2, dim=1).values
     assert float((top[:, 0] - top[:, 1] - math.log(9)).abs().max()) < 0.1
@@ -230,8 +229,9 @@ def test_all_are_regions():
     for region in (
         exact_region(partial(u_max, layer), grid(points=5)),
         two_class_region(layer, gaussians),
-        LinearRegion(layer, 0.9),
-        EllipsoidRegion(gaussians, torch.ones(2)),
+        linear_region(layer, 0.9),
+        ellipsoids(gaussians),
+        *ellipsoid_bounds(gaussians, 2.0),
     ):
         assert isinstance(region, Region)
         assert region.contains(torch.zeros(0, 2)).shape == (0,)
@@ -239,17 +239,19 @@ def test_all_are_regions():
 
 def test_wrong_settings_are_told():
     layer, gaussians = random_layer(3), two_clusters()
-    with pytest.raises(ValueRangeError, match=r"layer must have 2 classes; got 3. Use exact_region"):
+    with pytest.raises(
+        ValueRangeError, match=r"layer must have 2 classes with different weights; got 3 .*Use exact_region"
+    ):
         two_class_region(layer, gaussians)
     with pytest.raises(
         ValueRangeError, match=r"ellipsoids: epsilon must be a number in \(0, 1\); got 5.0.*the paper takes 0.05"
     ):
         ellipsoids(gaussians, 5.0)
     with pytest.raises(ValueRangeError, match=r"confidence must be a number in \(0, 1\); got 1\.0.*saturated"):
-        LinearRegion(layer, 1.0)
+        linear_region(layer, 1.0)
     with pytest.raises(ValueRangeError, match="the layer must have 2 classes or more; got 1"):
-        LinearRegion(random_layer(1), 0.9)
-    with pytest.raises(ValueRangeError, match="both weights are equal"):
+        linear_region(random_layer(1), 0.9)
+    with pytest.raises(ValueRangeError, match="2 classes with different weights; got 2 with a difference of 0"):
         two_class_region(Layer(torch.ones(2, 2), torch.zeros(2)), gaussians)
     with pytest.raises(ValueRangeError, match="the number of training rows must be a number, at least 1; got 0"):
         training_threshold(torch.empty(0))

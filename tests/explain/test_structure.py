@@ -1,5 +1,6 @@
 """A last layer beside the optimal one: by brute force, its bounds, and what is said."""
 
+import importlib
 import json
 import math
 from itertools import combinations
@@ -12,6 +13,8 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.explain.last_layer import Layer, layer, simplex
 from dubito.explain.structure import structure
 from dubito.table import Table
+
+subject = importlib.import_module("dubito.explain.structure")  # the package's attribute is the function
 
 
 def random_weight(classes=7, width=5, seed=0):
@@ -97,7 +100,7 @@ def test_counterfactual_structures_are_far():
 def test_blocks_see_every_pair_once(monkeypatch):
     weight = random_weight(50, 8)
     whole = structure(weight)
-    monkeypatch.setattr("dubito.explain._moments._ROWS", 7)
+    monkeypatch.setattr(subject, "_ROWS", 7)
     blocks = structure(weight)
     assert blocks.cosine == pytest.approx(whole.cosine)
     assert float(blocks.histograms["cosine"][1].sum()) == 50 * 49 / 2

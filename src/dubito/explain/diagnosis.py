@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from dubito.choices import Covariance
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.explain._moments import cosines, directions
 from dubito.explain.causes import SCORES, Causes, Estimate, cause_costs, cause_findings, points, verdict
-from dubito.explain.last_layer import last_layer
+from dubito.explain.last_layer import cosines, directions, last_layer
 from dubito.metrics import balanced_auroc, table_accuracy
 from dubito.result import Axes, Result, axes, plain
 from dubito.scores import Entropy, MaxProbability, ScaledEntropy

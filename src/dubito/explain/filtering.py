@@ -20,9 +20,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from dubito.errors import TableError
-from dubito.explain._moments import bin_edges, cosines, directions
-from dubito.explain.last_layer import last_layer
-from dubito.explain.pictures import COLOURS, new_figure
+from dubito.explain.last_layer import cosines, directions, last_layer
+from dubito.explain.pictures import COLOURS, bin_edges, new_figure
 from dubito.metrics import Interval, auroc, interval, join_ood
 from dubito.result import Axes, Result
 from dubito.table import Table
@@ -187,23 +186,21 @@ def filtering(
         check_rows(one, by="filtering")
         layer.check_table(one, by="filtering", name=name)
     sides = [_read(unit, one) for one in (table, ood)]
-    keys = ("norm", "max_cosine")
+    norms, largest, others = zip(*sides, strict=True)
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
-    aurocs = [bootstrap(*join_ood(-sides[0][key], -sides[1][key])) for key in keys]
-    responses = []
-    for one, side in zip((table, ood), sides, strict=True):
-        norm, cosine = (_distribution(side[key], [other[key] for other in sides]) for key in keys)
-        responses.append(
-            Responses(one.name, len(one), norm, cosine, _counted(side["other_counts"], side["other_sums"]))
-        )
-    return Filtering(name, len(layer.weight), responses[0], responses[1], aurocs[0], aurocs[1])
+    aurocs = [bootstrap(*join_ood(-inside, -outside)) for inside, outside in (norms, largest)]
+    of_sides = zip(_distributions(norms), _distributions(largest), others, strict=True)
+    inside, outside = (Responses(one.name, len(one), *of) for one, of in zip((table, ood), of_sides, strict=True))
+    return Filtering(name, len(layer.weight), inside, outside, *aurocs)
 
 
-def _read(unit: Float[Tensor, "c d"], table: Table) -> dict[str, Tensor]:
-    """One pass: lengths and largest cosines of every row; counts, sum, smallest and largest of all other cosines."""
+def _read(unit: Float[Tensor, "c d"], table: Table) -> tuple[Tensor, Tensor, Distribution]:
+    """One pass: lengths and largest cosines of every row, and the distribution of all other cosines.
+
+    These are counted: a quantile is the upper edge of the bin in which it lies.
+    """
     norm, largest = [], []
-    counts = torch.zeros(_COSINE_BINS, dtype=torch.float64)
-    total, low, high = 0.0, 1.0, -1.0
+    counts, total, low, high = torch.zeros(_COSINE_BINS, dtype=torch.float64), 0.0, 1.0, -1.0
     for batch in table.batches("feature", size=max(1, _CELLS // max(unit.shape))):
         z = finite(batch.feature.double(), f"filtering: features of {table.name}")
         cosine = cosines(z, unit)
@@ -215,8 +212,12 @@ def _read(unit: Float[Tensor, "c d"], table: Table) -> dict[str, Tensor]:
         total += float(cosine.sum() - most.sum())
         low = min(low, float(others.min()))
         high = max(high, float(others.scatter(1, where[:, None], -torch.inf).max()))
-    sums = torch.tensor([total, low, high], dtype=torch.float64)
-    return {"norm": torch.cat(norm), "max_cosine": torch.cat(largest), "other_counts": counts, "other_sums": sums}
+    edges, running = torch.linspace(-1, 1, _COSINE_BINS + 1, dtype=torch.float64), counts.cumsum(0)
+    rank = torch.tensor(QUANTILES, dtype=torch.float64) * running[-1]
+    at = edges[1:][torch.searchsorted(running, rank).clamp(max=_COSINE_BINS - 1)].clamp(low, high)
+    quantiles, bars = dict(zip(QUANTILES, at.tolist(), strict=True)), counts.view(-1, _PER_BAR).sum(1)
+    other = Distribution(total / float(running[-1]), low, high, quantiles, edges[::_PER_BAR].clone(), bars)
+    return torch.cat(norm), torch.cat(largest), other
 
 
 def _finding(words: tuple[str, str, str, str], inside: Distribution, ood: Distribution, value: Interval) -> str:
@@ -232,21 +233,11 @@ def _finding(words: tuple[str, str, str, str], inside: Distribution, ood: Distri
     return f"{verdict} (AUROC {value.value:.3f}, {value.low:.3f} to {value.high:.3f})."
 
 
-def _distribution(values: Float64[Tensor, "n"], sides: Sequence[Float64[Tensor, "_"]]) -> Distribution:
-    """The exact distribution of values in memory, in bins that hold the values of both sides."""
-    low, high = min(float(side.min()) for side in sides), max(float(side.max()) for side in sides)
-    edges = bin_edges(low, high, _BINS, room=1 / 100)
-    quantiles = dict(zip(QUANTILES, np.quantile(values.numpy(), QUANTILES).tolist(), strict=True))
-    counts = torch.histogram(values, edges).hist
-    return Distribution(float(values.mean()), float(values.min()), float(values.max()), quantiles, edges, counts)
-
-
-def _counted(counts: Float64[Tensor, "b"], sums: Float64[Tensor, "3"]) -> Distribution:
-    """The distribution of counted values: a quantile is the upper edge of the bin in which it lies."""
-    edges = torch.linspace(-1, 1, len(counts) + 1, dtype=torch.float64)
-    running = counts.cumsum(0)
-    total, low, high = sums.tolist()
-    rank = torch.tensor(QUANTILES, dtype=torch.float64) * float(running[-1])
-    at = edges[1:][torch.searchsorted(running, rank).clamp(max=len(counts) - 1)].clamp(low, high)
-    quantiles, bars = dict(zip(QUANTILES, at.tolist(), strict=True)), counts.view(-1, _PER_BAR).sum(1)
-    return Distribution(total / float(running[-1]), low, high, quantiles, edges[::_PER_BAR].clone(), bars)
+def _distributions(sides: Sequence[Float64[Tensor, "_"]]) -> list[Distribution]:
+    """The exact distribution of the values of either side, in bins that hold those of both."""
+    edges, distributions = bin_edges(torch.cat(list(sides)), _BINS, room=1 / 100), []
+    for values in sides:
+        quantiles = dict(zip(QUANTILES, np.quantile(values.numpy(), QUANTILES).tolist(), strict=True))
+        mean, low, high = float(values.mean()), float(values.min()), float(values.max())
+        distributions.append(Distribution(mean, low, high, quantiles, edges, torch.histogram(values, edges).hist))
+    return distributions

@@ -90,6 +90,18 @@ def last_layer(of: Classifier | nn.Linear | Tensor | tuple[Tensor, Tensor | None
     return name, Layer(weight, bias)
 
 
+def directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Every row at length one; a row of zeros stays."""
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return unit
+
+
+def cosines(z: Float[Tensor, "n d"], unit: Float[Tensor, "c d"]) -> Float[Tensor, "n c"]:
+    """With unit vectors; rows of zeros have none and give 0."""
+    cosine: Tensor = (z @ unit.T) / z.norm(dim=1).clamp(min=1e-300)[:, None]
+    return cosine.clamp(-1, 1)
+
+
 def simplex(classes: int, width: int, *, seed: int | None = None) -> Float[Tensor, "c d"]:
     """The optimal structure: unit vectors that sum to zero, every pair at the cosine -1/(classes - 1).
 

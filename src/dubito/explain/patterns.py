@@ -18,8 +18,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.explain._moments import class_sums, directions
+from dubito.explain.last_layer import directions
 from dubito.explain.pictures import new_figure
+from dubito.explain.structure import class_sums
 from dubito.result import Axes, Result
 from dubito.table import Table
 from dubito.types import finite

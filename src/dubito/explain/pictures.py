@@ -30,6 +30,13 @@ def new_figure(rows: int, columns: int, *, width: float = 3.4, height: float = 3
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def bin_edges(values: Float[Tensor, "n"], bins: int, *, room: float) -> Float[Tensor, "b1"]:
+    """Edges of equal bins that hold all values, with a share of room on either side; also where all are equal."""
+    low, high = float(values.min()), float(values.max())
+    room *= max(high - low, 1e-6 * max(abs(low), abs(high), 1.0))
+    return torch.linspace(low - room, high + room, bins + 1, dtype=torch.float64)
+
+
 def plane(axes: Any, span: float, title: str = "") -> None:
     """A square window around the origin, without ticks."""
     axes.set(xlim=(-span, span), ylim=(-span, span), xticks=[], yticks=[], title=title, aspect="equal")

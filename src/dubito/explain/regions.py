@@ -43,8 +43,8 @@ determinants are equal. Fig. 8's caption says "maximum certainty", where eqs 8-1
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple, Protocol, final, runtime_checkable
+from functools import cached_property, partial
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -149,102 +149,20 @@ class Gaussians:
         return z, component
 
 
-@runtime_checkable
-class Region(Protocol):
-    """A set of features."""
-
-    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
-        """Which rows lie in it."""
-        ...
-
-
-class ExactRegion(NamedTuple):
-    """Def. 1: uncertainty above a threshold.
+class Region(NamedTuple):
+    """All features whose uncertainty exceeds a threshold.
 
     Attributes:
         uncertainty: From features (n, d) to uncertainties (n).
-        threshold: Of the training data, see `training_threshold`.
+        threshold: What the uncertainty must exceed.
     """
 
     uncertainty: Uncertainty
     threshold: float
 
     def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
-        """Which rows are more uncertain than the threshold."""
+        """Which rows lie in it."""
         return self.uncertainty(z) > self.threshold
-
-
-class TwoClassRegion(NamedTuple):
-    """Theorem 1: between two hyperplanes, each parallel to the decision boundary.
-
-    Attributes:
-        layer: Of two classes.
-        half_width: t, how far the two logits may differ.
-    """
-
-    layer: Layer
-    half_width: float
-
-    @property
-    def alpha(self) -> float:
-        """The offset of eq. 11, in units of w_1 where w_1 = -w_2."""
-        return 2 * self.half_width / float((self.layer.weight[0] - self.layer.weight[1]).double().square().sum())
-
-    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
-        """Which rows lie between the hyperplanes."""
-        logits = self.layer.logits(z)
-        return (logits[:, 0] - logits[:, 1]).abs() < self.half_width
-
-
-@final
-@dataclass(frozen=True)
-class LinearRegion:
-    """Def. 4: the union of slabs around the decision boundaries, inside the exact region of U_max.
-
-    Attributes:
-        layer: Of two classes or more.
-        confidence: p, the largest probability at the threshold, -U_max. Up to 1/2 the region is empty.
-    """
-
-    layer: Layer
-    confidence: float
-
-    def __post_init__(self) -> None:
-        if len(self.layer.weight) < 2:
-            raise ValueRangeError("LinearRegion: the layer must have 2 classes or more; got 1. It has no boundary.")
-        saturated = "It is minus the threshold of max_probability; at 1 the softmax is saturated: scale the layer down."
-        check_number(self.confidence, "(0, 1)", by="LinearRegion", what="confidence", hint=saturated)
-
-    @property
-    def half_width(self) -> float:
-        """t, by how much the two largest logits may differ."""
-        return math.log(self.confidence) - math.log1p(-self.confidence)
-
-    def alpha(self) -> Float[Tensor, "c c"]:
-        """The offsets a_ij of eq. 27, in units of w_i - w_j; infinite for equal weights, which have no boundary."""
-        distance = torch.cdist(self.layer.weight.double(), self.layer.weight.double())
-        return self.half_width / distance.square()
-
-    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
-        """Which rows lie in a slab of their largest class."""
-        top = self.layer.logits(z).topk(2, dim=1).values
-        return top[:, 0] - top[:, 1] < self.half_width
-
-
-class EllipsoidRegion(NamedTuple):
-    """Prop. 2: outside an ellipsoid around every component.
-
-    Attributes:
-        gaussians: The components.
-        squared_radius: (k) c_i, in squared Mahalanobis distance; a negative one holds no point.
-    """
-
-    gaussians: Gaussians
-    squared_radius: Float[Tensor, "k"]
-
-    def contains(self, z: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
-        """Which rows are farther from every component than its radius."""
-        return (self.gaussians.squared_distance(z) > self.squared_radius).all(1)
 
 
 def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
@@ -256,7 +174,7 @@ def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
     return float(finite(u, "training_threshold").double().sort().values[min(rank, len(u) - 1)])
 
 
-def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: float = 0.05) -> ExactRegion:
+def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: float = 0.05) -> Region:
     """The valid region of any uncertainty by its definition, from features of training images.
 
     >>> from dubito.scores.softmax import max_probability
@@ -266,22 +184,24 @@ def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: flo
     >>> region.contains(torch.tensor([[0.9], [1.1], [-9.0]])).tolist()
     [True, False, False]
     """
-    return ExactRegion(uncertainty, training_threshold(uncertainty(z), epsilon))
+    return Region(uncertainty, training_threshold(uncertainty(z), epsilon))
 
 
-def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) -> TwoClassRegion:
-    """The valid region of U_max and U_entropy for two classes and Gaussian training data, any number of components."""
-    if len(layer.weight) != 2:
-        raise ValueRangeError(
-            f"two_class_region: the layer must have 2 classes; got {len(layer.weight)}. Use exact_region."
-        )
+def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) -> Region:
+    """The valid region of U_max and U_entropy for two classes and Gaussian training data, any number of components.
+
+    Its threshold is -t.
+    """
     _check_epsilon(epsilon, "two_class_region")
-    normal = (layer.weight[0] - layer.weight[1]).double()
+    normal = (layer.weight[0] - layer.weight[-1]).double()
+    if len(layer.weight) != 2 or not bool(normal.any()):
+        raise ValueRangeError(
+            f"two_class_region: the layer must have 2 classes with different weights; got {len(layer.weight)} with a "
+            f"difference of {float(normal.norm()):.3g}. Use exact_region for any other layer."
+        )
     logits = layer.logits(gaussians.mean)
     mean = logits[:, 0] - logits[:, 1]
     deviation: Tensor = torch.linalg.vector_norm(gaussians.factor.transpose(1, 2) @ normal, dim=1)
-    if not bool(normal.any()):
-        raise ValueRangeError("two_class_region: both weights are equal: no boundary is between them. Train the layer.")
 
     def outside(t: float) -> float:
         tails = torch.special.ndtr((mean - t) / deviation) + torch.special.ndtr((-mean - t) / deviation)
@@ -290,29 +210,51 @@ def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) 
     low, high = 0.0, float((mean.abs() + 40 * deviation).max())
     while low < (middle := (low + high) / 2) < high:  # by bisection, to the last digit
         low, high = (middle, high) if outside(middle) > 1 - epsilon else (low, middle)
-    return TwoClassRegion(layer, middle)
+    return Region(partial(_minus_lead, layer), -middle)
 
 
-def ellipsoids(gaussians: Gaussians, epsilon: float = 0.05) -> EllipsoidRegion:
-    """Every component's own ellipsoid of 1 - epsilon.
+def linear_region(layer: Layer, confidence: float) -> Region:
+    """Def. 4: the union of slabs around the decision boundaries, inside the exact region of U_max; its threshold is -t.
+
+    Args:
+        layer: Of two classes or more.
+        confidence: p, the largest probability at the threshold, -U_max. Up to 1/2 the region is empty.
+    """
+    if len(layer.weight) < 2:
+        raise ValueRangeError("linear_region: the layer must have 2 classes or more; got 1. It has no boundary.")
+    saturated = "It is minus the threshold of max_probability; at 1 the softmax is saturated: scale the layer down."
+    check_number(confidence, "(0, 1)", by="linear_region", what="confidence", hint=saturated)
+    return Region(partial(_minus_lead, layer), math.log1p(-confidence) - math.log(confidence))
+
+
+def _minus_lead(layer: Layer, z: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+    """By how much the largest logit exceeds the second, negative: level sets are slabs around the boundaries."""
+    first, second = layer.logits(z).topk(2, dim=1).values.T
+    return second - first
+
+
+def ellipsoids(gaussians: Gaussians, epsilon: float = 0.05) -> Region:
+    """Prop. 2: outside of every component's own ellipsoid of 1 - epsilon; its threshold is their squared radius.
 
     Together they hold at least 1 - epsilon of the training data, so the region holds at most epsilon of it: a row of
     component i is outside of all only if it is outside of its own. Equality for one component.
     """
     _check_epsilon(epsilon, "ellipsoids")
-    count, width = gaussians.mean.shape
-    return EllipsoidRegion(gaussians, torch.full((count,), float(chdtri(width, epsilon)), dtype=torch.float64))
+    squared_radius = float(chdtri(gaussians.mean.shape[1], epsilon))
+    return Region(lambda z: gaussians.squared_distance(z).amin(1), squared_radius)
 
 
-def ellipsoid_bounds(gaussians: Gaussians, threshold: float) -> tuple[EllipsoidRegion, EllipsoidRegion]:
-    """A subset and a superset of the exact region -log q(z) > threshold, both made of ellipsoids.
+def ellipsoid_bounds(gaussians: Gaussians, threshold: float) -> tuple[Region, Region]:
+    """A subset and a superset of the exact region -log q(z) > threshold, both outside of ellipsoids.
 
     q is at least each of its k parts pi_i N_i and at most k times the largest. So where every part is below
     exp(-threshold) / k the point is in the exact region, and where one is above exp(-threshold) it is not.
     """
-    outer = 2 * (gaussians.log_peak + threshold)
-    inner = outer + 2 * math.log(len(gaussians.mean))
-    return EllipsoidRegion(gaussians, inner), EllipsoidRegion(gaussians, outer)
+
+    def largest_part(z: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+        return (gaussians.squared_distance(z) / 2 - gaussians.log_peak).amin(1)
+
+    return Region(largest_part, threshold + math.log(len(gaussians.mean))), Region(largest_part, threshold)
 
 
 def max_probability_field(layer: Layer, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

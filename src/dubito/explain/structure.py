@@ -25,17 +25,28 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dubito.errors import TableError, ValueRangeError
-from dubito.explain._moments import Moments, class_sums, directions, histogram, moments, pair_cosines
-from dubito.explain.last_layer import Layer, last_layer
-from dubito.explain.pictures import COLOURS, INK, new_figure
+from dubito.explain.last_layer import Layer, directions, last_layer
+from dubito.explain.pictures import COLOURS, INK, bin_edges, new_figure
 from dubito.result import Axes, Result
 from dubito.table import Table
-from dubito.types import Classifier, Json
+from dubito.types import Classifier, Json, finite
 from dubito.validate import check_classes, check_rows
+
+_ROWS, _COSINE_BINS, _BINS = 512, 400, 40
+
+
+class Moments(NamedTuple):
+    """Many numbers in four, and the skewness: positive where a few are far above the rest."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    skew: float
 
 
 class ClassMeans(NamedTuple):
@@ -214,24 +225,63 @@ def structure(
             f"classes or more."
         )
     norm, length = weight.norm(dim=1), float(torch.linalg.matrix_norm(centred))
-    cosine, counts = pair_cosines(weight)
+    cosine, counts = _pair_cosines(weight)
     return Structure(
         name=name,
         classes=classes,
         width=width,
-        norm=moments(norm),
-        bias=moments(bias),
+        norm=_moments(norm),
+        bias=_moments(bias),
         cosine=cosine,
-        centred_norm=moments(centred.norm(dim=1)),
-        centred_bias=moments(centred_bias),
-        centred_cosine=pair_cosines(centred)[0],
+        centred_norm=_moments(centred.norm(dim=1)),
+        centred_bias=_moments(centred_bias),
+        centred_cosine=_pair_cosines(centred)[0],
         common=float(weight.mean(0).norm()) * math.sqrt(classes) / float(torch.linalg.matrix_norm(weight)),
         weight_distance=_gram_distance(centred),
         bias_distance=float(centred_bias.norm()) / length,
         random_distance=math.sqrt(2 - 2 * math.sqrt(width / (width + classes))),
         means=None if table is None else _class_means(layer, table, name),
-        histograms={"norm": histogram(norm), "bias": histogram(bias), "cosine": counts},
+        histograms={"norm": _histogram(norm), "bias": _histogram(bias), "cosine": counts},
     )
+
+
+def _moments(values: Float[Tensor, "n"]) -> Moments:
+    shift = float(values.mean())
+    return _of_powers(_powers(values.double() - shift), shift, float(values.min()), float(values.max()))
+
+
+def _pair_cosines(weight: Float[Tensor, "c d"]) -> tuple[Moments, tuple[Tensor, Tensor]]:
+    """Cosines of all pairs of rows: their moments, and a histogram. In blocks, since c (c-1) / 2 may be many."""
+    unit, shift = directions(weight), -1 / (len(weight) - 1)
+    powers, counts = torch.zeros(4, dtype=torch.float64), torch.zeros(_COSINE_BINS, dtype=torch.float64)
+    low, high = math.inf, -math.inf
+    for start in range(0, len(unit) - 1, _ROWS):
+        block = unit[start : start + _ROWS] @ unit[start:].T
+        cosine = block[torch.ones_like(block, dtype=torch.bool).triu(1)].clamp(-1, 1)
+        powers += _powers(cosine - shift)
+        counts += torch.histc(cosine, _COSINE_BINS, -1, 1)
+        low, high = min(low, float(cosine.min())), max(high, float(cosine.max()))
+    edges = torch.linspace(-1, 1, _COSINE_BINS + 1, dtype=torch.float64)
+    return _of_powers(powers, shift, low, high), ((edges[1:] + edges[:-1]) / 2, counts)
+
+
+def _powers(off: Float[Tensor, "n"]) -> Float[Tensor, "4"]:
+    """The count, and the sums of the first three powers."""
+    return torch.stack([off.new_tensor(len(off)), off.sum(), off.square().sum(), off.pow(3).sum()])
+
+
+def _of_powers(powers: Float[Tensor, "4"], shift: float, low: float, high: float) -> Moments:
+    """Moments from the count and the sums of the first three powers around a shift."""
+    first, second, third = (powers[1:] / powers[0]).tolist()
+    std = math.sqrt(max(second - first**2, 0.0))
+    cubed = third - 3 * first * second + 2 * first**3
+    return Moments(shift + first, std, low, high, cubed / std**3 if std > 1e-9 else 0.0)
+
+
+def _histogram(values: Float[Tensor, "n"]) -> tuple[Tensor, Tensor]:
+    """The middles of equal bins, and how many values each holds."""
+    edges = bin_edges(values, _BINS, room=1 / 20)
+    return (edges[1:] + edges[:-1]) / 2, torch.histogram(values, edges).hist
 
 
 def _gram_distance(centred: Float[Tensor, "c d"]) -> float:
@@ -241,6 +291,28 @@ def _gram_distance(centred: Float[Tensor, "c d"]) -> float:
     values: Tensor = torch.linalg.eigvalsh(gram).flip(0)[: classes - 1]
     values, equal = values / values.norm(), 1 / math.sqrt(classes - 1)
     return math.sqrt(float((values - equal).square().sum()) + (classes - 1 - len(values)) * equal**2)
+
+
+def class_sums(
+    table: Table, classes: Int[Tensor, "k"], *, by: str, origin: Tensor | float = 0.0
+) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k"], float]:
+    """The sum of the features of each class, its number of rows, and the sum of all squares, in one pass.
+
+    Args:
+        table: With feature and label.
+        classes: The labels, rising; all that occur must be among them.
+        by: The function that the user called.
+        origin: What to subtract from every feature; sums around a common mean lose no digits to it.
+    """
+    total = torch.zeros(len(classes), table.shape("feature")[1], dtype=torch.float64)
+    count, squares = torch.zeros(len(classes), dtype=torch.float64), 0.0
+    for batch in table.batches("feature", "label"):
+        z = finite(batch.feature.double(), f"{by}: features of {table.name}") - origin
+        place = torch.searchsorted(classes, batch.label)
+        total.index_add_(0, place, z)
+        count += torch.bincount(place, minlength=len(classes))
+        squares += float(z.square().sum())
+    return total, count, squares
 
 
 def _class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
@@ -261,9 +333,9 @@ def _class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
     return ClassMeans(
         rows=len(table),
         classes=len(mean),
-        alignment=moments((directions(centred) * directions(weight - weight.mean(0))).sum(1)),
-        norm=moments((mean + origin).norm(dim=1)),
-        centred_norm=moments(centred.norm(dim=1)),
+        alignment=_moments((directions(centred) * directions(weight - weight.mean(0))).sum(1)),
+        norm=_moments((mean + origin).norm(dim=1)),
+        centred_norm=_moments(centred.norm(dim=1)),
         within_over_between=within / between if freedom > 0 and between > 0 else None,
     )
 
