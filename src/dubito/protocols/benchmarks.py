@@ -28,6 +28,8 @@ from dubito.validate import check_choice
 
 Opener = Callable[[Path, str], Images]
 """Opens one split of the data set below a root."""
+_Splits = Mapping[str, Mapping[str, Any]]
+"""By split, the options with which torchvision opens it."""
 
 _HALVES = {"test": "second", "train": "first"}
 _LISTS = {"test": "Ebay_test.txt", "train": "Ebay_train.txt"}
@@ -150,38 +152,28 @@ def _online_products(root: Path, split: str) -> FileImages:
     return FileImages(folder, [row[3] for row in rows], torch.from_numpy(labels), list(map(str, numbers.tolist())))
 
 
-def _torchvision_files(kind: str, names: Mapping[str, str], root: Path, split: str) -> FileImages:
-    """A torchvision data set of image files; `names` has its own name of each split."""
-    chosen = list(names.values()) if split == "all" else [names[split]]
-    return _files(root, [_torchvision(kind, root, split=name) for name in chosen])
-
-
-def _cifar(kind: str, root: Path, split: str) -> ArrayImages:
-    """CIFAR 10 or 100, as arrays."""
-    chosen = {"test": (False,), "train": (True,), "all": (True, False)}[split]
-    sets = [_torchvision(kind, root, train=train) for train in chosen]
-    pixels = np.concatenate([one.data for one in sets])
-    labels = [label for one in sets for label in one.targets]
-    return ArrayImages(images=pixels, labels=labels, classes=sets[0].classes, name=f"{kind} {split} of {root}")
-
-
-def _svhn(root: Path, split: str) -> ArrayImages:
-    """SVHN, cropped digits, as arrays."""
-    sets = [_torchvision("SVHN", root, split=name) for name in (("train", "test") if split == "all" else (split,))]
-    pixels = np.concatenate([one.data.transpose(0, 2, 3, 1) for one in sets])
-    labels = np.concatenate([one.labels for one in sets])
-    digits = [str(digit) for digit in range(10)]
-    return ArrayImages(images=pixels, labels=labels, classes=digits, name=f"SVHN {split} of {root}")
-
-
-def _torchvision(kind: str, root: Path, **options: Any) -> Any:
+def _torchvision(kind: str, splits: _Splits, root: Path, split: str) -> list[Any]:
+    """The torchvision data sets of one split, or of all; `splits` has the options that open each."""
     from torchvision import datasets  # noqa: PLC0415 (slow to import, and few need it)
 
-    return getattr(datasets, kind)(root, download=False, **options)
+    chosen = splits.values() if split == "all" else [splits[split]]
+    return [getattr(datasets, kind)(root, download=False, **options) for options in chosen]
 
 
-def _files(root: Path, sets: list[Any]) -> FileImages:
+def _arrays(kind: str, splits: _Splits, root: Path, split: str) -> ArrayImages:
+    """CIFAR, or the cropped digits of SVHN, which has its channels first and no names of classes."""
+    sets, digits = _torchvision(kind, splits, root, split), kind == "SVHN"
+    return ArrayImages(
+        images=np.concatenate([one.data.transpose(0, 2, 3, 1) if digits else one.data for one in sets]),
+        labels=np.concatenate([one.labels if digits else one.targets for one in sets]),
+        classes=list(map(str, range(10))) if digits else sets[0].classes,
+        name=f"{kind} {split} of {root}",
+    )
+
+
+def _files(kind: str, splits: _Splits, root: Path, split: str) -> FileImages:
     """Files and labels that torchvision lists, sorted by path: the order of a folder's listing must not matter."""
+    sets = _torchvision(kind, splits, root, split)
     # torchvision numbers the classes of each split by itself; names are what splits share.
     classes = list(dict.fromkeys(name for one in sets for name in getattr(one, "classes", ()))) or None
     samples = sorted(
@@ -197,27 +189,26 @@ def _files(root: Path, sets: list[Any]) -> FileImages:
     return FileImages(root, [path for path, _ in samples], torch.tensor([label for _, label in samples]), classes)
 
 
-_TWO_SPLITS = {"train": "train", "test": "test"}
-_THREE_SPLITS = {"test": "test", "train": "train", "val": "val"}
-_PET_SPLITS = {"test": "test", "train": "trainval"}
-_BIRDS = ("CUB_200_2011/images", "images")
+_TWO_SPLITS: _Splits = {name: {"split": name} for name in ("train", "test")}
+_THREE_SPLITS: _Splits = {name: {"split": name} for name in ("test", "train", "val")}
+_PET_SPLITS: _Splits = {"test": {"split": "test"}, "train": {"split": "trainval"}}
+_CIFAR_SPLITS: _Splits = {"train": {"train": True}, "test": {"train": False}}
 _OBJECTS = ("caltech101/101_ObjectCategories", "101_ObjectCategories")
-_PRODUCTS = ("Stanford_Online_Products/Ebay_test.txt", "Ebay_test.txt")
 _BENCHMARKS = {
     "cub200": Benchmark(
         "CUB_200_2011/images/001.Black_footed_Albatross/*.jpg and so on",
-        {place: partial(_class_folders, place) for place in _BIRDS},
+        {place: partial(_class_folders, place) for place in ("CUB_200_2011/images", "images")},
         by_class=True,
     ),
     "cars196": Benchmark(
         "stanford_cars with cars_train, cars_test, devkit and cars_test_annos_withlabels.mat as torchvision has it",
         # All images: the official splits share their classes, and the class split takes from both.
-        {"stanford_cars": lambda root, _: _torchvision_files("StanfordCars", _TWO_SPLITS, root, "all")},
+        {"stanford_cars": lambda root, _: _files("StanfordCars", _TWO_SPLITS, root, "all")},
         by_class=True,
     ),
     "sop": Benchmark(
         "Stanford_Online_Products with Ebay_train.txt, Ebay_test.txt and their images",
-        dict.fromkeys(_PRODUCTS, _online_products),
+        dict.fromkeys(("Stanford_Online_Products/Ebay_test.txt", "Ebay_test.txt"), _online_products),
     ),
     "caltech101": Benchmark(
         "caltech101/101_ObjectCategories",
@@ -226,29 +217,31 @@ _BENCHMARKS = {
     ),
     "pets": Benchmark(
         "oxford-iiit-pet with images and annotations as torchvision has it",
-        {"oxford-iiit-pet": partial(_torchvision_files, "OxfordIIITPet", _PET_SPLITS)},
+        {"oxford-iiit-pet": partial(_files, "OxfordIIITPet", _PET_SPLITS)},
     ),
     "cifar10": Benchmark(
-        "cifar-10-batches-py as torchvision has it", {"cifar-10-batches-py": partial(_cifar, "CIFAR10")}
+        "cifar-10-batches-py as torchvision has it", {"cifar-10-batches-py": partial(_arrays, "CIFAR10", _CIFAR_SPLITS)}
     ),
-    "cifar100": Benchmark("cifar-100-python as torchvision has it", {"cifar-100-python": partial(_cifar, "CIFAR100")}),
+    "cifar100": Benchmark(
+        "cifar-100-python as torchvision has it", {"cifar-100-python": partial(_arrays, "CIFAR100", _CIFAR_SPLITS)}
+    ),
     "sun397": Benchmark(
         "SUN397 with ClassName.txt as torchvision has it",
-        {"SUN397": lambda root, _: _files(root, [_torchvision("SUN397", root)])},  # classes in folders of folders
+        {"SUN397": partial(_files, "SUN397", {"all": {}})},  # classes in folders of folders
         ("all",),
     ),
     "flowers102": Benchmark(
         "flowers-102 with jpg, imagelabels.mat and setid.mat as torchvision has it",
-        {"flowers-102": partial(_torchvision_files, "Flowers102", _THREE_SPLITS)},
+        {"flowers-102": partial(_files, "Flowers102", _THREE_SPLITS)},
     ),
     "dtd": Benchmark(
         "dtd/dtd with images and labels as torchvision has it (its first partition)",
-        {"dtd/dtd/labels": partial(_torchvision_files, "DTD", _THREE_SPLITS)},
+        {"dtd/dtd/labels": partial(_files, "DTD", _THREE_SPLITS)},
     ),
     "treeversity1": Benchmark("", {}, ("all",)),
     "svhn": Benchmark(
         "test_32x32.mat and train_32x32.mat as torchvision has them",
-        {"test_32x32.mat": _svhn, "train_32x32.mat": _svhn},
+        dict.fromkeys(("test_32x32.mat", "train_32x32.mat"), partial(_arrays, "SVHN", _TWO_SPLITS)),
     ),
 }
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(_BENCHMARKS)

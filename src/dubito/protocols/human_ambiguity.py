@@ -25,11 +25,8 @@ from dubito.metrics import Array, Interval, auroc, interval, spearman
 from dubito.result import Axes, Result, axes, plot_intervals
 from dubito.scores import Entropy, MaxProbability
 from dubito.table import Table, to_tensor
-from dubito.types import Json, Score, finite
+from dubito.types import Score, finite
 from dubito.validate import check_choice, check_per_row
-
-PUBLISHED_AUROC = 0.701
-"""The paper's value on ImageNet ReaL, ViT-Base."""
 
 
 def ambiguous_sets(
@@ -133,6 +130,7 @@ class HumanAmbiguity(Result):
         graded: Number of images with a degree of ambiguity.
         auroc: By score, ambiguous against clear images; empty without such annotations.
         spearman: By score, the rank correlation with the degree; empty without degrees.
+        published_auroc: The paper's AUROC on ImageNet ReaL, ViT-Base.
     """
 
     name: str
@@ -141,6 +139,7 @@ class HumanAmbiguity(Result):
     graded: int
     auroc: dict[str, Interval]
     spearman: dict[str, Interval]
+    published_auroc: float = 0.701
 
     titles: ClassVar[Mapping[str, str]] = {"auroc": "AUROC", "spearman": "Spearman"}
 
@@ -157,10 +156,6 @@ class HumanAmbiguity(Result):
             {"score": name, **{key: values[name] for key, values in columns.items()}}
             for name in self.auroc or self.spearman
         ]
-
-    def to_dict(self) -> Json:
-        """Everything as plain values, with the published AUROC."""
-        return {**super().to_dict(), "published_auroc": PUBLISHED_AUROC}
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """The agreement of every score with people, one colour per measure."""
