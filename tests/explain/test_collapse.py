@@ -237,7 +237,7 @@ def test_too_few_members_to_tell(members):
     assert (found.ensembles[0].kind, len(found.ensembles[0].levels)) == ("unknown", 1)
     assert found.verdict == (
         f"{members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot be seen. "
-        f"Give at least 4, an even number."
+        f"Use at least 4, an even number."
     )
     assert found.findings()[1].startswith("Of all uncertainty, ")
 

@@ -355,7 +355,7 @@ def made(model: str, n: int = 8) -> Table:
         (TableError, "ood needs at least 2 rows; .* has 0. Look at", lambda t: diagnose(t, t.rows(slice(0, 0)))),
         (TableError, "ood 'cats' needs at least 2 rows; .* has 1", lambda t: diagnose(t, {"cats": t.rows([0])})),
         (TableError, "table needs at least 2 rows", lambda t: diagnose(t.rows([1]), t)),
-        (TableError, "needs at least 4 rows; it has 3. Give train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
+        (TableError, "needs at least 4 rows; it has 3. Pass train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
         (TableError, "train needs at least 1 row; ", lambda t: diagnose(t, blobs(9), train=t.rows(slice(0, 0)))),
         (TableError, "train must be other rows than table", lambda t: diagnose(t, blobs(9), train=t)),
         (TableError, r"they come from b \(\w+\) and a", lambda t: diagnose(made("a"), made("b"))),
@@ -371,7 +371,7 @@ def made(model: str, n: int = 8) -> Table:
         (ValueRangeError, "draws must be a whole number, at least 1; got 0", lambda t: diagnose(t, t, draws=0)),
         (ValueRangeError, "seed must be .* at least 0; got -1", lambda t: diagnose(t, blobs(9), seed=-1)),
         (TableError, "none called 'mean', as the mean .* got mean", lambda t: diagnose(t, {"mean": blobs(9)})),
-        (TableError, "Give a table, or several by name", lambda t: diagnose(t, blobs(9, name="caches/mean"))),
+        (TableError, "Pass a table, or several by name", lambda t: diagnose(t, blobs(9, name="caches/mean"))),
         (ValueRangeError, "got 'tied' together with", lambda t: diagnose(t, t, density=First(), covariance="tied")),
     ],
 )  # fmt: skip

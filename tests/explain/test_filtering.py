@@ -129,7 +129,7 @@ def test_what_cannot_be_compared_is_refused():
     weight, known = weights(4, 6), table(10, 6)
     with pytest.raises(TableError, match=r"filtering: table needs at least 1 row; nothing has 0"):
         filtering(weight, known, Table(feature=torch.zeros(0, 6), name="nothing"))
-    with pytest.raises(TableError, match=r"set 1 has features of width 7; weights reads 6. Give a table of the same"):
+    with pytest.raises(TableError, match=r"set 1 has features of width 7; weights reads 6. Pass a table of the same"):
         filtering(weight, known, table(10, 7, seed=1))
     with pytest.raises(TableError, match="weights has one class, and so no other cosines"):
         filtering(weight[:1], known, known)

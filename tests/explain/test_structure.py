@@ -117,7 +117,7 @@ def labelled(weight, rows=400, noise=0.1, seed=0):
 def test_layers_without_boundaries_are_refused():
     with pytest.raises(ValueRangeError, match="structure of weights: no boundary is between equal weights, 3 here"):
         structure(torch.ones(3, 4))
-    with pytest.raises(ValueRangeError, match=r"between equal weights, 1 here\. Give a trained layer of two"):
+    with pytest.raises(ValueRangeError, match=r"between equal weights, 1 here\. Pass a trained layer of two"):
         structure(torch.ones(1, 4))
 
 

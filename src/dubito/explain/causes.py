@@ -196,7 +196,7 @@ def _extrapolation(causes: Causes, name: str) -> str:
         return (
             f"{text}, negative. The density is a worse guide than the {rival}: it has too few training images for its "
             f"covariances, or the features are not Gaussian. Fit it on more training images or with another "
-            f"covariance, or give a density of your own, such as Density(space='log'), one tuned with Density.tune, "
+            f"covariance, or pass a density of your own, such as Density(space='log'), one tuned with Density.tune, "
             f"or Neighbours()."
         )
     if part.low <= 0:

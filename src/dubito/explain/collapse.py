@@ -168,7 +168,7 @@ class Collapse(Result):
             f'cannot be seen. Keep the members\' logits (keep="logits") to split them.'
             if any(self.members % size == 0 for size in range(2, self.members // 2 + 1))
             else f"{self.members} members have no equal sub-ensembles of two or more, so whether MI collapses cannot "
-            f"be seen. Give at least 4, an even number.",
+            f"be seen. Use at least 4, an even number.",
             "collapse": f"{groups} of your members agree; {falls} ({by_averaging}): use the inner level ({whole}).",
             "partial": f"{falls}, less than averaging would make it ({by_averaging}): {groups.lower()} keep "
             f"differences of their own. Use {whole}: nothing is lost there.",
@@ -217,19 +217,14 @@ class Collapse(Result):
                 f"MI falls about as s^-{exponent.value:.2f} [{exponent.low:.2f}, {exponent.high:.2f}] with the size s "
                 f"of sub-ensembles; if members were alike and differed little, as s^-{self.decay.expected:.2f}."
             )
-        return [*sentences, *self._detection()]
-
-    def _detection(self) -> list[str]:
-        """How well MI detects OOD images with single members and in the largest sub-ensembles."""
-        first, last, change = self.levels[0], self.levels[-1], self.change
-        if change is None or first.auroc is None or last.auroc is None:
-            return []
-        how = "less well" if change.high < 0 else "better" if change.low > 0 else "as well, within the interval"
-        return [
-            f"AUROC of MI, {self.ood} against {self.name}: {_percent(first.auroc)} with single members, "
-            f"{_percent(last.auroc)} with {last}, {100 * change.value:+.1f} points [{100 * change.low:+.1f}, "
-            f"{100 * change.high:+.1f}]: the outer level detects OOD images {how}."
-        ]
+        if (change := self.change) is not None and first.auroc is not None and last.auroc is not None:
+            how = "less well" if change.high < 0 else "better" if change.low > 0 else "as well, within the interval"
+            sentences.append(
+                f"AUROC of MI, {self.ood} against {self.name}: {_percent(first.auroc)} with single members, "
+                f"{_percent(last.auroc)} with {last}, {100 * change.value:+.1f} points [{100 * change.low:+.1f}, "
+                f"{100 * change.high:+.1f}]: the outer level detects OOD images {how}."
+            )
+        return sentences
 
 
 @final
@@ -444,7 +439,7 @@ def _paired(table: Table | ByModel, ood: Table | ByModel | None) -> tuple[dict[A
         )
     if isinstance(table, Mapping):
         models = f"{BY} with {', '.join(map(repr, table)) or 'none'}"
-        hint = "Give {width: table, ...}, or a single table."
+        hint = "Pass {width: table, ...}, or a single table."
         check_number(len(table), "[2, inf)", by=models, what="the number of models", hint=hint, error=TableError)
         for size in table:
             check_number(size, "(0, inf)", by=models, what="the size of the models", hint=hint, error=TableError)

@@ -6,13 +6,12 @@ balanced sets; `dubito.explain.causes` has the causes. Which density is the defa
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from dubito.choices import Covariance
@@ -182,32 +181,21 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
     """
     check_bootstrap(by=_BY, confidence=confidence, resamples=resamples, seed=seed)
     check_number(draws, "[1, inf)", by=_BY, what="draws", whole=True, hint="5 are usual.")
-    if density is not None and covariance is not None:
-        raise ValueRangeError(
-            f"{_BY}: covariance is that of the default density; got '{covariance}' together with a density. Set it "
-            f"there: Density(covariance='{covariance}')."
-        )
     sets = _ood_sets(table, ood, train)
-    scored, fitted_on = table, "what it was fitted on before"
-    if density is None or not density.is_fitted or train is not None:
-        train, scored, fitted_on = _fit_and_score(table, train, seed)
-        density = default_density(train, covariance, by=_BY) if density is None else copy.deepcopy(density)
-    notes = _notes(table, scored, sets, train, density)
-    fitted = density if train is None else density.fit(train)
-    weight = None
-    if classifier is not None:
-        name, layer = last_layer(classifier)
-        layer.check_table(table, by=_BY, name=name)
-        weight = layer.weight
-    scores = _scored(scored, fitted, weight)
-    ood_scores = {name: _scored(one, fitted, weight) for name, one in sets.items()}
-    inside, *outside = (torch.stack([one[s] for s in SCORES]).numpy() for one in (scores, *ood_scores.values()))
-    aurocs = {
-        name: balanced_auroc(inside, others, draws=draws, resamples=resamples, seed=seed, number=number)
-        for number, (name, others) in enumerate(zip(sets, outside, strict=True))
+    train, scored, fitted, fitted_on = _fitted_density(table, train, density, covariance, seed)
+    notes = _notes(table, scored, sets, train, fitted)
+    scores, *others = _scores([scored, *sets.values()], fitted, classifier)
+    ood_scores = dict(zip(sets, others, strict=True))
+    inside, *outside = (torch.stack([one[score] for score in SCORES]).numpy() for one in (scores, *others))
+    aurocs = [
+        balanced_auroc(inside, one, draws=draws, resamples=resamples, seed=seed, number=number)
+        for number, one in enumerate(outside)
+    ]
+    shares = [_saturated(one) for one in sets.values()]
+    by_set = {
+        name: cause_costs(name, [one], [share], confidence)
+        for name, one, share in zip(sets, aurocs, shares, strict=True)
     }
-    by_set = {name: cause_costs(name, [one], [_saturated(sets[name])], confidence) for name, one in aurocs.items()}
-    shares = [causes.saturated for causes in by_set.values()]
     return Diagnosis(
         in_distribution=short_name(table, "table"),
         rows=len(scored),
@@ -215,7 +203,7 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
         accuracy=table_accuracy(scored),
         saturated=_saturated(scored),
         by_set=by_set,
-        mean=cause_costs(MEAN, list(aurocs.values()), shares, confidence) if len(aurocs) > 1 else None,
+        mean=cause_costs(MEAN, aurocs, shares, confidence) if len(aurocs) > 1 else None,
         density=describe_density(fitted, train),
         fitted_on=fitted_on,
         draws=draws,
@@ -240,7 +228,7 @@ def _ood_sets(table: Table, ood: Any, train: Table | None) -> dict[str, Table]:
     if not ood or MEAN in ood:
         raise TableError(
             f"{_BY} needs at least one OOD table, and none called '{MEAN}', as the mean over sets is; got "
-            f"{', '.join(ood) or 'none'}. Give a table, or several by name: ood={{'...': table}}."
+            f"{', '.join(ood) or 'none'}. Pass a table, or several by name: ood={{'...': table}}."
         )
     named = {f"ood '{name}'": one for name, one in ood.items()}
     for what, one in {"table": table, **named}.items():
@@ -251,40 +239,53 @@ def _ood_sets(table: Table, ood: Any, train: Table | None) -> dict[str, Table]:
     if train is table:
         raise TableError(
             f"{_BY}: train must be other rows than table; got the same table twice. A density knows the rows it was "
-            f"fitted on too well. Give training images, or leave train out: then table is split."
+            f"fitted on too well. Pass training images, or leave train out: then table is split."
         )
     check_same_model(table, {**named, "train": train}, by=_BY)
     return dict(ood)
 
 
-def _fit_and_score(table: Table, train: Table | None, seed: int) -> tuple[Table, Table, str]:
-    """The rows to fit the density on, those to score, and the former in words."""
-    if train is not None:
-        return train, table, f"{short_name(train, 'train')} ({len(train)} rows)"
-    if len(table) < 4:
-        raise TableError(
-            f"{_BY}: without train, table is split in two halves and needs at least 4 rows; it has {len(table)}. "
-            f"Give train, a table of training images."
+def _fitted_density(
+    table: Table, train: Table | None, density: Score | None, covariance: Covariance | None, seed: int
+) -> tuple[Table | None, Table, Score, str]:
+    """The rows that the density is fitted on here, if any, the rows to score, the density, and the first in words."""
+    if density is not None and covariance is not None:
+        raise ValueRangeError(
+            f"{_BY}: covariance is that of the default density; got '{covariance}' together with a density. Set it "
+            f"there: Density(covariance='{covariance}')."
         )
-    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed))
-    half = len(table) // 2
-    to_fit, scored = (chosen_rows(table, rows.sort().values) for rows in (order[:half], order[half:]))
-    name = f"half of {short_name(table, 'table')} ({half} rows drawn with seed {seed}), which is not scored"
-    return to_fit, scored, name
+    if density is not None and density.is_fitted and train is None:
+        return None, table, density, "what it was fitted on before"
+    if train is None:
+        if len(table) < 4:
+            raise TableError(
+                f"{_BY}: without train, table is split in two halves and needs at least 4 rows; it has {len(table)}. "
+                f"Pass train, a table of training images."
+            )
+        order, half = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed)), len(table) // 2
+        train, scored = (chosen_rows(table, rows.sort().values) for rows in (order[:half], order[half:]))
+        name = f"half of {short_name(table, 'table')} ({half} rows drawn with seed {seed}), which is not scored"
+    else:
+        scored, name = table, f"{short_name(train, 'train')} ({len(train)} rows)"
+    unfitted = default_density(train, covariance, by=_BY) if density is None else copy.deepcopy(density)
+    return train, scored, unfitted.fit(train), name
 
 
-def _scored(table: Table, density: Score, weight: Float[Tensor, "c d"] | None) -> dict[str, Tensor]:
-    """The four scores of every row; with a weight also ||z||, and its largest cosine with a class weight."""
+def _scores(
+    tables: Sequence[Table], density: Score, classifier: Classifier | nn.Linear | None
+) -> list[dict[str, Tensor]]:
+    """Of every row the four scores; with a classifier also ||z||, and its largest cosine with a class weight."""
     by_name = dict(zip(SCORES, (MaxProbability(), Entropy(), ScaledEntropy(), density), strict=True))
-    scores = {name: score.score(table) for name, score in by_name.items()}
-    if weight is None:
-        return scores
-    unit, lengths, largest = directions(weight), [], []
-    for batch in table.batches("feature"):
-        z = batch.feature.double()
-        lengths.append(z.norm(dim=1))
-        largest.append(cosines(z, unit).amax(1))
-    return {**scores, "norm": torch.cat(lengths), "cosine": torch.cat(largest)}
+    scores = [{name: score.score(table) for name, score in by_name.items()} for table in tables]
+    if classifier is not None:
+        name, layer = last_layer(classifier)
+        layer.check_table(tables[0], by=_BY, name=name)
+        unit = directions(layer.weight)
+        for table, of_table in zip(tables, scores, strict=True):
+            features = (batch.feature.double() for batch in table.batches("feature"))
+            pairs = [torch.stack([z.norm(dim=1), cosines(z, unit).amax(1)]) for z in features]
+            of_table["norm"], of_table["cosine"] = torch.cat(pairs, 1)
+    return scores
 
 
 def _saturated(table: Table) -> float:

@@ -181,7 +181,7 @@ def filtering(
     name, layer = last_layer(of)
     unit = directions(layer.weight)
     if len(unit) < 2:
-        raise TableError(f"filtering: {name} has one class, and so no other cosines. Give a layer of two or more.")
+        raise TableError(f"filtering: {name} has one class, and so no other cosines. Pass a layer of two or more.")
     for one in (table, ood):
         check_rows(one, by="filtering")
         layer.check_table(one, by="filtering", name=name)

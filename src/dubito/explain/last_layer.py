@@ -45,7 +45,7 @@ class Layer(NamedTuple):
         if z.shape[1] != self.weight.shape[1]:
             raise ValueRangeError(
                 f"Layer.logits: features must be {self.weight.shape[1]} wide; got {z.shape[1]}. "
-                f"Give features of the same model, one row each."
+                f"Pass features of the same model, one row each."
             )
         return z.double() @ self.weight.double().T + self.bias.double()
 
@@ -55,7 +55,7 @@ class Layer(NamedTuple):
         width = table.shape("feature")[1]
         if width != self.weight.shape[1]:
             raise TableError(
-                f"{by}: {table.name} has features of width {width}; {name} reads {self.weight.shape[1]}. Give a table "
+                f"{by}: {table.name} has features of width {width}; {name} reads {self.weight.shape[1]}. Pass a table "
                 f"of the same model."
             )
 
@@ -131,7 +131,7 @@ def layer(structure: str, classes: int = 3, width: int = 16, *, scale: float = 1
     check_choice(structure, STRUCTURES, by="layer", what="structure")
     two = "For two, the optimal structure is simplex(2, width)."
     check_number(classes, "[3, inf)", by="layer", what="classes", whole=True, hint=two)
-    weight, bias = STRUCTURES[structure](classes)
+    _, (weight, bias) = last_layer(STRUCTURES[structure](classes))
     return Layer(scale * _placed(weight, width, seed, f"layer '{structure}'"), scale * bias)
 
 
@@ -157,16 +157,12 @@ def _corners(classes: int) -> Float[Tensor, "c m"]:
     return math.sqrt(classes / (classes - 1)) * helmert.T
 
 
-def _unbiased(weight: Float[Tensor, "c d"]) -> Layer:
-    return Layer(weight, weight.new_zeros(len(weight)))
-
-
-def _fan(classes: int, angle: float) -> Layer:
+def _fan(classes: int, angle: float) -> Tensor:
     """Unit vectors in a plane, evenly over an angle around [0, 1]; the middle one first, as in prop. 5."""
     turn = torch.linspace(math.pi / 2 + angle / 2, math.pi / 2 - angle / 2, classes, dtype=torch.float64)
     middle = classes // 2
     turn = torch.cat([turn[middle : middle + 1], turn[:middle], turn[middle + 1 :]])
-    return _unbiased(torch.stack([turn.cos(), turn.sin()], dim=1))
+    return torch.stack([turn.cos(), turn.sin()], dim=1)
 
 
 def _stack(classes: int) -> Layer:
@@ -191,23 +187,23 @@ def _shifted(classes: int) -> Layer:
     return Layer(weight, GAP * (classes - 1) / classes * (weight @ weight[0]))
 
 
-def _clustered(classes: int) -> Layer:
+def _clustered(classes: int) -> Tensor:
     """OPEN, ours: the last class alone, all others within 15 degrees of the opposite direction."""
     around = torch.sin(torch.tensor(math.pi / 12, dtype=torch.float64)) * _corners(classes - 1)
     along = torch.full((classes - 1, 1), math.cos(math.pi / 12), dtype=torch.float64)
     alone = torch.zeros(1, classes - 1, dtype=torch.float64)
     alone[0, 0] = -1
-    return _unbiased(torch.cat([torch.cat([along, around], dim=1), alone]))
+    return torch.cat([torch.cat([along, around], dim=1), alone])
 
 
-def _unequal(classes: int) -> Layer:
+def _unequal(classes: int) -> Tensor:
     """OPEN, ours: the directions of the simplex, lengths from 1/2 to 2 in equal ratios."""
     length = torch.logspace(-1, 1, classes, base=2.0, dtype=torch.float64)
-    return _unbiased(length[:, None] * _corners(classes))
+    return length[:, None] * _corners(classes)
 
 
-STRUCTURES: dict[str, Callable[[int], Layer]] = {
-    "optimal": lambda classes: _unbiased(_corners(classes)),  # def. 2
+STRUCTURES: dict[str, Callable[[int], Tensor | Layer]] = {
+    "optimal": _corners,  # def. 2
     # Prop. 5: [0, 1], [-1, 0], [1, 0]. OPEN for more classes: evenly over a half circle, the middle one first.
     "sandwich": lambda classes: _fan(classes, math.pi),
     "stack": _stack,
@@ -217,7 +213,7 @@ STRUCTURES: dict[str, Callable[[int], Layer]] = {
     "clustered": _clustered,
     "unequal": _unequal,
 }
-"""What `layer` can build, by name."""
+"""What `layer` can build, by name: weights, and biases where there are any."""
 
 
 def _placed(weight: Float[Tensor, "c m"], width: int, seed: int | None, by: str) -> Float[Tensor, "c d"]:

@@ -176,7 +176,7 @@ def literal_filter(
     for what, size in sizes.items():
         hint = "The paper has 2**27 draws of shape (9, 9)."
         check_number(size, "[1, inf)", by="literal_filter", what=what, whole=True, hint=hint)
-    check_number(seed, "[0, inf)", by="literal_filter", what="seed", whole=True)
+    check_number(seed, "[0, inf)", by="literal_filter", what="seed", whole=True, hint="0 is usual.")
     module, name, run = _network(model)
     kept = None if checkpoint is None else Path(checkpoint)
     identity = {"shape": list(shape), "top": top, "batch": batch, "seed": seed}

@@ -21,7 +21,7 @@ from dubito.errors import TableError, ValueRangeError
 from dubito.explain.last_layer import directions
 from dubito.explain.pictures import new_figure
 from dubito.explain.structure import class_sums
-from dubito.result import Axes, Result
+from dubito.result import Axes, Result, plain
 from dubito.table import Table
 from dubito.types import finite
 from dubito.validate import check_number, check_rows, check_same_model
@@ -80,16 +80,9 @@ class Patterns(Result):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per class, those that OOD rows resemble most first."""
+        columns = {"class": self.names, **{key: plain(getattr(self, key)) for key in self.titles}}
         order = self.ood_share.argsort(descending=True, stable=True).tolist()
-        return [
-            {
-                "class": self.names[i],
-                "own_cosine": None if self.own_cosine[i].isnan() else float(self.own_cosine[i]),
-                "own_norm": float(self.own_norm[i]),
-                "ood_share": float(self.ood_share[i]),
-            }
-            for i in order
-        ]
+        return [{key: values[i] for key, values in columns.items()} for i in order]
 
     def findings(self) -> list[str]:
         """What the numbers mean."""
@@ -160,7 +153,7 @@ def patterns(table: Table, ood: Table, *, examples: int = 8, seed: int = 0) -> P
     total, count, _ = class_sums(table, classes, by="patterns")
     mean = total / count[:, None]
     draw = torch.Generator().manual_seed(seed)
-    chosen = _examples(table, classes, examples, draw)
+    chosen = _examples(table, count, examples, draw)
     ood_rows = torch.randperm(len(ood), generator=draw)[:examples].sort().values
     own_cosine, own_norm = _own(table, classes, mean, count)
     ood_mean, ood_share, ood_cosine, ood_norm = _resembled(ood, mean)
@@ -216,16 +209,12 @@ def _resembled(table: Table, mean: Float[Tensor, "k d"]) -> tuple[Tensor, Float[
 
 
 def _examples(
-    table: Table, classes: Int64[Tensor, "k"], examples: int, draw: torch.Generator
+    table: Table, count: Float[Tensor, "k"], examples: int, draw: torch.Generator
 ) -> list[Float[Tensor, "_ d"]]:
     """Some rows of every class, in the order of the table."""
-    label = table.label
-    order = torch.randperm(len(label), generator=draw)
-    by_class = order[label[order].argsort(stable=True)]
-    starts = torch.searchsorted(label[by_class], classes).tolist()
-    ends = [*starts[1:], len(label)]
-    chosen = [by_class[start : min(start + examples, end)] for start, end in zip(starts, ends, strict=True)]
-    return [table.select("feature").rows(rows.sort().values).feature for rows in chosen]
+    order, features = torch.randperm(len(table), generator=draw), table.select("feature")
+    by_class = order[table.label[order].argsort(stable=True)].split(count.long().tolist())
+    return [features.rows(rows[:examples].sort().values).feature for rows in by_class]
 
 
 def _short(name: str, most: int = 18) -> str:

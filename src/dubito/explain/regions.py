@@ -168,7 +168,7 @@ class Region(NamedTuple):
 def training_threshold(u: Float[Tensor, "n"], epsilon: float = 0.05) -> float:
     """What U must exceed to be larger than more than 1 - epsilon of the training rows' u."""
     _check_epsilon(epsilon, "training_threshold")
-    hint = "Give the uncertainties of the rows that it was trained on."
+    hint = "Pass the uncertainties of the rows that it was trained on."
     check_number(len(u), "[1, inf)", by="training_threshold", what="the number of training rows", hint=hint)
     rank = math.floor((1 - epsilon) * len(u) + 1e-9)  # 0.9999999 of a row is rounding, not a share
     return float(finite(u, "training_threshold").double().sort().values[min(rank, len(u) - 1)])

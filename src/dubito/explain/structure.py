@@ -221,7 +221,7 @@ def structure(
     centred, centred_bias = weight - weight.mean(0), bias - bias.mean()
     if classes < 2 or float(centred.abs().max()) <= 1e-12 * float(weight.abs().max()):
         raise ValueRangeError(
-            f"structure of {name}: no boundary is between equal weights, {classes} here. Give a trained layer of two "
+            f"structure of {name}: no boundary is between equal weights, {classes} here. Pass a trained layer of two "
             f"classes or more."
         )
     norm, length = weight.norm(dim=1), float(torch.linalg.matrix_norm(centred))
@@ -323,7 +323,7 @@ def _class_means(layer: Layer, table: Table, name: str) -> ClassMeans:
     if int(seen.sum()) < 2:
         raise TableError(
             f"structure: class means need rows of two classes or more; {table.name} has rows of {int(seen.sum())}. "
-            f"Give a table of labelled images of several classes."
+            f"Pass a table of labelled images of several classes."
         )
     mean = total[seen] / count[seen, None]
     centred, weight = mean - mean.mean(0), layer.weight[seen]  # both around the middle of the same classes
@@ -347,7 +347,7 @@ def _check_table(layer: Layer, table: Table, name: str) -> None:
     layer.check_table(table, by="structure", name=name)
     if table.label_space != "model":
         raise TableError(
-            f"structure needs labels of the model's own classes; those of {table.name} are another set's. Give images "
+            f"structure needs labels of the model's own classes; those of {table.name} are another set's. Pass images "
             f"of the classes that the model was trained for."
         )
     check_classes(table.label, len(layer.bias), by="structure", of=f"the labels of {table.name}")
@@ -359,5 +359,5 @@ def _check_table(layer: Layer, table: Table, name: str) -> None:
     if float(off) > 1e-2 * (1 + float(rows.logit.abs().max())):
         raise TableError(
             f"structure: the logits of {table.name} are not those of {name} on its features. "
-            f"Give a table that was extracted with this model, or leave the logits out."
+            f"Pass a table that was extracted with this model, or leave the logits out."
         )

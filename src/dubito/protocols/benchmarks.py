@@ -84,7 +84,7 @@ def class_split(images: Images, *, half: str = "second") -> Subset:
     labels = images.labels
     if labels is None:
         raise ImagesError(
-            f"class_split needs labels; '{images.name}' has none. Put its images into class folders, or give labels=."
+            f"class_split needs labels; '{images.name}' has none. Put its images into class folders, or pass labels=."
         )
     count = int(labels.max()) + 1 if images.classes is None else len(images.classes)
     if count < 2:
@@ -122,7 +122,7 @@ def _open(name: str, root: Path, split: str, *, explicit: bool) -> Images:
     there = sorted(entry.name for entry in root.iterdir())
     raise ImagesError(
         f"{name}: '{root}' must hold {_expected(name)}; "
-        f"it holds {some(there) if there else 'nothing'}. Give the folder that has one of those."
+        f"it holds {some(there) if there else 'nothing'}. Pass the folder that has one of those."
     ) from cause
 
 

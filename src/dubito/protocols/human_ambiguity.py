@@ -102,7 +102,7 @@ def human_ambiguity(
     """
     if ambiguous is None and degree is None:
         raise TableError(
-            "human_ambiguity needs ambiguous= or degree=; got neither. Give what people said, by image or by row."
+            "human_ambiguity needs ambiguous= or degree=; got neither. Pass what people said, by image or by row."
         )
     values = uncertainties(scores, table, by="human_ambiguity", baselines=(Entropy.name, MaxProbability.name))
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)

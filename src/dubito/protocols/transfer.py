@@ -85,7 +85,7 @@ def transfer(
     """
     check_fitted_scores(scores, by="transfer")
     if not tables:
-        raise TableError("transfer needs at least one table; got none. Give some by name: {'cub200': table}.")
+        raise TableError("transfer needs at least one table; got none. Pass some by name: {'cub200': table}.")
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
     result = Transfer({name: len(table) for name, table in tables.items()}, {}, {})
     for name, table in tables.items():
@@ -192,7 +192,7 @@ def ood_auroc_by_dataset(
     check_fitted_scores(scores, by="ood_auroc_by_dataset")
     if not ood:
         raise TableError(
-            "ood_auroc_by_dataset needs at least one OOD table; got none. Give some by name: {'cub200': table}."
+            "ood_auroc_by_dataset needs at least one OOD table; got none. Pass some by name: {'cub200': table}."
         )
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
     u_id = uncertainties(scores, in_distribution, by=f"ood_auroc_by_dataset ({in_distribution.name})")
