@@ -213,7 +213,7 @@ def _examples(
 ) -> list[Float[Tensor, "_ d"]]:
     """Some rows of every class, in the order of the table."""
     order, features = torch.randperm(len(table), generator=draw), table.select("feature")
-    by_class = order[table.label[order].argsort(stable=True)].split(count.long().tolist())
+    by_class = order[table.label[order].argsort(stable=True)].tensor_split(count.cumsum(0)[:-1].long())
     return [features.rows(rows[:examples].sort().values).feature for rows in by_class]
 
 

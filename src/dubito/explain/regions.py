@@ -229,8 +229,8 @@ def linear_region(layer: Layer, confidence: float) -> Region:
 
 def _minus_lead(layer: Layer, z: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
     """By how much the largest logit exceeds the second, negative: level sets are slabs around the boundaries."""
-    first, second = layer.logits(z).topk(2, dim=1).values.T
-    return second - first
+    top = layer.logits(z).topk(2, dim=1).values
+    return top[:, 1] - top[:, 0]
 
 
 def ellipsoids(gaussians: Gaussians, epsilon: float = 0.05) -> Region:
