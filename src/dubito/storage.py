@@ -46,6 +46,7 @@ _UNREADABLE = (
     SafetensorError,
     TypeError,
     ValueError,
+    csv.Error,
     struct.error,
     DubitoError,
 )

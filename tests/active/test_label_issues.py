@@ -88,14 +88,17 @@ def test_classes_too_small_to_agree_are_told():
     found = find_label_issues(table, [0.0] * 40)
     assert (found.largest, found.needed, len(found)) == (2, 5, 0)
     assert str(found) == (
-        "table in memory: labels cannot be examined, because no class has enough images: the largest has 2, and 5 "
-        "neighbours must agree. Use fewer neighbours (k), or more images per class."
+        "table in memory: labels cannot be examined, because the largest class has 2 images, and 5 neighbours must "
+        "agree. Use fewer neighbours (k), or more images per class."
     )
     assert found.to_dict()["largest_class"] == 2
     # Two of three are enough for 0.5, and two of four for 0.5 exactly.
     assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=3).title()
     assert "likely wrong" in find_label_issues(table, [0.0] * 40, k=4).title()
-    assert "the largest has 2, and 3 neighbours must agree" in find_label_issues(table, [0.0] * 40, k=5).title()
+    assert (
+        "the largest class has 2 images, and 3 neighbours must agree"
+        in find_label_issues(table, [0.0] * 40, k=5).title()
+    )
     # 0.55 * 20 is a little above 11 in floating point.
     assert find_label_issues(table, [0.0] * 40, k=20, least=0.55).needed == 11
 

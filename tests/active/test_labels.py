@@ -145,7 +145,7 @@ def test_names_that_are_not_utf_8_come_back_from_picks(tmp_path):
     done = Acquire("top").run(table, **options)
     assert [names[row] for row in done.labelled] == list(read_labels(tmp_path / "picks.csv").labels)
     (tmp_path / "other.csv").write_bytes("id,label\nbär 1.jpg,Bär\n".encode("latin-1"))
-    with pytest.raises(ArtefactError, match=r"must be a CSV in UTF-8; it is not .* Save it as 'CSV UTF-8'"):
+    with pytest.raises(ArtefactError, match=r"cannot be read .* must be a CSV in UTF-8 .*: save it as 'CSV UTF-8'"):
         add_labels(table, tmp_path / "other.csv")
 
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
         return add_labels(table, path, **options)
 
     with pytest.raises(
-        TableError, match=r"the label of 'a' must be a number from 0 on, .*got 'cat'\. Give their names"
+        TableError, match=r"the label of 'a' must be a number from 0 on, .*got 'cat'\. Correct it, or name"
     ):
         told("id,label\na,cat\n")
     with pytest.raises(TableError, match=r"must be one of the 1 classes, 'dog', or a number below 1; got '1'\."):
@@ -204,11 +204,13 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
         told("name,label\na,1\n")
     with pytest.raises(ArtefactError, match=r"must have a column id; it has none\."):
         told("")
-    with pytest.raises(ArtefactError, match=r"must have 2 cells per line, as its header has; line 2 has 3\. Quote"):
+    with pytest.raises(
+        ArtefactError, match=r"must have 2 cells per line, as its header has; the line of 'a' has more\. Quote"
+    ):
         told("id,label\na,b,1\n")
-    with pytest.raises(ArtefactError, match=r"one label; 'a' has '1' and, in line 4, '2'\. Keep one line"):
+    with pytest.raises(ArtefactError, match=r"one label per image; 'a' has '1' and '2'\. Keep one line"):
         told("id,label\na,1\n\na,2\n")
-    with pytest.raises(TableError, match=r"'b' names 2 rows of table in memory\. Give them unique ids"):
+    with pytest.raises(TableError, match=r"'b' names 2 of table in memory\. Make ids unique"):
         told("id,label\nb,1\n")
     with pytest.warns(DubitoWarning, match=r"1 of 2 labelled ids are not in table in memory: '1'\. Spreadsheets may"):
         assert told("id,label\n1,0\na,2\n\n").label.tolist() == [2, -1, -1]
@@ -220,7 +222,7 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
     labelled = table.extended(label=[0, 1, 2])
     with pytest.raises(TableError, match=r"has already, the classes of the model; got 'cat'\. Leave out classes, or"):
         add_labels(labelled, classes=["cat"])
-    with pytest.raises(ArtefactError, match=r"cannot be read \(No such file or directory\)"):
+    with pytest.raises(ArtefactError, match=r"cannot be read \(.*No such file or directory.*\)"):
         add_labels(table, tmp_path / "nowhere.csv")
 
 

@@ -20,7 +20,7 @@ def pool(n: int = 80, seed: int = 0) -> Table:
 def test_weights_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)), rng.integers(3, size=60)
-    found = fit_linear(x, y, 3, strength=2.0)
+    found = fit_linear(x, y, np.zeros((4, 3)), 2.0)
     theirs = LogisticRegression(C=0.5, tol=1e-10, max_iter=10_000).fit(x, y)
     np.testing.assert_allclose(found[:-1], theirs.coef_.T, atol=1e-4)
     np.testing.assert_allclose(found[-1] - found[-1].mean(), theirs.intercept_ - theirs.intercept_.mean(), atol=1e-3)
@@ -101,7 +101,7 @@ def test_what_cannot_be_trained_is_refused():
         LinearTrainer(members=1)
     with pytest.raises(ValueRangeError, match="strength must be a number, above 0; got nan"):
         LinearTrainer(strength=float("nan"))
-    with pytest.raises(TableError, match=r"labels must be from 0 to 1, the classes of the logits; got up to 2"):
+    with pytest.raises(TableError, match=r"the labels must be classes from 0 to 1; got 0 to 2\. Name other classes"):
         LinearTrainer()(pool().extended(logit=torch.zeros(80, 2)), torch.arange(9))
     with pytest.raises(TableError, match=r"must be 6 wide, as those of the training; got 2. Extract both"):
         LinearTrainer()(pool(), torch.arange(9)).extend(Table(feature=torch.zeros(3, 2)))

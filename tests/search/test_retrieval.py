@@ -5,7 +5,7 @@ import pytest
 
 from dubito.errors import ValueRangeError
 from dubito.search import SafeIndex, memory
-from dubito.search.retrieval import match_quantiles, measure_radii
+from dubito.search.retrieval import measure_radii
 
 
 def at(*degrees: float) -> np.ndarray:
@@ -90,7 +90,8 @@ def test_an_approximation_measures_as_it_searches(monkeypatch):
 
 
 def test_equal_uncertainties_and_few_items():
-    assert match_quantiles(np.array([1.0, 1.0]), np.array([0.1, 0.3])).tolist() == [[1.0], [0.3]]
+    tied = measure_radii(SafeIndex.build(at(0, 1, 3), [1.0, 1.0, 1.0]).backend)  # the third neighbour is the farthest
+    np.testing.assert_allclose(tied, [[1.0], [1 - np.cos(np.deg2rad(3.0))]], atol=1e-6)  # of 0 degrees, at 3
     with pytest.raises(
         ValueRangeError, match=r"with sets, the number of searched .* at least 2; got 1\. Add items, or"
     ):

@@ -6,13 +6,5 @@ from dubito.active.labels import add_labels
 from dubito.active.linear import LinearHeads, LinearTrainer
 from dubito.active.loop import Acquisition, Picks
 
-__all__ = [
-    "Acquire",
-    "Acquisition",
-    "LabelIssues",
-    "LinearHeads",
-    "LinearTrainer",
-    "Picks",
-    "add_labels",
-    "find_label_issues",
-]
+__all__ = ["Acquire", "Acquisition", "LabelIssues", "LinearHeads", "LinearTrainer", "Picks"]
+__all__ += ["add_labels", "find_label_issues"]

@@ -1,12 +1,9 @@
 """Which images should be labelled next? Ten strategies over any score, once or in a loop that trains and goes on.
 
-    top, random, softmax, power, softrank     by the uncertainty alone                         `strategies`
-    bald                                      top by mutual information (Houlsby et al. 2011, 1112.5745)
-    batch_bald                                by the joint information of a batch              `batch_bald`
-    core_set, weighted, seeding               far from each other and from labelled images     `strategies`
-
-A loop needs a trainer: what it returns decides the next picks. After every round the state is on the disk, and a loop
-that was killed continues and ends with the same picks.
+top, random, softmax, power, softrank     by the uncertainty alone                         `strategies`
+bald                                      top by mutual information (Houlsby et al. 2011, 1112.5745)
+batch_bald                                by the joint information of a batch              `batch_bald`
+core_set, weighted, seeding               far from each other and from labelled images     `strategies`
 """
 
 import warnings
@@ -106,10 +103,10 @@ class Acquire:
             round: The number of the round; every round draws other random numbers.
         """
         check_rows(table, by="acquire")
-        check_number(count, "[1, inf)", by="acquire", what="count", whole=True)
+        check_number(count, "[1, inf)", by="acquire", what="count", whole=True, hint="100 are usual.")
         if u is not None and self.strategy == "batch_bald":
             raise ValueRangeError(
-                "acquire: 'batch_bald' uses the predictions of every member and takes no uncertainties; got some. Give "
+                "acquire: 'batch_bald' uses the predictions of every member and takes no uncertainties; got some. Pass "
                 f"a table with '{self.of}_logit', or choose 'top'."
             )
         labelled_rows = _row_indices(table, labelled)
@@ -141,23 +138,25 @@ class Acquire:
 
         Args:
             pool: The images to choose from, with labels where the trainer needs them.
-            rounds: How often images are chosen; the loop ends earlier when none is left. A finished loop can be
-                extended.
+            rounds: How often images are chosen, less often if none is left. A finished loop can be extended.
             count: How many images to choose per round.
             start: Rows that have labels at the beginning, or how many to draw at random.
             trainer: Called with the pool and its labelled rows (ascending) before every choice, and once at the end; by
                 default linear classifiers on the features, with 20 members where the strategy uses disagreement.
-            test: Other images with labels, for the accuracy of what was trained, if it extends tables by a column
-                logit.
+            test: Other images with labels, for the accuracy of what was trained, if it extends tables by logits.
             to: A folder for the state and for picks.csv, written after every round, and before the first one with the
-                images to begin with that have no label. The same call continues from there, with the labels that
-                people wrote into picks.csv.
+                images to begin with that have no label. The same call continues with the labels written there.
             classes: Class names of the labels in picks.csv, in order, where they are your own and not the model's.
         """
         check_rows(pool, by="acquire")
-        check_number(rounds, "[0, inf)", by="acquire", what="rounds", whole=True)
-        check_number(count, "[1, inf)", by="acquire", what="count", whole=True)
-        begin = _start_rows(pool, start, self.seed)
+        check_number(rounds, "[0, inf)", by="acquire", what="rounds", whole=True, hint="0 trains once.")
+        check_number(count, "[1, inf)", by="acquire", what="count", whole=True, hint="100 are usual.")
+        if isinstance(start, int | np.integer):
+            hint = f"{pool.name} has {len(pool)} rows."
+            check_number(start, f"[0, {len(pool)}]", by="acquire", what="start", whole=True, hint=hint)
+            # A stream of its own: round 0 draws from (seed, 0).
+            start = np.random.default_rng([self.seed, 2**31]).permutation(len(pool))[:start]
+        begin = _row_indices(pool, start)
         trainer = trainer or LinearTrainer(members=20 if self.strategy in _DISAGREEMENT else 0, seed=self.seed)
         folder = None if to is None else Path(to)
         with nullcontext() if folder is None else locked(folder):
@@ -201,8 +200,7 @@ class Acquire:
         rng: np.random.Generator,
         labelled: Int64[np.ndarray, "k"],
     ) -> Int64[np.ndarray, "p"]:
-        free = np.ones(len(table), dtype=bool)
-        free[labelled] = False
+        free = np.isin(np.arange(len(table)), labelled, invert=True)
         candidates = np.flatnonzero(free)
         if count == 0:
             return candidates[:0]
@@ -236,7 +234,7 @@ class Acquire:
         if score.learned and not score.is_fitted:
             if not len(labelled):
                 raise TableError(
-                    f"acquire: {score.name} learns from labelled rows; no rows of {table.name} are labelled. Give "
+                    f"acquire: {score.name} learns from labelled rows; no rows of {table.name} are labelled. Pass "
                     f"labelled=..., or a fitted score."
                 )
             # A copy: the next round has more labels, and fits again.
@@ -248,8 +246,7 @@ class Acquire:
     ) -> Json:
         name = str(getattr(trainer, "__qualname__", type(trainer).__qualname__))  # all that identifies it
         return {
-            "strategy": self.strategy,
-            **{key: getattr(self, key) for key in ("of", "beta", "samples", "seed")},
+            **{key: getattr(self, key) for key in ("strategy", "of", "beta", "samples", "seed")},
             "score": None if self.score is None else repr(self.score),
             "pool": loop.identity_of(pool),
             "count": count,
@@ -267,12 +264,3 @@ def _row_indices(table: Table, rows: Rows) -> Int64[np.ndarray, "k"]:
         )
     index = Table(name=table.name, row=np.arange(len(table))).rows(rows).whole("row").numpy()
     return np.take(index, np.sort(np.unique(index, return_index=True)[1]))
-
-
-def _start_rows(pool: Table, start: int | Rows, seed: int) -> Int64[np.ndarray, "s"]:
-    """The rows that are labelled at the beginning: the given ones, or a number of random ones."""
-    if not isinstance(start, int | np.integer):
-        return _row_indices(pool, start)
-    check_number(start, f"[0, {len(pool)}]", by="acquire", what="start", whole=True)
-    # A stream of its own: round 0 draws from (seed, 0).
-    return np.random.default_rng([seed, 2**31]).permutation(len(pool))[:start].astype(np.int64)

@@ -4,18 +4,15 @@
     I[y; M | y_1 ... y_j-1] = E_{y_1 ... y_j-1} [ H(sum_m π_m p_m) - sum_m π_m H(p_m) ]
 
 with π the posterior over members once the labels of the batch so far are known. Kirsch, van Amersfoort, Gal 2019
-(1906.08158), eq. 8 and algorithm 1: greedy, which is within 1 - 1/e of the best batch. Here, too, all joint labels are
-enumerated while they are at most `samples`; after that, `samples` joint labels are drawn and kept, and each draws its
-label of the next image from its own posterior, so that all candidates are compared on the same draws. We differ from
-the paper's eq. 14 in what is averaged: conditional information rather than joint entropies. It is the same in
-expectation, never negative, and does not underflow in long batches.
+(1906.08158), eq. 8 and algorithm 1: greedy, which is within 1 - 1/e of the best batch. All joint labels are enumerated
+while they are at most `samples`; after that, `samples` joint labels are drawn and kept, and each draws its label of the
+next image from its own posterior. We differ from the paper's eq. 14 in what is averaged: conditional information rather
+than joint entropies. It is the same in expectation, never negative, and does not underflow in long batches.
 
-Information can only shrink as a batch grows (submodularity), so an image whose last gain is below the best one found
-need not be evaluated: most of a large pool is never evaluated twice. With drawn labels this holds up to their noise.
-
-The information about m members is at most log m, which a few images exhaust; the paper leaves open what comes then.
-Here, once no image adds a hundredth of the best image's own information, the posterior is reset: the images that follow
-are a batch of their own.
+Information can only shrink as a batch grows (submodularity), so an image whose last gain is below the best need not be
+evaluated again. With drawn labels this holds up to their noise. The information about m members is at most log m, which
+a few images exhaust; the paper leaves open what comes then. Here, once no image adds a hundredth of the best image's
+own information, the posterior is reset: the images that follow are a batch of their own.
 """
 
 from collections.abc import Callable

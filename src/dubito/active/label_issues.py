@@ -4,9 +4,8 @@
     margin_i  = max_{c != y_i} s_i(c) - s_i(y_i)                 1 where all neighbours have one other label
 
 Only images of low uncertainty are examined: an ambiguous image may well disagree with its neighbours and be labelled
-correctly. The uncertainty must not have seen the labels of these images; the model's entropy has not, where it was
-trained on others. The margin is an order and no probability: check the images from the top. The search is exact, by
-faiss. Neighbours' votes are as old as k-NN editing (Wilson 1972); examining only images of low u is ours.
+correctly. The margin is an order and no probability: check the images from the top. Neighbours' votes are as old as
+k-NN editing (Wilson 1972); examining only images of low u is ours.
 """
 
 from collections.abc import Sequence
@@ -41,8 +40,8 @@ def find_label_issues(
 
     Args:
         table: A table with features and labels.
-        score: The uncertainty, or (n) values of it; by default the entropy of the logits. It must not have been
-            fitted on these labels.
+        score: The uncertainty, or (n) values of it; by default the entropy of the logits. It must not have been fitted
+            on these labels, nor the model trained on them.
         k: The number of neighbours that vote.
         share: The share of images that is examined, those of lowest uncertainty; 1 examines all.
         least: The smallest margin that is reported, above 0 and at most 1.
@@ -55,7 +54,7 @@ def find_label_issues(
     check_rows(table, by="find_label_issues", least=2)
     table.require("feature", "label", by="find_label_issues")
     for what, value in {"share": share, "least": least}.items():
-        check_number(value, "(0, 1]", by="find_label_issues", what=what)
+        check_number(value, "(0, 1]", by="find_label_issues", what=what, hint="0.5 is usual.")
     hint = f"They are the other images of {table.name}."
     check_number(k, f"[1, {len(table) - 1}]", by="find_label_issues", what="k", whole=True, hint=hint)
     label = table.label.numpy().astype(np.int64)
@@ -129,9 +128,8 @@ class LabelIssues(Result):
         """How many there are, or why there can be none."""
         if self.largest < self.needed:
             return (
-                f"{self.name}: labels cannot be examined, because no class has enough images: the largest has "
-                f"{self.largest}, and {self.needed} neighbours must agree. Use fewer neighbours (k), or more images "
-                f"per class."
+                f"{self.name}: labels cannot be examined, because the largest class has {self.largest} images, and "
+                f"{self.needed} neighbours must agree. Use fewer neighbours (k), or more images per class."
             )
         issues = f"{len(self)} labels are" if len(self) != 1 else "1 label is"
         return f"{self.name}: {issues} likely wrong, among the {self.examined} most certain of {self.images} images"
@@ -158,8 +156,8 @@ class LabelIssues(Result):
 
 def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64[np.ndarray, "j k"]:
     """The k nearest other rows by cosine, of duplicates too."""
-    unit, start = np.empty(table.shape("feature"), dtype=np.float32), 0
-    for batch in table.batches("feature", size=_AT_ONCE):
+    unit = np.empty(table.shape("feature"), dtype=np.float32)
+    for number, batch in enumerate(table.batches("feature", size=_AT_ONCE)):
         z = batch.feature.double().numpy()
         norm = np.linalg.norm(z, axis=1, keepdims=True)
         if not np.isfinite(norm).all() or (norm == 0).any():
@@ -167,8 +165,7 @@ def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64
                 f"find_label_issues: features must be finite and not all zero; those of {batch.name} are not. "
                 f"Leave such images out."
             )
-        unit[start : start + len(z)] = z / norm
-        start += len(z)
+        unit[number * _AT_ONCE :][: len(z)] = z / norm
     nearest = np.empty((len(examined), k), dtype=np.int64)
     for start in range(0, len(examined), _AT_ONCE):
         rows = examined[start : start + _AT_ONCE]

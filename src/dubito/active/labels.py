@@ -1,8 +1,8 @@
 """Labels that people write into CSV files: read as spreadsheets save them, added to a table, and never overwritten.
 
-A file has a header with a column id, and a column label; further columns are people's own. Commas,
-semicolons or tabs, any line ends, UTF-8 with or without a byte order mark. A label is the name of a class, whole or one
-of its synonyms (`tench, Tinca tinca` has two), or its number; empty or -1 where there is none yet.
+A file has a header with a column id, and a column label; further columns are people's own. Commas, semicolons or tabs,
+any line ends, UTF-8 with or without a byte order mark. A label is the name of a class, whole or one of its synonyms
+(`tench, Tinca tinca` has two), or its number; empty or -1 where there is none yet.
 """
 
 import csv
@@ -11,7 +11,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, final
 
@@ -22,14 +21,14 @@ from torch import Tensor
 
 from dubito.data.image_set import some
 from dubito.errors import ArtefactError, DubitoWarning, TableError
-from dubito.storage import write_csv
+from dubito.storage import reading, write_csv
 from dubito.table import Table
 
 _UNLABELLED = ("", "-1", "-1.0")
 
 
 class UnlabelledError(TableError):
-    """Rows to train on have no labels yet: people have to give them."""
+    """Rows to train on have no labels yet: people have to label them."""
 
 
 def add_labels(table: Table, *paths: str | Path, classes: Sequence[str] | None = None) -> Table:
@@ -55,8 +54,7 @@ def add_labels(table: Table, *paths: str | Path, classes: Sequence[str] | None =
     for name, (row, *others) in rows.items():
         if others:
             raise TableError(
-                f"every id must name one image; '{name}' names {len(others) + 1} rows of {table.name}. Give them "
-                f"unique ids."
+                f"every id must name one image; '{name}' names {len(others) + 1} of {table.name}. Make ids unique."
             )
         label[row] = numbers[name]
     # Losses were computed from the previous labels.
@@ -92,8 +90,7 @@ def without_label(table: Table, rows: Int64[np.ndarray, "k"]) -> Int64[np.ndarra
 
 def require_labels(table: Table, rows: Int64[np.ndarray, "k"], by: str) -> None:
     """Raise UnlabelledError unless all rows have a label."""
-    without = table.row_ids(without_label(table, rows))
-    if without:
+    if without := table.row_ids(without_label(table, rows)):
         raise UnlabelledError(
             f"{by}: {len(without)} of {len(rows)} rows of {table.name} have no label yet (-1): {some(without)}. Label "
             f"them, and run the same call again."
@@ -122,26 +119,25 @@ class LabelFile:
 
 def read_labels(path: str | Path) -> LabelFile:
     """Read a file that has a column id; ArtefactError if it has none."""
-    header, *lines = _cells(Path(path))
+    header, lines = _cells(Path(path))
     if "id" not in header:
         raise ArtefactError(f"'{path}' must have a column id; it has {', '.join(filter(None, header)) or 'none'}.")
-    rows: dict[str, dict[str, str]] = {}
-    for number, line in enumerate(lines, 2):
-        if any(line[len(header) :]):
+    by_id: dict[str, dict[str, str]] = {}
+    for cells in lines:
+        if any(cells.pop(None, ())):
             raise ArtefactError(
-                f"'{path}' must have {len(header)} cells per line, as its header has; line {number} has {len(line)}. "
-                f"Quote cells that contain the separator."
+                f"'{path}' must have {len(header)} cells per line, as its header has; the line of '{cells['id']}' has "
+                f"more. Quote cells that contain the separator."
             )
-        cells = dict(zip(header, line, strict=False))
-        if not any(map(str.strip, line)):
+        if not any(map(str.strip, cells.values())):
             continue
-        first = rows.setdefault(cells.get("id", ""), cells)
-        if first.get("label", "").strip() != cells.get("label", "").strip():
+        labels = [one.get("label", "").strip() for one in (by_id.setdefault(cells["id"], cells), cells)]
+        if labels[0] != labels[1]:
             raise ArtefactError(
-                f"'{path}' must give every image one label; '{cells['id']}' has '{first.get('label', '')}' and, in "
-                f"line {number}, '{cells.get('label', '')}'. Keep one line per image."
+                f"'{path}' must have one label per image; '{cells['id']}' has '{labels[0]}' and '{labels[1]}'. Keep "
+                f"one line per image."
             )
-    return LabelFile(header, rows)
+    return LabelFile(header, by_id)
 
 
 def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> Path:
@@ -156,14 +152,12 @@ def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> Path:
     names = {pick["id"] for pick in picks}
     if lost := [name for name in earlier.labels if name not in names]:
         raise ArtefactError(
-            f"'{place}' has labels of {len(lost)} images that are not among these picks: {some(lost)}. It was "
-            f"not replaced, so that they are not lost. Choose another place, or move it away. Save it as "
-            f"'CSV UTF-8' if a spreadsheet has changed the names."
+            f"'{place}' has labels of {len(lost)} images that are not among these picks: {some(lost)}. It was not "
+            f"replaced. Choose another place, or move it away. Save it as 'CSV UTF-8' if a spreadsheet changed names."
         )
     own = ["label", *(key for key in earlier.header if key and key not in (*header, "label"))]
-    kept = [[earlier.lines.get(pick["id"], {}).get(key, "") for key in own] for pick in picks]
-    lines = ([*(pick[key] for key in header), *cells] for pick, cells in zip(picks, kept, strict=True))
-    return write_csv(place, [[*header, *own], *lines])
+    lines = ({**earlier.lines.get(pick["id"], {}), **pick} for pick in picks)
+    return write_csv(place, [[*header, *own], *([line.get(key, "") for key in (*header, *own)] for line in lines)])
 
 
 def _class_names(table: Table, label: Int[Tensor, "n"], classes: Sequence[str] | None) -> list[str] | None:
@@ -213,15 +207,13 @@ def _class(cell: str, names: Sequence[str] | None, by_name: Mapping[str, set[int
     whole = cell.removesuffix(".0")  # spreadsheets make floats of integers beside empty cells
     if not matches and whole.isdecimal() and (names is None or int(whole) < len(names)):
         return int(whole)
-    if names is None:
-        raise TableError(
-            f"{what} must be a number from 0 on, because the class names are unknown; got '{cell}'. Give their "
-            f"names in order: classes=['cat', 'dog']."
-        )
+    expected = "a number from 0 on, because the class names are unknown"
+    if names is not None:
+        expected = f"one of the {len(names)} classes, {some(list(names))}, or a number below {len(names)}"
     several = f", which names {len(matches)} of them, {', '.join(map(str, sorted(matches)))}" if matches else ""
     raise TableError(
-        f"{what} must be one of the {len(names)} classes, {some(list(names))}, or a number below {len(names)}; "
-        f"got '{cell}'{several}. Correct it, or name classes of your own: classes=['cat', 'dog']."
+        f"{what} must be {expected}; got '{cell}'{several}. Correct it, or name your own classes in order: "
+        f"classes=['cat', 'dog']."
     )
 
 
@@ -229,22 +221,15 @@ def _plain(name: str) -> str:
     return name.strip().casefold().replace("_", " ")
 
 
-def _cells(path: Path) -> list[list[str]]:
-    """Every line of a CSV, the header first and in lower case; ids that are not UTF-8 keep their bytes."""
-    try:
+def _cells(path: Path) -> tuple[list[str], list[dict[Any, Any]]]:
+    """The names of the columns in lower case, and every line by column; surplus cells are under None."""
+    with reading(f"'{path}'", "Labels must be a CSV in UTF-8 with a column id: save it as 'CSV UTF-8'."):
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
         # Spreadsheets separate by semicolons where the comma is the decimal point.
-        first = next(iter(text.splitlines()), "")
-        header, *lines = [*csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count))] or [[]]
-        header = [cell.strip().lower() for cell in header]
+        separator = max(",;\t", key=next(iter(text.splitlines()), "").count)
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="")
+        reader.fieldnames = header = [cell.strip().lower() for cell in reader.fieldnames or ()]
+        lines = list(reader)
         # Names of files may be any bytes, which `write_csv` keeps; everything else is text.
-        "".join(cell for line in lines for key, cell in zip_longest(header, line, fillvalue="") if key != "id").encode()
-    except OSError as error:
-        raise ArtefactError(f"'{path}' cannot be read ({error.strerror}). Give a CSV with a column id.") from error
-    except UnicodeEncodeError as error:
-        raise ArtefactError(
-            f"'{path}' must be a CSV in UTF-8; it is not ({error.reason}). Save it as 'CSV UTF-8'."
-        ) from error
-    except csv.Error as error:
-        raise ArtefactError(f"'{path}' must be a CSV; it is not ({error}). Save it as 'CSV UTF-8'.") from error
-    return [header, *lines]
+        "".join(cell for cells in lines for key, cell in cells.items() if key not in ("id", None)).encode()
+    return header, lines

@@ -3,11 +3,10 @@
     W, b = argmin  sum_i CE(W x_i + b, y_i) + strength / 2 ||W - W0||^2,     x = (z - mean) / scale
 
 mean and scale are the pool's: one scale for all features, the root of their mean variance, so that their geometry
-stays. The problem is convex and solved by L-BFGS from W0, so one set of labels gives one classifier: W0 = 0. Each
-member has its own W0, drawn from the prior that the penalty corresponds to, N(0, 1 / strength): anchored ensembles,
-Pearce et al. 2020 (1810.05546). Few labels leave most directions of the features open. There, the members of a
-bootstrap would all agree with the classifier, while these differ. W - W0 is a sum of labelled rows, so the solution is
-sought in their span.
+stays. The problem is convex and solved by L-BFGS from W0: 0 for the classifier, and for each member a draw from the
+prior that the penalty corresponds to, N(0, 1 / strength): anchored ensembles, Pearce et al. 2020 (1810.05546). In
+directions that few labels leave open, members of a bootstrap would all agree, while these differ. W - W0 is a sum of
+labelled rows, so the solution is sought in their span.
 """
 
 from dataclasses import dataclass
@@ -24,32 +23,24 @@ from dubito.ensembles.head_masks import FromFeatures
 from dubito.errors import TableError
 from dubito.table import Table
 from dubito.types import finite
-from dubito.validate import check_number
+from dubito.validate import check_classes, check_number
 
 _STEPS = 500
 
 
 def fit_linear(
-    x: Float64[np.ndarray, "n d"],
-    label: Int64[np.ndarray, "n"],
-    classes: int,
-    *,
-    strength: float = 1.0,
-    prior: Float64[np.ndarray, "d c"] | None = None,
+    x: Float64[np.ndarray, "n d"], label: Int64[np.ndarray, "n"], prior: Float64[np.ndarray, "d c"], strength: float
 ) -> Float64[np.ndarray, "e c"]:
     """Weights, the biases in the last row: (d + 1, c).
 
     Args:
         x: The features.
         label: The class of every row.
-        classes: The number of classes, which may exceed the largest label.
+        prior: The weights that the penalty pulls to; the number of classes may exceed the largest label.
         strength: The strength of the penalty.
-        prior: The weights that the penalty pulls to; 0 by default.
     """
-    n, d = x.shape
-    start = np.zeros((d + 1, classes))
-    if prior is not None:
-        start[:d] = prior
+    (n, d), classes = x.shape, prior.shape[1]
+    start = np.vstack([prior, np.zeros((1, classes))])
     target = np.eye(classes)[label]
     wide = np.hstack([x, np.ones((n, 1))])
 
@@ -87,9 +78,8 @@ class LinearTrainer:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.members != 0:
-            hint = "0 is for none, 20 are usual."
-            check_number(self.members, "[2, inf)", by="LinearTrainer", what="members", whole=True, hint=hint)
+        hint = "0 is for none, 20 are usual."
+        check_number(self.members or 2, "[2, inf)", by="LinearTrainer", what="members", whole=True, hint=hint)
         check_number(self.strength, "(0, inf)", by="LinearTrainer", what="strength", hint="1 is usual.")
         check_number(self.seed, "[0, inf)", by="LinearTrainer", what="seed", whole=True, hint="0 is usual.")
 
@@ -103,12 +93,9 @@ class LinearTrainer:
         own = "logit" not in table or table.label_space == "own"
         # At least two: the first few labels may all be the same.
         classes = max(2, int(table.label.max()) + 1, len(table.label_names or ())) if own else table.shape("logit")[1]
+        hint = "Name other classes (classes=[...]), or leave column 'logit' out of the pool."
+        check_classes(torch.from_numpy(label), classes, by="LinearTrainer", hint=hint)
         mean, scale = _scale(table)
-        if label.max() >= classes:
-            raise TableError(
-                f"LinearTrainer: labels must be from 0 to {classes - 1}, the classes of the logits; got up to "
-                f"{label.max()}. Name other classes (classes=[...]), or leave column 'logit' out of the pool."
-            )
         x = (table.select("feature").rows(rows).feature.double() - mean).numpy() / scale
         # The number of rows is part of the seed: members of two rounds are independent.
         rng = np.random.default_rng([self.seed, len(rows)])
@@ -121,7 +108,7 @@ class LinearTrainer:
         heads = []
         for prior in priors:
             within = span.T @ prior
-            fitted = fit_linear(x, label, classes, strength=self.strength, prior=within)
+            fitted = fit_linear(x, label, within, self.strength)
             heads.append(np.vstack([prior + span @ (fitted[:-1] - within), fitted[-1:]]))
         return LinearHeads(mean.numpy(), scale, np.stack(heads).astype(np.float32))
 

@@ -1,11 +1,10 @@
 """Picks and the rounds of a loop: results, what a trainer returns, and a state that people's labels and kills survive.
 
 acquisition.json is replaced in one step after every round. It names the loop that it belongs to: strategy and settings,
-pool, start, count; another loop is refused, and the error says what differs. Before the first round only the images to
-begin with are fixed, which people may be labelling: a loop that has these in the same pool continues, whatever else
-differs. Every round draws from (seed, round) alone, so a loop that was killed continues with the picks it would have
-made. picks.csv follows from the state: it is written after it, and again when a loop continues, in case the loop was
-killed in between. People fill it in; what they wrote stays.
+pool, start, count; another loop is refused. Before the first round only the images to begin with are fixed, which
+people may be labelling: a loop that has these in the same pool continues, whatever else differs. Every round draws from
+(seed, round) alone, so a loop that was killed continues with the picks it would have made. picks.csv follows from the
+state: it is written after it, and again when a loop continues. People fill it in; what they wrote stays.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ from dubito.active.labels import add_labels, read_labels, without_label, write_p
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
 from dubito.result import Result, axes, cell, plain
-from dubito.storage import encode, write_json, writing
+from dubito.storage import encode, reading, write_json, writing
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score
 
@@ -147,8 +146,8 @@ class Acquisition(Result):
         for number, one in enumerate(self.rounds):
             ids = [] if one.picks is None else one.picks.ids
             picked = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
-            values = {"labelled": one.labelled, "accuracy": one.accuracy, "picked": picked or None}
-            records.append({"round": number, **values})
+            training = {"round": number, "labelled": one.labelled, "accuracy": one.accuracy}
+            records.append({**training, "picked": picked or None})
         return records
 
     def to_csv(self, path: str | Path) -> Path:
@@ -172,26 +171,21 @@ def read_trained(trained: Any, pool: Table) -> tuple[Table, Score | None, Array 
         return pool, trained, None
     table = trained if isinstance(trained, Table) else _extended(trained, pool)
     if table is not None:
-        other_ids = "id" in table and "id" in pool and not np.array_equal(table.id, pool.id)
-        if len(table) != len(pool) or other_ids:
-            rows = len(table) if len(table) != len(pool) else "as many with other ids, or in another order"
-            raise TableError(
-                f"acquire: the trainer must return a table of the pool's {len(pool)} rows; got {rows}. "
-                f"Add columns to the pool: pool.extended(logit=...)."
-            )
-        return table, None, None
-    try:
-        u = to_tensor(trained, "uncertainties")
-    except TableError:
-        u = torch.empty(0, 0)
-    if u.shape != (len(pool),):
-        kind = "None" if trained is None else type(trained).__name__
-        shape = f" of shape {tuple(u.shape)}" if u.numel() else ""
-        raise TableError(
-            f"acquire: the trainer must return a Score, uncertainties ({len(pool)},), a table or something with "
-            f"extend(table); got {kind}{shape}. End it with return, such as: return pool.extended(logit=...)."
-        )
-    return pool, None, u
+        if len(table) == len(pool) and ("id" not in table or "id" not in pool or np.array_equal(table.id, pool.id)):
+            return table, None, None
+        got = f"a table of {len(table)} rows" + ", with other ids or in another order" * (len(table) == len(pool))
+    else:
+        try:
+            u = to_tensor(trained, "uncertainties")
+        except TableError:
+            u = torch.empty(0, 0)
+        if u.shape == (len(pool),):
+            return pool, None, u
+        got = f"{type(trained).__name__}{f' of shape {tuple(u.shape)}' if u.numel() else ''}"
+    raise TableError(
+        f"acquire: the trainer must return a Score, uncertainties ({len(pool)},), the pool with other columns or "
+        f"something with extend(table); got {got}. End it with return, such as: return pool.extended(logit=...)."
+    )
 
 
 def _extended(trained: Any, table: Table) -> Table | None:
@@ -247,11 +241,9 @@ def read_rounds(folder: Path, identity: Json) -> list[Round]:
     path = folder / STATE
     if not path.exists():
         return []
-    try:
+    with reading(f"'{path}'", "Delete it to start over."):
         state = json.loads(path.read_text())
         saved, rounds = dict(state["identity"]), [Round.from_json(one) for one in state["rounds"]]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ArtefactError(f"'{path}' cannot be read ({error}). Delete it to start over.") from error
     now = json.loads(json.dumps(identity))
     if differing := [part for part in (now if rounds else _FIXED) if saved.get(part) != now[part]]:
         raise ArtefactError(
@@ -265,12 +257,11 @@ def with_labels(
     pool: Table, begin: Int64[np.ndarray, "s"], folder: Path | None, classes: Sequence[str] | None
 ) -> tuple[Table, list[str]]:
     """The pool with the labels of picks.csv, if any, and the images of the beginning that people label there."""
-    file = None if folder is None or not (folder / PICKS).exists() else folder / PICKS
-    written = {} if file is None else read_labels(file).labels
-    files = [file] if file is not None and written else []
+    files = [folder / PICKS] if folder is not None and (folder / PICKS).exists() else []
+    written = {name for file in files for name in read_labels(file).labels}
     listed = {*pool.row_ids(without_label(pool, begin)), *written}
     first = [name for name in pool.row_ids(begin) if name in listed]
-    return add_labels(pool, *files, classes=classes) if files or classes is not None else pool, first
+    return add_labels(pool, *files, classes=classes) if written or classes is not None else pool, first
 
 
 def reusable(done: list[Round], rounds: int, images: int) -> list[Round]:

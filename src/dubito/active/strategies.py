@@ -19,8 +19,7 @@ By distance in feature space, diverse batches:
                                           2020, 1906.03671), which uses gradients in place of features
 
 d_i is the Euclidean distance to the nearest image that is labelled or chosen already, w the uncertainty scaled to 0..1
-over the candidates. Without any labelled image, core_set begins at the image nearest to the mean, the others by w
-alone. Each choice costs one pass over the features, in blocks of rows.
+over the candidates. Without any labelled image, core_set begins at the image nearest to the mean, the others by w.
 """
 
 from typing import final
@@ -82,6 +81,7 @@ class Distances:
 
     Attributes:
         squared: (n) to the nearest centre so far; infinite while there is none.
+        from_mean: (n) to the mean of all rows, squared too.
     """
 
     def __init__(self, feature: Column) -> None:
@@ -91,12 +91,8 @@ class Distances:
         self._mean = sum((self._read(block).double().sum(0) for block in self._blocks), torch.zeros(d).double()) / n
         self._mean = finite(self._mean, "acquire: features").float()
         # Around the mean, so that a common offset costs no precision.
-        self._norms = torch.cat([(self._read(block) - self._mean).square().sum(1) for block in self._blocks])
+        self.from_mean = torch.cat([(self._read(block) - self._mean).square().sum(1) for block in self._blocks])
         self.squared = torch.full((n,), torch.inf)
-
-    def nearest_to_mean(self) -> Float64[np.ndarray, "n"]:
-        """Minus the squared distance of each row to the mean of all."""
-        return -self._norms.double().numpy()
 
     def add(self, rows: Int64[np.ndarray, "k"]) -> None:
         """Make these rows centres."""
@@ -108,7 +104,7 @@ class Distances:
                     squared = (self._read(block) - centres).square_().sum(1)
                 else:
                     product = (self._read(block) - self._mean) @ moved.T
-                    squared = (self._norms[block, None] + moved.square().sum(1) - 2 * product).amin(1).clamp_(min=0)
+                    squared = (self.from_mean[block, None] + moved.square().sum(1) - 2 * product).amin(1).clamp_(min=0)
                 torch.minimum(self.squared[block], squared, out=self.squared[block])
             self.squared[part] = 0  # rounding would leave a little
 
@@ -144,7 +140,7 @@ def diverse(
         squared = distances.squared.double().numpy()
         begun = bool(np.isfinite(squared[:1]).all())
         if kind == "core_set":
-            value = squared if begun else distances.nearest_to_mean()
+            value = squared if begun else -distances.from_mean.double().numpy()
         else:
             value = weight * (1.0 if not begun else squared if kind == "seeding" else np.sqrt(squared))
         if kind == "seeding":

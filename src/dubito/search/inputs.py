@@ -106,10 +106,9 @@ def read_embeddings(
     Columns of a table serve where an argument is None, and `score` gives its uncertainties.
     """
     table = features if isinstance(features, Table) else None
-    name, provenance, classes = "the array", None, None
+    column, name, provenance, classes = feature_column(features, by=by), "the array", None, None
     if table is not None:
-        table.require("feature", by=by)
-        name, provenance, column = table.name, table.provenance, table.column("feature")
+        name, provenance = table.name, table.provenance
         uncertainty = score if uncertainty is None else uncertainty
         ids = table.id.tolist() if ids is None and "id" in table else ids
         if labels is None and "label" in table:
@@ -117,8 +116,6 @@ def read_embeddings(
             # A number means the same class only where all names are the same, in the same order.
             names = "\0".join(table.label_names or ()).encode(errors="replace")
             classes = hashlib.blake2b(names, digest_size=8).hexdigest() if names else None
-    else:
-        column = features if isinstance(features, np.ndarray) else to_tensor(features, f"{by}: features")
     origin = Origin(provenance, classes, uncertainty.name if isinstance(uncertainty, Score) else None)
     origin.check(state.origin, by=by, name=name)
     if isinstance(uncertainty, Score) and state.rows and score and not _same(uncertainty, score):
@@ -133,25 +130,17 @@ def read_embeddings(
             f"{name}. Pass features of the same model, one row per image: feature[None] of shape (1, {width}) for one."
         )
     n = int(column.shape[0])
-    return Embeddings(
-        by=by,
-        name=name,
-        rows=n,
-        features=column,
-        u=_uncertainties(by, uncertainty, table, n),
-        ids=None if ids is None else _valid_ids(by, ids, n),
-        labels=None if labels is None else _classes(by, labels, n),
-        origin=origin,
-    )
+    u = _uncertainties(by, uncertainty, table, n)
+    numbers = None if labels is None else _classes(by, labels, n)
+    return Embeddings(by, name, n, column, u, None if ids is None else _valid_ids(by, ids, n), numbers, origin)
 
 
-def feature_width(items: Table | Array) -> int:
-    """The width of the features that an index is built from; `read_embeddings` checks their axes."""
-    if isinstance(items, Table):
-        items.require("feature", by="SafeIndex.build")
-        return items.shape("feature")[1]
-    shape = items.shape if isinstance(items, np.ndarray) else to_tensor(items, "SafeIndex.build: items").shape
-    return int((1, *shape)[-1])
+def feature_column(features: Table | Array, *, by: str) -> Any:
+    """The features of a table or an array, unread where they are on the disk; their axes are not checked."""
+    if isinstance(features, Table):
+        features.require("feature", by=by)
+        return features.column("feature")
+    return features if isinstance(features, np.ndarray) else to_tensor(features, f"{by}: features")
 
 
 def as_list(names: Names) -> list[str]:

@@ -88,14 +88,9 @@ class PostgresBackend:
         return self._state(self._connection.read("SafeIndex", self._about))
 
     def _state(self, about: Json) -> State:
-        return State(
-            rows=about["rows"],
-            kept=about["kept"],
-            thresholds=about["thresholds"] and Thresholds.from_json(about["thresholds"]),
-            labelled=about["labelled"],
-            revision=about["revision"],
-            origin=Origin.from_json(about["origin"], f"'{self._name}_about'"),
-        )
+        thresholds = about["thresholds"] and Thresholds.from_json(about["thresholds"])
+        origin = Origin.from_json(about["origin"], f"'{self._name}_about'")
+        return State(about["rows"], about["kept"], thresholds, about["labelled"], about["revision"], origin)
 
     def add(self, blocks: Iterable[Block], rows: int, origin: Origin) -> None:  # noqa: ARG002 (of the protocol)
         """Add all blocks in one transaction, by COPY."""
@@ -158,11 +153,9 @@ class PostgresBackend:
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items with the lowest MD5 of their id."""
-        query = 'SELECT id, vector FROM {items} WHERE {keep} ORDER BY md5(id) COLLATE "C" LIMIT %s'
-        rows = self._rows("SafeIndex", query, count)
-        # Depending on its version, pgvector returns arrays or vectors of its own.
-        vectors = [one.to_numpy() if hasattr(one, "to_numpy") else one for _, one in rows]
-        return [row[0] for row in rows], np.stack(vectors).astype(np.float32)
+        query = 'SELECT id, vector::real[] FROM {items} WHERE {keep} ORDER BY md5(id) COLLATE "C" LIMIT %s'
+        ids, vectors = zip(*self._rows("SafeIndex", query, count), strict=True)
+        return list(ids), np.array(vectors, dtype=np.float32)
 
     def uncertainty_quantiles(self, levels: Float64[np.ndarray, "m"]) -> Float64[np.ndarray, "m"]:
         """Quantiles of all uncertainties."""

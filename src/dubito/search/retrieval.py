@@ -150,16 +150,9 @@ def measure_radii(backend: Backend) -> Radii:
     reach = min(REACH, backend.state().kept - 1)
     hits = backend.nearest(vectors, reach + 1, exact=False).without(np.array(ids, dtype=object))
     distances = np.quantile(np.maximum(0.0, 1.0 - hits.similarities[:, -1].astype(np.float64)), _LEVELS)
-    return match_quantiles(backend.uncertainty_quantiles(_LEVELS), distances)
-
-
-def match_quantiles(u: Float64[np.ndarray, "m"], distances: Float64[np.ndarray, "m"]) -> Radii:
-    """Quantiles of uncertainties and of distances as one map; of equal uncertainties, the widest radius counts.
-
-    >>> np.interp([0.0, 1.0, 1.5, 9.0], *match_quantiles(np.array([1.0, 1.0, 2.0]), np.array([0.1, 0.2, 0.4])))
-    array([0.2, 0.2, 0.3, 0.4])
-    """
-    return np.stack([u, distances])[:, np.append(u[1:] != u[:-1], True)]
+    u = backend.uncertainty_quantiles(_LEVELS)
+    widest = np.append(u[1:] != u[:-1], True)  # of the levels that have the same uncertainty
+    return np.stack([u, distances])[:, widest]
 
 
 def query_limits(

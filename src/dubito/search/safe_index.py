@@ -21,7 +21,7 @@ from dubito.metrics import Array
 from dubito.scores.artefact import check_registered, load_score, save_score
 from dubito.search import retrieval
 from dubito.search.backend import Approximation, Backend, State
-from dubito.search.inputs import Names, as_list, check_unique, feature_width, read_embeddings
+from dubito.search.inputs import Names, as_list, check_unique, feature_column, read_embeddings
 from dubito.search.memory import FOLDER, MemoryBackend
 from dubito.search.retrieval import Radii, SearchResult
 from dubito.search.rule import Rule, Thresholds
@@ -85,7 +85,8 @@ class SafeIndex:
             clean: Whether uncertain "queries" are refused, uncertain "items" left out, "both" or "none".
             per_class: Take the quantile in each class, as the paper's code does.
         """
-        index = cls(feature_width(items), quantile=quantile, clean=clean, per_class=per_class)
+        width = (1, *feature_column(items, by="SafeIndex.build").shape)[-1]  # `add` checks the axes
+        index = cls(int(width), quantile=quantile, clean=clean, per_class=per_class)
         index.add(items, uncertainty, ids=ids, labels=labels)
         return index
 
@@ -105,8 +106,7 @@ class SafeIndex:
 
         Args:
             dsn: As libpq takes it: "postgresql://user@host/database".
-            table: The name of the table, "schema.name" for another schema than the default. A second table, NAME_about,
-                is created beside it.
+            table: The name of the table, or "schema.name". A second table, NAME_about, is created beside it.
             width: The width of the features; required to create a table.
             quantile: As in `build`. An existing table has its own three settings; others are refused.
             clean: As in `build`.
@@ -332,9 +332,8 @@ class SafeIndex:
         on up to 200 kept items as queries. It is built from the items, so new images get a slightly lower recall.
 
         Args:
-            kind: In memory a string for faiss.index_factory, such as "HNSW32"; by default an IVF with eight bits per
-                number. On a server "hnsw". In memory, adding and removing items discards it; a server keeps it up to
-                date.
+            kind: In memory a string for faiss.index_factory, by default an IVF with eight bits per number, discarded
+                when items are added or removed. On a server "hnsw", which the server keeps up to date.
             effort: How much of it is searched: nprobe of an IVF, ef_search of an HNSW.
         """
         _thresholds(self.backend.state())
