@@ -14,6 +14,7 @@ epochs (`_mlps` says what differs here), and of other dirty digits. The last lin
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def main() -> None:
     claims = verdicts(figures, asked.width)
     print("\n".join([*(row(key, of) for key, of in figures.items()), *claims]))
     result = {
-        "settings": {"epochs": asked.epochs, "width": asked.width, "members": MEMBERS, **MaskRecipe().to_json()},
+        "settings": {"epochs": asked.epochs, "width": asked.width, "members": MEMBERS, **asdict(MaskRecipe())},
         "masks": {"diversity": round(found.diversity, 4), "kept": found.kept()},
         "ours": figures,
         "findings": claims,

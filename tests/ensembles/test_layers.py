@@ -61,7 +61,7 @@ def test_what_functions_make_of_zero():
 
 def some_masks(module, classes=3, members=3):
     spans = spans_of(linear_layers(module), classes)
-    q = torch.rand(members, sum(span.width for span in spans), generator=torch.Generator().manual_seed(1))
+    q = torch.rand(members, sum(spans.values()), generator=torch.Generator().manual_seed(1))
     return by_layer(q, spans)
 
 
@@ -163,7 +163,7 @@ MODELS = {
 def masked(module, x, *, soft=False, members=2, links=True):
     layers = linear_layers(module)
     spans = spans_of(layers, 3)
-    q = torch.rand(members, sum(span.width for span in spans), generator=torch.Generator().manual_seed(2))
+    q = torch.rand(members, sum(spans.values()), generator=torch.Generator().manual_seed(2))
     masks = by_layer(q if soft else binarised(q, spans), spans)
     watch = Watch(layers)
     with torch.no_grad(), watch:

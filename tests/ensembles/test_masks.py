@@ -1,15 +1,16 @@
 """Diversity against counts by hand, masks as vectors, what a recipe refuses, and how its temperature falls."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 
-from dubito.ensembles.masks import MaskRecipe, Span, binarised, by_layer, diversity, mask_diversity, of_member
+from dubito.ensembles.masks import MaskRecipe, binarised, by_layer, diversity, mask_diversity, of_member
 from dubito.errors import ValueRangeError
 from dubito.metrics import decompose
 
-SPANS = [Span("a", "rows", 2), Span("a", "columns", 3), Span("b", "columns", 2)]
+SPANS = {("a", "rows"): 2, ("a", "columns"): 3, ("b", "columns"): 2}
 
 
 def test_diversity_of_coins_by_hand():
@@ -78,4 +79,4 @@ def test_settings_without_meaning_are_refused(settings, message):
 
 def test_the_papers_weight_is_the_default():
     assert MaskRecipe().diversity_weight == 2.0
-    assert MaskRecipe(**MaskRecipe(steps=7).to_json()) == MaskRecipe(steps=7)
+    assert MaskRecipe(**asdict(MaskRecipe(steps=7))) == MaskRecipe(steps=7)

@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from dubito.active.labels import require_labels
-from dubito.ensembles.head_masks import FromFeatures
+from dubito.ensembles.head_masks import from_features
 from dubito.errors import TableError
 from dubito.table import Table
 from dubito.types import finite
@@ -137,10 +137,10 @@ class LinearHeads:
                 f"LinearHeads.extend: features of {table.name} must be {len(self.mean)} wide, as those of "
                 f"the training; got {feature.shape[1]}. Extract both tables with the same model."
             )
-        columns = {"logit": FromFeatures([feature], lambda z: self._logits(z, 0, 1)[:, 0], (classes,), classes)}
+        columns = {"logit": from_features([feature], lambda z: self._logits(z, 0, 1)[:, 0], (classes,), classes)}
         if many > 1:
             shape, size = (many - 1, classes), (many - 1) * classes
-            columns["members_logit"] = FromFeatures([feature], lambda z: self._logits(z, 1, many), shape, size)
+            columns["members_logit"] = from_features([feature], lambda z: self._logits(z, 1, many), shape, size)
         # Predictions of another model must not stand beside these.
         stale = [key for key in table.columns if key == "loss" or key.split("_")[0] == "members"]
         return table.select(*(key for key in table.columns if key not in stale)).extended(**columns)

@@ -4,12 +4,12 @@
 
 Masks are on the columns of the classifying layer, so each member reads a subset of the features; rows are classes and
 stay. Diversity and cross-entropy are those of `extract_members`. This is ours: the paper masks all layers of an MLP.
-All members share the features of one backbone, so they agree more than members of a whole model would.
-
-What members predict becomes columns that are computed from the features when rows are read (`FromFeatures`).
+All members share the features of one backbone, so they agree more than members of a whole model would. What they
+predict becomes columns that are computed from the features when rows are read (`from_features`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
@@ -20,12 +20,13 @@ from torch import Tensor
 
 from dubito.ensembles.implicit import read_masks, write_masks
 from dubito.ensembles.layers import masked_linear
-from dubito.ensembles.masks import MaskRecipe, Span, rows_per_member, trained_masks
+from dubito.ensembles.masks import MaskRecipe, rows_each, trained_masks
 from dubito.errors import NotFittedError, TableError
 from dubito.heads.linear_logits import centred_layer
 from dubito.heads.stream import Stream
 from dubito.metrics.streaming import SUMMARY, MemberStream
 from dubito.table import Column, Exact, Provenance, Table
+from dubito.table.views import Computed
 from dubito.types import Classifier, finite
 from dubito.validate import check_classes, check_same_model
 
@@ -81,13 +82,13 @@ class HeadMasks:
         if weight.shape[1] != width:
             raise TableError(
                 f"HeadMasks.fit: the head reads {weight.shape[1]} features; those of {table.name} are {width} wide. "
-                f"Give the head of the model that made the table."
+                f"Pass the head of the model that made the table."
             )
         check_classes(table.label, len(weight), by="HeadMasks.fit", of=f"the labels of {table.name}")
         self.masks_ = trained_masks(
             lambda masks, z: masked_linear(z, weight, bias, masks["head"], "head"),
             self._batches(table),
-            [Span("head", "columns", width)],
+            {("head", "columns"): width},
             members=self.members,
             recipe=self.recipe,
             seed=self.seed,
@@ -124,12 +125,12 @@ class HeadMasks:
             return members
 
         columns: dict[str, Any] = {
-            "masks": FromFeatures([feature], lambda z: stream(z).summary().float(), (len(SUMMARY),), size),
-            "masks_logit": FromFeatures([feature], self.logits, (self.members, classes), size),
+            "masks": from_features([feature], lambda z: stream(z).summary().float(), (len(SUMMARY),), size),
+            "masks_logit": from_features([feature], self.logits, (self.members, classes), size),
         }
         if "label" in table and table.label_space == "model":
             label = table.column("label")
-            columns["masks_loss"] = FromFeatures([feature, label], lambda z, y: stream(z).loss(y).float(), (), size)
+            columns["masks_loss"] = from_features([feature, label], lambda z, y: stream(z).loss(y).float(), (), size)
         return table.extended(**columns)
 
     def save(self, path: str | Path) -> Path:
@@ -139,7 +140,7 @@ class HeadMasks:
             tensors["bias"] = self.bias_
         made_by = self.fitted_on_.provenance
         provenance = None if made_by is None else made_by.to_json()
-        note = {"seed": self.seed, "recipe": self.recipe.to_json(), "provenance": provenance}
+        note = {"seed": self.seed, "recipe": asdict(self.recipe), "provenance": provenance}
         return write_masks(Path(path), tensors, note)
 
     @classmethod
@@ -160,7 +161,7 @@ class HeadMasks:
 
     def _batches(self, table: Table) -> Iterator[tuple[Float[Tensor, "r d"], Int[Tensor, "r"]]]:
         """Shuffled rows, equally many per member; labels travel as floats, which hold them exactly."""
-        size = self.members * rows_per_member(len(table), self.members, self.recipe)
+        size = self.members * rows_each(len(table), self.members, self.recipe)
         stream = Stream(table.column("feature"), table.label.float(), size, self.seed, name=table.name)
         for rows, labels in stream.batches(0, self.recipe.steps):
             fair = len(rows) // self.members * self.members
@@ -178,8 +179,9 @@ def _last_layer(table: Table, head: Classifier | Head | None) -> Head:
     return weight.detach().cpu().float(), None if bias is None else bias.detach().cpu().float()
 
 
-@final
-class FromFeatures:
+def from_features(
+    columns: Sequence[Column], compute: Callable[..., Tensor], shape: tuple[int, ...], size: int
+) -> Computed:
     """A column that is a function of others, in blocks of rows: intermediate results must not grow with the table.
 
     Args:
@@ -188,22 +190,17 @@ class FromFeatures:
         shape: Shape of one row of the result.
         size: How many numbers a row has on the way, such as members times classes.
     """
+    n, rows_at_once = columns[0].shape[0], max(1, min(_ROWS, _NUMBERS // size))
 
-    def __init__(
-        self, columns: list[Column], compute: Callable[..., Tensor], shape: tuple[int, ...], size: int
-    ) -> None:
-        self._columns, self._compute = columns, compute
-        self.shape = (columns[0].shape[0], *shape)
-        self._rows = max(1, min(_ROWS, _NUMBERS // size))
-
-    def __getitem__(self, rows: Exact) -> Tensor:
-        index = torch.arange(self.shape[0])[rows] if isinstance(rows, slice) else rows
-        if len(index) == 0:
-            return torch.empty(0, *self.shape[1:])
-        return torch.cat([self._block(part) for part in torch.split(index, self._rows)])
-
-    def _block(self, index: Tensor) -> Tensor:
+    def block(index: Tensor) -> Tensor:
         first, last = int(index[0]), int(index[-1])
         consecutive = last - first == len(index) - 1 and bool((index.diff() == 1).all())
         rows: Any = slice(first, last + 1) if consecutive else index
-        return self._compute(*(column[rows] for column in self._columns))
+        return compute(*(column[rows] for column in columns))
+
+    def read(rows: Exact) -> Tensor:
+        index = torch.arange(n)[rows] if isinstance(rows, slice) else rows
+        blocks = torch.split(index, rows_at_once) if len(index) else ()
+        return torch.cat([torch.empty(0, *shape), *map(block, blocks)])
+
+    return Computed((n, *shape), read)

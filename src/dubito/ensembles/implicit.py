@@ -18,20 +18,11 @@ from torch import Tensor, nn
 
 from dubito.cache.runner import kept_memory
 from dubito.ensembles.layers import Link, Masked, SubLinear, Watch, chosen_layers, linear_layers, spans_of, sub_model
-from dubito.ensembles.masks import (
-    LayerMasks,
-    MaskRecipe,
-    by_layer,
-    mask_diversity,
-    of_member,
-    rows_per_member,
-    shuffled,
-    trained_masks,
-)
+from dubito.ensembles.masks import LayerMasks, MaskRecipe, by_layer, mask_diversity, of_member, rows_each, trained_masks
 from dubito.errors import ModelError, TableError
 from dubito.heads.stream import generator
 from dubito.models.weights import module_digests
-from dubito.models.wrap import KeptBuffers, WrappedClassifier, frozen, output_of, sample_of, wrap
+from dubito.models.wrap import KeptBuffers, WrappedClassifier, eager, frozen, output_of, sample_of, wrap
 from dubito.storage import read_tensors, reading, write_tensors, writing
 from dubito.table import to_tensor
 from dubito.types import Classifier, Json, finite
@@ -75,10 +66,10 @@ def extract_members(
     (2, (7, 3), True)
     """
     recipe, model = recipe or MaskRecipe(), classifier_of(model)
-    module, y = plain_module(model), to_tensor(y, "extract_members: y")
+    module, y = eager(model.module), to_tensor(y, "extract_members: y")
     if len(x) != len(y):
-        raise TableError(f"extract_members: x has {len(x)} rows, y has {len(y)}. Give one class per image.")
-    each = rows_per_member(len(x), members, recipe)
+        raise TableError(f"extract_members: x has {len(x)} rows, y has {len(y)}. Pass one class per image.")
+    each = rows_each(len(x), members, recipe)
     buffers = KeptBuffers(module)
     try:
         with frozen(module), kept_memory():
@@ -94,9 +85,9 @@ def extract_members(
                     with Masked(chosen, masks):
                         return output_of(module(inputs), len(inputs), model.name)
 
-                drawn = torch.rand(2, sum(span.width for span in spans), generator=generator("check"))
+                drawn = torch.rand(2, sum(spans.values()), generator=generator("check"))
                 _check_apart(run, by_layer(drawn.to(model.device), spans), pair, model.name)
-            order = shuffled(len(x), members * each, recipe.steps, seed)
+            order = _shuffled(len(x), members * each, recipe.steps, seed)
             batches = ((_on(model, x[rows]), y[rows].to(model.device).long()) for rows in order)
             options: Any = {"members": members, "recipe": recipe, "seed": seed, "progress": progress}
             with torch.enable_grad():
@@ -133,7 +124,7 @@ class ImplicitEnsemble:
         """A member as a module."""
         if not -len(self) <= member < len(self):
             raise IndexError(f"members are 0 to {len(self) - 1}; got {member}.")
-        module = plain_module(self.model)
+        module = eager(self.model.module)
         layers = linear_layers(module)
         masks = of_member(self.masks, member % len(self))
         return sub_model(module, {name: layers[name] for name in self.masks}, masks, self._links)
@@ -180,7 +171,7 @@ class ImplicitEnsemble:
                     binary = bool(((part == 0) | (part == 1)).all())
                     tensors[f"{side}.{name}"] = part.to(torch.uint8) if binary else part
         note = {
-            "weights": module_digests(plain_module(self.model))["tensors"],
+            "weights": module_digests(eager(self.model.module))["tensors"],
             "layers": list(self.masks),
             "links": self._links,
         }
@@ -200,7 +191,7 @@ class ImplicitEnsemble:
             links = {name: Link(to, float(zero)) for name, (to, zero) in note["links"].items()}
             weights = note["weights"]
         wrapped = classifier_of(model)
-        if module_digests(plain_module(wrapped))["tensors"] != weights:
+        if module_digests(eager(wrapped.module))["tensors"] != weights:
             raise ModelError(
                 f"masks in '{path}' were learned on other weights than those of {wrapped.name}. Load the right "
                 f"model, or extract members again."
@@ -219,7 +210,7 @@ def write_masks(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, An
 @contextmanager
 def read_masks(path: str | Path) -> Iterator[tuple[dict[str, Tensor], Json]]:
     """Tensors and the note of a file of masks; whatever goes wrong while they are used is an ArtefactError."""
-    with reading(f"masks in '{path}'", "Give a file that save() wrote."):
+    with reading(f"masks in '{path}'", "Pass a file that save() wrote."):
         tensors, note = read_tensors(Path(path))
         yield {key: value.float() for key, value in tensors.items()}, note
 
@@ -231,12 +222,6 @@ def classifier_of(model: nn.Module | Classifier) -> WrappedClassifier:
     if isinstance(model, nn.Module):
         return wrap(model)
     return wrap(model.module, transform=model.transform, classes=model.classes, name=model.name)
-
-
-def plain_module(model: WrappedClassifier) -> nn.Module:
-    """The module inside torch.compile, whose calls are visible and whose layers have their plain names."""
-    inner = getattr(model.module, "_orig_mod", model.module)
-    return inner if isinstance(inner, nn.Module) else model.module
 
 
 def _watched(model: WrappedClassifier, module: nn.Module, pair: Tensor) -> tuple[Watch, int]:
@@ -252,6 +237,15 @@ def _watched(model: WrappedClassifier, module: nn.Module, pair: Tensor) -> tuple
             f"cross-entropy: wrap a module without the softmax at its end."
         )
     return watch, logits.shape[1]
+
+
+def _shuffled(rows: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "r"]]:
+    """Indices of `size` rows for each step, from one random order of all rows after the other, leaving out the rest."""
+    for step in range(steps):
+        turn, place = divmod(step, rows // size)
+        if place == 0:
+            order = torch.randperm(rows, generator=generator("rows", seed, turn))
+        yield order[place * size : (place + 1) * size]
 
 
 def _check_apart(run: _Run, masks: dict[str, LayerMasks], pair: Tensor, name: str) -> None:

@@ -4,13 +4,12 @@ Two modes of torch's function overrides do the work, and the module is never cha
 
     layer A  ->  f, dropout, ...  ->  layer B
 
-A unit that is masked out of A, or of B, is then of no use at all: it disappears from both. A unit that A drops and B
-keeps gives B the constant f(0), which moves into the bias of B. Each output of a layer is followed until anything but a
-known element-wise function takes it: then the two layers are not linked.
+A unit that is masked out of A or B then disappears from both; one that A drops and B keeps gives B the constant f(0),
+which moves into its bias. An output that anything but a known element-wise function takes links no layers.
 
-`Masked` applies the masks of all members in one pass. The rows of the batch are divided among the members in equal
-parts, first those of member 0, so that one matrix product serves all of them. Parameters are passed on detached:
-autograd then computes gradients for the masks alone, which saves a third of the work of training.
+`Masked` applies the masks of all members in one pass: the rows of a batch are divided among them in equal parts, first
+those of member 0, so that one matrix product serves all. Parameters are detached: autograd then computes gradients for
+the masks alone, which saves a third of the work of training.
 
 `sub_model` copies the module for one member, whose masked layers are smaller dense ones:
 
@@ -34,7 +33,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dubito.ensembles.masks import LayerMasks, Span
+from dubito.ensembles.masks import LayerMasks, Spans
 from dubito.errors import ModelError
 from dubito.validate import nearest
 
@@ -73,10 +72,8 @@ def chosen_layers(
         if not any(fnmatchcase(name, pattern) for name in layers):
             near = ", ".join(nearest(pattern, layers, cutoff=0.3))
             raise ModelError(f"layers: {where} has no linear layer '{pattern}'. Nearest: {near or 'it has none'}.")
-    if patterns is None:
-        chosen = {name: layer for name, layer in layers.items() if name in called}
-    else:
-        chosen = {name: layer for name, layer in layers.items() if any(fnmatchcase(name, one) for one in patterns)}
+    wanted = called if patterns is None else [name for one in patterns for name in layers if fnmatchcase(name, one)]
+    chosen = {name: layer for name, layer in layers.items() if name in wanted}
     if not chosen:
         raise ModelError(
             f"{where} calls no nn.Linear that could be masked. Masks are for linear layers; for a convolutional model "
@@ -91,13 +88,13 @@ def chosen_layers(
     return chosen
 
 
-def spans_of(layers: Mapping[str, nn.Linear], classes: int) -> list[Span]:
+def spans_of(layers: Mapping[str, nn.Linear], classes: int) -> Spans:
     """Rows and columns of each layer. A layer with one row per class keeps all rows: no class may vanish."""
-    spans = []
+    spans = {}
     for name, layer in layers.items():
         if layer.out_features != classes:
-            spans.append(Span(name, "rows", layer.out_features))
-        spans.append(Span(name, "columns", layer.in_features))
+            spans[name, "rows"] = layer.out_features
+        spans[name, "columns"] = layer.in_features
     return spans
 
 
@@ -264,10 +261,7 @@ class SubLinear(nn.Module):
 
 
 def sub_model(
-    module: nn.Module,
-    layers: Mapping[str, nn.Linear],
-    masks: Mapping[str, LayerMasks],
-    links: Mapping[str, Link],
+    module: nn.Module, layers: Mapping[str, nn.Linear], masks: Mapping[str, LayerMasks], links: Mapping[str, Link]
 ) -> nn.Module:
     """A copy of the module with smaller layers; whatever is not masked is shared with the module, not copied.
 
@@ -277,37 +271,30 @@ def sub_model(
         masks: Their masks for one member: (1, out) and (1, in).
         links: Links between them, from `Watch`; the result is the same without them, only larger.
     """
-    after = {name: link for name, link in links.items() if name in layers and link.to in layers}
-    before = {link.to: (name, link.at_zero) for name, link in after.items()}
+    linked = {name: link for name, link in links.items() if name in layers and link.to in layers}
     memo: dict[int, object] = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
     with torch.no_grad():
         for name, layer in layers.items():
-            memo[id(layer)] = _smaller(name, layer, masks, after, before)
+            memo[id(layer)] = _smaller(name, layer, masks, linked)
     return copy.deepcopy(module, memo)
 
 
-def _smaller(
-    name: str,
-    layer: nn.Linear,
-    masks: Mapping[str, LayerMasks],
-    after: Mapping[str, Link],
-    before: Mapping[str, tuple[str, float]],
-) -> nn.Module:
+def _smaller(name: str, layer: nn.Linear, masks: Mapping[str, LayerMasks], links: Mapping[str, Link]) -> nn.Module:
+    before, after = next((one for one, link in links.items() if link.to == name), None), links.get(name)
     whole, columns = layer.weight.detach(), masks[name].columns[0].to(layer.weight)
     own_rows = masks[name].rows
     rows = whole.new_ones(len(whole)) if own_rows is None else own_rows[0].to(whole)
     out, into = rows > 0, columns > 0
     bias = None if layer.bias is None else layer.bias.detach()
-    if name in before:
-        first, at_zero = before[name]
-        first_rows = masks[first].rows
+    if before is not None:
+        first_rows, at_zero = masks[before].rows, links[before].at_zero
         lives = into if first_rows is None else into & (first_rows[0] > 0).to(into.device)
         if at_zero and bool((into & ~lives).any()):
             constant = whole[:, into & ~lives] @ (columns[into & ~lives] * at_zero)
             bias = constant if bias is None else bias + constant
         into = lives
-    if name in after:
-        out = out & (masks[after[name].to].columns[0] > 0).to(out.device)
+    if after is not None:
+        out = out & (masks[after.to].columns[0] > 0).to(out.device)
     weight = rows[out, None] * whole[out][:, into] * columns[into]
     # Built with one unit and then filled: initialising an empty layer, where nothing is kept, would warn.
     dense = nn.Linear(1, 1, bias=bias is not None)
@@ -316,8 +303,8 @@ def _smaller(
     if bias is not None:
         dense.bias = nn.Parameter((rows * bias)[out].contiguous())
     dense.requires_grad_(layer.weight.requires_grad).train(layer.training)
-    picked = None if name in before or bool(into.all()) else into.nonzero()[:, 0]
-    put = None if name in after or bool(out.all()) else out.nonzero()[:, 0]
+    picked = None if before is not None or bool(into.all()) else into.nonzero()[:, 0]
+    put = None if after is not None or bool(out.all()) else out.nonzero()[:, 0]
     if picked is None and put is None:
         return dense
     return SubLinear(dense, picked, put, layer.out_features).train(layer.training)

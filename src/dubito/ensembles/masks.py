@@ -16,17 +16,15 @@ Masks are learned by gradient steps on theta; the weights of the model stay:
     loss = mean_m CE_m - weight * I[mask; M]
 
 Each step has rows of its own for every member; what a step sees depends on the seed and its number alone. The paper
-gives the weight of diversity, 2.0, and the number of members, 10, and nothing else. The other defaults were chosen on
-MNIST alone: masks of MLPs 784-512-256-10 and 784-2048-1024-10 were learned from 50,000 training images and compared on
-the other 10,000, which the MLPs had seen, but the masks had not. The goal was high diversity of members that lose at
-most one per cent of accuracy: `diversity_over` decides that, and the other settings hardly matter within factors of
-three. No out-of-distribution images were used.
+gives the weight of diversity and the number of members, 10, and nothing else. The other defaults were chosen on MNIST,
+without out-of-distribution images: masks of MLPs 784-512-256-10 and 784-2048-1024-10 were learned from 50,000 training
+images and compared on the other 10,000, which the MLPs had seen, but the masks had not. For diverse members that lose
+at most one per cent of accuracy, `diversity_over` decides; the other settings hardly matter within factors of three.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -40,40 +38,35 @@ from dubito.validate import check_choice, check_number
 
 DiversityOver = Literal["units", "masks", "sum"]
 """How the diversity is normalised: the mean over all units, the mean within each mask, or no mean at all."""
+Spans = Mapping[tuple[str, str], int]
+"""The parts of the vector q_m in their order: by layer and side ("rows" or "columns"), the number of units."""
 _NEAREST = 1e-6
 """Probabilities stay this far from 0 and 1, where the slope of the entropy is infinite."""
-_INTERVALS = MappingProxyType(
-    {
-        **dict.fromkeys(("steps", "batch"), "[1, inf)"),
-        **dict.fromkeys(("rate", "first_temperature", "last_temperature"), "(0, inf)"),
-        **dict.fromkeys(("diversity_weight", "spread"), "[0, inf)"),
-        "start": "[-100, 100]",
-    }
-)
+_INTERVALS = {
+    **dict.fromkeys(("steps", "batch"), "[1, inf)"),
+    **dict.fromkeys(("rate", "first_temperature", "last_temperature"), "(0, inf)"),
+    **dict.fromkeys(("diversity_weight", "spread"), "[0, inf)"),
+    "start": "[-100, 100]",
+}
 
 
 @dataclass(frozen=True)
 class MaskRecipe:
-    """Settings of `extract_members` and `HeadMasks`.
-
-    Loss of a step: mean over members of the cross-entropy - diversity_weight * I[mask; M]. Adam, without weight decay.
+    """Settings of `extract_members` and `HeadMasks`; OPEN marks what the paper does not give.
 
     Attributes:
         diversity_weight: Weight of the diversity, 2.0 in the paper. With 0, members differ only by their random start.
-        diversity_over: "units" divides I[mask; M] by the number of units, so that it is at most log 2, comparable to a
-            cross-entropy. "masks" takes the mean within each vector of rows or columns and sums these; it is stronger
-            with many layers. "sum" divides by nothing; with thousands of units cross-entropy hardly counts any more,
-            and members are very different and mostly wrong. OPEN in the paper.
-        steps: Number of gradient steps. OPEN in the paper.
+        diversity_over: "units" divides I[mask; M] by the number of units: at most log 2, comparable to a cross-entropy.
+            "masks" sums the means within each vector of rows or columns, which is stronger with many layers. "sum"
+            divides by nothing; with thousands of units, members are very different and mostly wrong. OPEN.
+        steps: Number of gradient steps. OPEN.
         batch: Rows per step, divided equally among the members.
-        rate: Adam's learning rate of theta.
-        first_temperature: tau of q = sigmoid(theta / tau) in the first step. OPEN in the paper, whether there is one.
-        last_temperature: tau in the last step; in between it falls by a constant factor per step. Low values leave few
-            masks undecided, so that binarising changes little.
+        rate: Learning rate of theta, by Adam without weight decay.
+        first_temperature: tau of q = sigmoid(theta / tau) in the first step. OPEN, whether there is one.
+        last_temperature: tau in the last step, reached by a constant factor per step. Low values leave little to cut.
         start: Initial mean of theta: 0 keeps and drops units equally often, positive values keep more.
         spread: Initial standard deviation of theta; with 0 all members would stay the same.
-        binarise: Whether masks become 0 and 1, cut at q = 1/2, so that members are smaller models. Otherwise members
-            keep every weight, scaled by q. OPEN in the paper.
+        binarise: Whether masks are cut at q = 1/2, so that members are smaller; otherwise q scales all weights. OPEN.
     """
 
     diversity_weight: float = 2.0
@@ -103,24 +96,12 @@ class MaskRecipe:
         share = step / max(1, self.steps - 1)
         return float(self.first_temperature * (self.last_temperature / self.first_temperature) ** share)
 
-    def to_json(self) -> dict[str, Any]:
-        """All settings as plain values."""
-        return asdict(self)
-
 
 class LayerMasks(NamedTuple):
     """The masks of one layer, one row per member; `rows` is None where all rows stay, as those of classes."""
 
     rows: Float[Tensor, "m out"] | None
     columns: Float[Tensor, "m in"]
-
-
-class Span(NamedTuple):
-    """One part of the vector q_m: the rows or the columns of a layer."""
-
-    layer: str
-    side: str
-    width: int
 
 
 def mask_diversity(q: Float[Tensor, "m j"]) -> Float[Tensor, "j"]:
@@ -134,28 +115,24 @@ def mask_diversity(q: Float[Tensor, "m j"]) -> Float[Tensor, "j"]:
     return _coin_entropy(q.mean(0)) - _coin_entropy(q).mean(0)
 
 
-def diversity(q: Float[Tensor, "m j"], spans: Sequence[Span], over: DiversityOver) -> Float[Tensor, ""]:
+def diversity(q: Float[Tensor, "m j"], spans: Spans, over: DiversityOver) -> Float[Tensor, ""]:
     """I[mask; M] of masks with one row per member, normalised as `MaskRecipe.diversity_over` describes."""
     each = mask_diversity(q)
-    if over == "units":
-        return each.mean()
     if over == "masks":
-        return torch.stack([part.mean() for part in torch.split(each, [span.width for span in spans])]).sum()
-    return each.sum()
+        return torch.stack([part.mean() for part in torch.split(each, [*spans.values()])]).sum()
+    return each.mean() if over == "units" else each.sum()
 
 
-def by_layer(q: Float[Tensor, "m j"], spans: Sequence[Span]) -> dict[str, LayerMasks]:
+def by_layer(q: Float[Tensor, "m j"], spans: Spans) -> dict[str, LayerMasks]:
     """The masks of all members by layer."""
-    split = torch.split(q, [span.width for span in spans], dim=1)
-    parts = {(span.layer, span.side): part for span, part in zip(spans, split, strict=True)}
-    columns = {layer: part for (layer, side), part in parts.items() if side == "columns"}
-    return {layer: LayerMasks(parts.get((layer, "rows")), part) for layer, part in columns.items()}
+    parts = dict(zip(spans, torch.split(q, [*spans.values()], dim=1), strict=True))
+    return {layer: LayerMasks(parts.get((layer, "rows")), parts[layer, "columns"]) for layer, _ in spans}
 
 
-def binarised(q: Float[Tensor, "m j"], spans: Sequence[Span]) -> Float[Tensor, "m j"]:
+def binarised(q: Float[Tensor, "m j"], spans: Spans) -> Float[Tensor, "m j"]:
     """1 where q is above one half, otherwise 0; a mask that would keep nothing keeps its most likely unit."""
     parts = []
-    for part in torch.split(q, [span.width for span in spans], dim=1):
+    for part in torch.split(q, [*spans.values()], dim=1):
         kept = part > 0.5
         best = F.one_hot(part.argmax(1), part.shape[1]).bool()
         parts.append(kept | (best & ~kept.any(1, keepdim=True)))
@@ -174,7 +151,7 @@ def of_member(masks: Mapping[str, LayerMasks], member: int) -> dict[str, LayerMa
 def trained_masks(
     run: Callable[[dict[str, LayerMasks], Tensor], Tensor],
     batches: Iterable[tuple[Tensor, Int[Tensor, "r"]]],
-    spans: Sequence[Span],
+    spans: Spans,
     *,
     members: int,
     recipe: MaskRecipe,
@@ -186,7 +163,7 @@ def trained_masks(
 
     `run` is the model with masks: it maps the rows of a batch, in m equal parts, to logits (r, c).
     """
-    drawn = torch.randn(members, sum(span.width for span in spans), generator=generator("masks", seed))
+    drawn = torch.randn(members, sum(spans.values()), generator=generator("masks", seed))
     theta = (recipe.start + recipe.spread * drawn).to(device).requires_grad_()
     optimizer = torch.optim.Adam([theta], lr=recipe.rate)
     with bar("masks", recipe.steps, unit="steps", show=progress) as advance:
@@ -206,23 +183,12 @@ def trained_masks(
     return binarised(q, spans) if recipe.binarise else q
 
 
-def rows_per_member(rows: int, members: int, recipe: MaskRecipe) -> int:
+def rows_each(rows: int, members: int, recipe: MaskRecipe) -> int:
     """How many rows of a step each member gets; a step has no more rows than there are."""
     check_number(members, "[1, inf)", by="masks", what="members", whole=True, hint="The paper extracts 10.")
-    if rows < members:
-        raise TableError(
-            f"masks of {members} members need at least {members} labelled rows; got {rows}. Give more images."
-        )
+    least, hint = f"[{members}, inf)", "Pass more images."
+    check_number(rows, least, by="masks", what="the number of labelled rows", whole=True, hint=hint, error=TableError)
     return max(1, min(recipe.batch, rows) // members)
-
-
-def shuffled(rows: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "r"]]:
-    """Indices of `size` rows for each step, from one random order of all rows after the other, leaving out the rest."""
-    for step in range(steps):
-        turn, place = divmod(step, rows // size)
-        if place == 0:
-            order = torch.randperm(rows, generator=generator("rows", seed, turn))
-        yield order[place * size : (place + 1) * size]
 
 
 def _coin_entropy(q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
