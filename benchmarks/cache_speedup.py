@@ -32,7 +32,7 @@ import dubito
 from dubito.cache.runner import batches, cores, kept_memory
 from dubito.cache.shard import forget_shards
 from dubito.data import Augmented, Subset
-from dubito.heads.loop import make_optimizer, set_lr, train_head
+from dubito.heads.loop import make_optimizer, set_lr
 from dubito.heads.losses import ranking_loss
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Plan
@@ -94,7 +94,7 @@ def from_cache(cache: Path, recipe: dubito.heads.Recipe) -> None:
     """The training as users run it, with files opened and verified again."""
     forget_shards()
     table = dubito.open(cache)
-    train_head(dubito.concat(*[table] * -(-LISTED // len(table))), recipe=recipe)
+    dubito.UncertaintyHead(recipe=recipe).train(dubito.concat(*[table] * -(-LISTED // len(table))))
 
 
 def through_network(model: WrappedClassifier, photos: Images, plan: Plan, turn: int) -> None:

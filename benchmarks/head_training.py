@@ -33,7 +33,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import dubito
-from dubito.heads.loop import make_optimizer, set_lr, train_head
+from dubito.heads.loop import make_optimizer, set_lr
 from dubito.heads.losses import ranking_loss
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Plan
@@ -110,10 +110,10 @@ def turn(folder: Path) -> dict[str, float]:
     peak: list[int] = []
     with watched_memory(peak):
         before = bare(rows, losses, plan, steps)
-        trained, seconds = timed(lambda: train_head(table, recipe=recipe))
+        trained, seconds = timed(lambda: dubito.UncertaintyHead(recipe=recipe).train(table))
         after = bare(rows, losses, plan, steps)
     return {
-        "rows": trained.rows,
+        "rows": trained.head.trained_["rows_seen"],
         "seconds": seconds,
         "bare_rows": 2 * steps * BATCH,
         "bare_seconds": before + after,

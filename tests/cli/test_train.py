@@ -10,7 +10,7 @@ import torch
 import dubito
 from dubito.heads import loop, shelf
 from dubito.heads.checkpoint import read_config
-from dubito.heads.held_out import HeldOut
+from dubito.heads.loop import HeldOut
 
 from .conftest import COUNT, MODEL, Run, write_images
 
@@ -196,7 +196,7 @@ def test_stopped_it_goes_on(run: Run, labelled: Path, own: Path, monkeypatch: py
     command = ("train", labelled, "--to", "mine", *QUICK, "--seeds", "1,2")
     undisturbed = run(*("train", labelled, "--to", "other", *QUICK, "--seeds", "1,2"))
     assert undisturbed.code == 0
-    step, done = loop._Run._step, []
+    step, done = loop.Run._step, []
 
     def stopping(self: object, *rest: object) -> object:
         done.append(1)
@@ -204,7 +204,7 @@ def test_stopped_it_goes_on(run: Run, labelled: Path, own: Path, monkeypatch: py
             raise KeyboardInterrupt
         return step(self, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop._Run, "_step", stopping)
+    monkeypatch.setattr(loop.Run, "_step", stopping)
     answer = run(*command)
     assert answer.code == 130
     where = own / "mine"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from tests.heads.conftest import learnable
+from tests.heads.conftest import learnable, train_head
 
 from dubito.heads import loop
 from dubito.heads.recipe import Recipe
@@ -11,7 +11,7 @@ from dubito.heads.recipe import Recipe
 torch.set_num_threads(1)
 loop._SECONDS_BETWEEN_STATES = 0.01
 arguments = globals()  # set by test_kill
-loop.train_head(
+train_head(
     learnable(300),
     recipe=Recipe(batch=16, rows=300 * 16, optimizer=arguments["optimizer"], dropout=arguments["dropout"]),
     width=16,

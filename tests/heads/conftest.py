@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from dubito.heads import Training, UncertaintyHead
 from dubito.table import Table
 
 collect_ignore = ["child.py"]
@@ -16,6 +17,11 @@ def learnable(n: int = 400, d: int = 8, seed: int = 0) -> Table:
     feature[:, 2:6] += 1.5 * torch.eye(4)[label]
     loss = torch.nn.functional.softplus(2 * feature[:, 0] + feature[:, 1])
     return Table(feature=feature, loss=loss, label=label)
+
+
+def train_head(table: Table, *, held_out=None, folder=None, progress=False, **settings) -> Training:
+    """One head with these settings, trained."""
+    return UncertaintyHead(**settings).train(table, held_out=held_out, folder=folder, progress=progress)
 
 
 class Cnn(nn.Module):

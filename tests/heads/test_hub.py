@@ -79,7 +79,7 @@ def test_without_network_the_kept_one_is_used_and_otherwise_it_is_said(monkeypat
         hub.from_pretrained("org/other", cache_dir=kept)
     assert str(caught.value) == (
         f"head: 'org/other' is not in the hub's cache on this machine, and the hub cannot be reached "
-        f"({str(error).rstrip('.') or 'TimeoutError'}). Try again with a network, or give a folder that "
+        f"({str(error).rstrip('.') or 'TimeoutError'}). Try again with a network, or pass a folder that "
         f"save_pretrained wrote."
     )
 

@@ -83,7 +83,7 @@ def test_one_module_in_two_wrappers():
     one, two = first(x), second(x)
     assert torch.equal(one.logit, two.logit)
     assert not torch.equal(one.u, two.u)
-    with pytest.raises(ModelError, match=r"already holds a model with an uncertainty head. Give the model inside"):
+    with pytest.raises(ModelError, match=r"already has an uncertainty head. Pass its .module instead"):
         with_uncertainty(first)
 
 
@@ -167,9 +167,9 @@ def test_what_creation_refuses(module, how, text):
         (
             Scaled(),
             {},
-            r"'fc', the last linear layer of Scaled, does not return its output. Name .* layer='...', or give",
+            r"'fc', the last linear layer of Scaled, does not return its output. Name .* layer='...', or pass",
         ),
-        (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
+        (Unused(), {}, r"Unused did not call its layer 'fc'. Name the one that returns the logits"),
         (Tokens(), {"layer": "fc"}, r"layer 'fc' must read one row of 8 features per image; got \(6, 49, 8\)"),
         (Pair(), {}, r"^with_uncertainty: Pair must return one tensor \(or an output with .logits\); got tuple"),
     ],

@@ -71,7 +71,7 @@ def test_logits_that_are_not_linear_are_told_with_the_share_and_the_repair():
     with pytest.raises(
         TableError,
         match=rf"^x\.fit: logits must be linear in the features; a linear layer misses those of cache/a by "
-        rf"{turned.missed:.0%} of their deviation\. Give features and logits of the same layer and model, or do y\.$",
+        rf"{turned.missed:.0%} of their deviation\. Pass features and logits of the same layer and model, or do y\.$",
     ):
         turned.check_linear("cache/a", by="x.fit", repair="or do y")
 

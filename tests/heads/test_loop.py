@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
-from tests.heads.conftest import learnable
+from tests.heads.conftest import learnable, train_head
 from torch import nn
 
 from dubito import metrics
 from dubito.errors import ArtefactError, ConstantHeadWarning, MissingColumnError, TableError, ValueRangeError
 from dubito.heads import loop
-from dubito.heads.loop import STATE, _Run, make_optimizer, optimizer_tensors, restore_optimizer, set_lr, train_head
+from dubito.heads.loop import STATE, Run, make_optimizer, optimizer_tensors, restore_optimizer, set_lr
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.heads.stream import Stream
@@ -36,12 +36,12 @@ def _tiny(one_thread):
 
 @torch.no_grad()
 def said(trained, table: Table) -> torch.Tensor:
-    return trained.module(table.feature)
+    return trained.head.module(table.feature)
 
 
 def same(one, other) -> bool:
-    pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
-    return one.history == other.history and all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    pairs = zip(one.head.module.parameters(), other.head.module.parameters(), strict=True)
+    return one.histories == other.histories and all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
 def test_a_ranking_head_orders_images_that_it_has_not_seen():
@@ -78,7 +78,7 @@ def test_a_head_can_learn_without_labels():
 @pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("adam", 3e-3), ("sgd", 0.3), ("lion", 1e-3)])
 def test_every_optimizer_and_schedule_lowers_the_loss(optimizer, schedule, lr):
     recipe = replace(SHORT, optimizer=optimizer, schedule=schedule, lr=lr, warmup_lr=0.0)
-    history = train_head(learnable(), recipe=recipe, **SMALL).history
+    history = train_head(learnable(), recipe=recipe, **SMALL).histories[0]
     assert history[-1]["loss"] < 0.9 * history[0]["loss"]
 
 
@@ -102,33 +102,35 @@ def test_two_steps_by_hand():
                 v.mul_(0.95).add_(0.05 * gradient**2)
                 one.mul_(1 - rates[step - 1] * 0.5 * (one.dim() > 1))
                 one.sub_(rates[step - 1] * (m / (1 - 0.8**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8))
-    for ours, theirs in zip(found.module.parameters(), head.parameters(), strict=True):
+    for ours, theirs in zip(found.head.module.parameters(), head.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert [entry["loss"] for entry in found.history] == pytest.approx(losses, rel=1e-5)
-    assert [entry["lr"] for entry in found.history] == pytest.approx(rates)
-    assert (found.steps, found.rows) == (2, 8)
+    assert [entry["loss"] for entry in found.histories[0]] == pytest.approx(losses, rel=1e-5)
+    assert [entry["lr"] for entry in found.histories[0]] == pytest.approx(rates)
+    assert (found.updates, found.head.trained_["rows_seen"]) == (2, 8)
 
 
 @pytest.mark.parametrize(("n", "batch"), [(101, 7), (9, 4), (2, 2), (3, 2), (50, 49), (10, 64)])
 def test_odd_sizes(n, batch):
     trained = train_head(learnable(n), recipe=Recipe(batch=batch, rows=5 * n), **SMALL)
-    assert all(bool(one.isfinite().all()) for one in trained.module.parameters())
-    assert trained.rows <= (5 * n + batch) * (batch + 1) / batch  # a single row left over joins another batch
+    assert all(bool(one.isfinite().all()) for one in trained.head.module.parameters())
+    assert (
+        trained.head.trained_["rows_seen"] <= (5 * n + batch) * (batch + 1) / batch
+    )  # a single row left over joins another batch
 
 
 def test_history():
     trained = train_head(learnable(), recipe=SHORT, held_out=learnable(100, seed=1), **SMALL)
-    assert [entry["step"] for entry in trained.history] == list(range(5, 101, 5))
-    assert all(entry.keys() == {"step", "lr", "loss", "r_auroc", "order"} for entry in trained.history)
-    assert trained.rows == 2_000
-    assert not trained.module.training
+    assert [entry["step"] for entry in trained.histories[0]] == list(range(5, 101, 5))
+    assert all(entry.keys() == {"step", "lr", "loss", "r_auroc", "order"} for entry in trained.histories[0])
+    assert trained.head.trained_["rows_seen"] == 2_000
+    assert not trained.head.module.training
 
 
 def test_what_is_held_out_is_measured_as_the_metric_does():
     held_out = learnable(200, seed=1)
     trained = train_head(learnable(), recipe=SHORT, held_out=held_out, **SMALL)
     u = said(trained, held_out)
-    assert trained.history[-1]["r_auroc"] == metrics.r_auroc(held_out.feature, held_out.label, u)
+    assert trained.histories[0][-1]["r_auroc"] == metrics.r_auroc(held_out.feature, held_out.label, u)
 
 
 def test_what_is_held_out_is_not_learned_from():
@@ -154,9 +156,9 @@ def test_the_bar_counts_rows_and_shows_how_far_it_has_come(monkeypatch):
     recipe = Recipe(batch=20, rows=1_000)
     trained = train_head(learnable(105), recipe=recipe, held_out=learnable(50, seed=1), progress=True, seed=4, **SMALL)
     # 50 steps: eight passes of 20, 20, 20, 20, 20 and 5 rows, and two more batches.
-    assert (told["total"], told["rows"], trained.rows) == (880, 880, 880)
+    assert (told["total"], told["rows"], trained.head.trained_["rows_seen"]) == (880, 880, 880)
     assert (told["title"], told["unit"], told["done"], told["show"]) == ("train seed 4", "rows", 0, True)
-    assert len(told["notes"]) == len(trained.history)
+    assert len(told["notes"]) == len(trained.histories[0])
     assert re.fullmatch(r"loss \d\.\d{4}  R-AUROC \d\.\d{4}  order \d\.\d{4}", told["notes"][-1])
 
 
@@ -188,7 +190,7 @@ class Stopped(Exception):
 def test_stopped_and_called_again_it_ends_with_the_same_bits(tmp_path, monkeypatch, optimizer, at):
     arguments = {"recipe": replace(SHORT, optimizer=optimizer), "held_out": learnable(60, seed=1), **SMALL}
     undisturbed = train_head(learnable(), folder=tmp_path / "undisturbed", **arguments)
-    step = loop._Run._step
+    step = loop.Run._step
 
     def stopping(self, *rest):
         if self.step == at:
@@ -197,7 +199,7 @@ def test_stopped_and_called_again_it_ends_with_the_same_bits(tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_SECONDS_BETWEEN_STATES", -1.0)
-        patch.setattr(loop._Run, "_step", stopping)
+        patch.setattr(loop.Run, "_step", stopping)
         with pytest.raises(Stopped):
             train_head(learnable(), folder=tmp_path / "stopped", **arguments)
     resumed = train_head(learnable(), folder=tmp_path / "stopped", **arguments)
@@ -207,7 +209,7 @@ def test_stopped_and_called_again_it_ends_with_the_same_bits(tmp_path, monkeypat
 
 def test_a_finished_training_is_not_done_again(tmp_path, monkeypatch):
     first = train_head(learnable(), recipe=SHORT, folder=tmp_path / "deep" / "folder", **SMALL)
-    monkeypatch.setattr(loop._Run, "_step", None)
+    monkeypatch.setattr(loop.Run, "_step", None)
     assert same(train_head(learnable(), recipe=SHORT, folder=tmp_path / "deep" / "folder", **SMALL), first)
 
 
@@ -234,16 +236,16 @@ def test_another_training_in_the_folder_is_refused(tmp_path):
 
 
 def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
-    step = loop._Run._step
+    step = loop.Run._step
 
     def meanwhile(self, *rest):
         with pytest.raises(ArtefactError, match=r"^another process is writing into '.*'\. Wait until it has ended, or"):
             train_head(learnable(), recipe=SHORT, folder=tmp_path, **SMALL)
         return step(self, *rest)
 
-    monkeypatch.setattr(loop._Run, "_step", meanwhile)
+    monkeypatch.setattr(loop.Run, "_step", meanwhile)
     trained = train_head(learnable(), recipe=replace(SHORT, rows=60), folder=tmp_path, **SMALL)
-    assert trained.steps == 3
+    assert trained.updates == 3
 
 
 def test_a_damaged_state_is_told(tmp_path):
@@ -273,7 +275,7 @@ def test_a_head_that_starts_at_zero_does_not_learn():
         trained = train_head(learnable(), recipe=replace(SHORT, init="zero"), held_out=held_out, width=16)
     u = said(trained, learnable())
     assert float(u.max() - u.min()) == 0
-    assert (trained.history[-1]["r_auroc"], trained.history[-1]["order"]) == (0.5, 0.5)
+    assert (trained.histories[0][-1]["r_auroc"], trained.histories[0][-1]["order"]) == (0.5, 0.5)
 
 
 def test_features_that_say_nothing_make_a_constant_head():
@@ -323,8 +325,7 @@ import torch
 
 from dubito.cache.shard import shard_at, sharded_column, write_shard
 from dubito.heads import stream
-from dubito.heads.recipe import Recipe
-from dubito.heads.loop import train_head
+from dubito.heads import Recipe, UncertaintyHead
 from dubito.table import Table
 
 torch.set_num_threads(1)
@@ -340,7 +341,7 @@ def peak(count):
         os.link(first.path, folder / name)
     shards = [(shard_at(folder / name), 512) for name in names]
     table = Table(feature=sharded_column(shards, "feature", (512,)), loss=sharded_column(shards, "loss"))
-    train_head(table, recipe=Recipe(batch=256, rows=len(table)), width=16)
+    UncertaintyHead(width=16, recipe=Recipe(batch=256, rows=len(table))).train(table)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -358,7 +359,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path):
 def test_dropout_changes_the_course_and_is_as_repeatable(tmp_path):
     table = Table(feature=torch.rand(200, 8), loss=torch.rand(200))
     plain, thin, again = (
-        train_head(table, recipe=Recipe(dropout=share, rows=2000, batch=100), width=16).module.state_dict()
+        train_head(table, recipe=Recipe(dropout=share, rows=2000, batch=100), width=16).head.module.state_dict()
         for share in (0.0, 0.5, 0.5)
     )
     key = "layers.0.weight"
@@ -368,7 +369,7 @@ def test_dropout_changes_the_course_and_is_as_repeatable(tmp_path):
 
 def test_dropout_keeps_the_mean_of_a_feature():
     # What is kept is scaled by 1 / (1 - 0.8) = 5.
-    run = _Run.__new__(_Run)
+    run = Run.__new__(Run)
     run.plan = Recipe(dropout=0.8, batch=2).plan(100)
     run.stream, run.step = Stream(torch.ones(4, 3), torch.zeros(4), 2, 0), 0
     thinned = run._dropout(torch.ones(2000, 50))

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.heads.conftest import train_head
 from torch import nn
 from torch.nn.functional import leaky_relu, softplus
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.heads import HeadModule, l2_loss, ranking_loss
 from dubito.heads import module as module_file
-from dubito.heads.loop import train_head
 from dubito.heads.module import start_at_classes
 from dubito.heads.recipe import Recipe
 from dubito.metrics import auroc
@@ -194,7 +194,7 @@ def test_logits_of_another_head_are_refused():
     with pytest.raises(
         TableError,
         match=r"^head\.fit with init='classes': logits must be linear in the features; a linear layer misses those of "
-        r"cache/train by (9\d|10\d)% of their deviation\. Give features and logits of the same layer and model, or use "
+        r"cache/train by (9\d|10\d)% of their deviation\. Pass features and logits of the same layer and model, or use "
         r"init='default'\.$",
     ):
         train_head(other_logits, recipe=Recipe(init="classes"), width=8, depth=1)
@@ -261,7 +261,7 @@ def test_it_learns_more_from_few_images_than_a_random_start():
         for init in ("classes", "default")
     }
     with torch.no_grad():
-        value = {init: auroc(one.module(unseen.feature), doubtful) for init, one in found.items()}
+        value = {init: auroc(one.head.module(unseen.feature), doubtful) for init, one in found.items()}
     assert value["classes"] > value["default"] + 0.1
 
 
@@ -270,9 +270,9 @@ def test_a_stopped_training_ends_as_one_that_was_not(tmp_path):
     straight = train_head(table, recipe=recipe, width=8, depth=1, folder=tmp_path / "one")
     again = train_head(table, recipe=recipe, width=8, depth=1, folder=tmp_path / "one")
     fresh = train_head(table, recipe=recipe, width=8, depth=1)
-    assert again.resumed_from == again.steps
+    assert (straight.updates, again.updates) == (20, 0)
     for other in (again, fresh):
-        pairs = zip(straight.module.parameters(), other.module.parameters(), strict=True)
+        pairs = zip(straight.head.module.parameters(), other.head.module.parameters(), strict=True)
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
@@ -285,7 +285,7 @@ def test_one_image_is_enough_to_start():
 
 def test_too_many_classes_to_share_units_are_refused(monkeypatch):
     monkeypatch.setattr(module_file, "_MOST_MERGED", 3)
-    with pytest.raises(ValueRangeError, match=r"at most 3 classes share units; got 4 for a width of 2\. Use width=4"):
+    with pytest.raises(ValueRangeError, match=r"share units must be a number in \[1, 3\]; got 4\. Use width=4"):
         started(classified(), 2)
 
 

@@ -84,7 +84,7 @@ def test_logits_that_are_not_linear_are_refused():
     with pytest.raises(
         TableError,
         match=r"^mental\.fit: logits must be linear in the features; a linear layer misses those of table in memory by "
-        r"\d+% of their deviation\. Give features and logits of the same layer and model, or take",
+        r"\d+% of their deviation\. Pass features and logits of the same layer and model, or take",
     ):
         MentalModel().fit(Table(feature=train.feature, logit=train.logit.abs()))
     with pytest.raises(TableError, match="by 100% of their deviation"):

@@ -15,7 +15,7 @@ from dubito.cli._console import Assignments, CommandResult, Screen, command, rea
 
 if TYPE_CHECKING:
     from dubito.heads import Recipe
-    from dubito.heads.training import Training
+    from dubito.heads.score import Training
     from dubito.table import Table
 
 _FIT = "fit"
@@ -130,7 +130,7 @@ def _recipe(texts: dict[str, str]) -> "Recipe":
 
 def _split(table: "Table", held_out: str | None) -> tuple["Table", "Table | None"]:
     """The rows to learn from, and those that are held out: another cache, or a share of the images."""
-    from dubito.heads.held_out import split
+    from dubito.heads.loop import split
     from dubito.validate import check_disjoint
 
     if held_out is None:

@@ -4,11 +4,9 @@ from dubito.heads.checkpoint import HeadConfig, PretrainedHead
 from dubito.heads.joint import JointOutput, WithUncertainty, joint_loss, with_uncertainty
 from dubito.heads.losses import l1_loss, l2_loss, log_l2_loss, ranking_loss, variance_nll
 from dubito.heads.module import HeadModule
-from dubito.heads.recipe import Recipe
-from dubito.heads.score import UncertaintyHead
+from dubito.heads.recipe import Recipe, expected_loss, with_expected_loss
+from dubito.heads.score import Training, UncertaintyHead, train
 from dubito.heads.shelf import list_heads
-from dubito.heads.targets import expected_loss, with_expected_loss
-from dubito.heads.training import Training, train
 
 __all__ = [
     "HeadConfig",

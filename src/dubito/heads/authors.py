@@ -20,11 +20,11 @@ from torch import Tensor
 
 from dubito.errors import CheckpointError, DubitoWarning
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, make_card
-from dubito.heads.module import HeadModule, layer_shapes
+from dubito.heads.module import HeadModule
 from dubito.models.from_timm import transform_of
 from dubito.models.weights import operations, read_weights
 from dubito.models.wrap import wrap
-from dubito.storage import tensors_digest
+from dubito.storage import reading, tensors_digest
 from dubito.table import Provenance
 
 BACKBONES = {
@@ -36,7 +36,10 @@ BACKBONES = {
 """The backbone of each head, by the width of its features."""
 
 _HEAD, _BACKBONE = "unc_module.unc_module.", "model."
-_LAYOUT = f"{_HEAD}{{0,2,4}}.{{weight,bias}}"
+_RELEASED = (
+    f"Pass a vit_*_checkpoint.pth.tar as it was released, with {_HEAD}{{0,2,4}}.{{weight,bias}}: a chain of linear "
+    f"layers of one width that ends in one number."
+)
 _TRAINED = {
     "corpus": "ImageNet-21k, by the authors of Pretrained Visual Uncertainties",
     "paper": "Kirchhof et al. 2024, arXiv 2402.16569",
@@ -51,7 +54,11 @@ def import_authors_head(path: str | Path) -> PretrainedHead:
     are refused. Otherwise `config.provenance` is None: nothing can be checked, and a warning says so.
     """
     weights = _read(path)
-    module = _module(_below(_HEAD, weights), path)
+    tensors = {f"layers.{key}": value for key, value in _below(_HEAD, weights).items()}
+    depth = max(0, len(tensors) // 2 - 1)
+    with reading(f"head: the uncertainty head in '{path}'", _RELEASED, error=CheckpointError):
+        width, features = tensors["layers.0.weight"].shape
+        module = HeadModule.filled(tensors, features, width=width if depth else 1, depth=depth)
     model = BACKBONES.get(module.features)
     provenance = _provenance(model, _below(_BACKBONE, weights)) if model else None
     if provenance is None:
@@ -94,24 +101,6 @@ def _read(path: str | Path) -> dict[str, Tensor]:
 
 def _below(prefix: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-
-
-def _module(head: dict[str, Tensor], path: str | Path) -> HeadModule:
-    """The network, if the tensors are a chain of linear layers that ends in one number."""
-    tensors = {f"layers.{key}": value.float() for key, value in head.items()}
-    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    depth, first = len(head) // 2 - 1, shapes.get("layers.0.weight", ())
-    if depth < 0 or len(first) != 2 or shapes != layer_shapes(first[1], first[0] if depth else 1, depth):
-        got = ", ".join(f"{key} {tuple(value.shape)}" for key, value in head.items()) or "none of these keys"
-        raise CheckpointError(
-            f"head: '{path}' must hold an uncertainty head as {_LAYOUT}, a chain of linear layers of one width that "
-            f"ends in one number; got {got}. Give a vit_*_checkpoint.pth.tar as it was released."
-        )
-    if not all(value.isfinite().all() for value in tensors.values()):
-        raise CheckpointError(f"head: '{path}' holds NaN or infinite weights. Copy the file again.")
-    module = HeadModule(first[1], width=first[0] if depth else 1, depth=depth)
-    module.load_state_dict(tensors)
-    return module.eval()
 
 
 def _provenance(model: str, backbone: dict[str, Tensor]) -> Provenance | None:

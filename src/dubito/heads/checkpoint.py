@@ -9,14 +9,13 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, final, get_args
 
 import torch
 from safetensors.torch import load, save
 
 from dubito.errors import ArtefactError, ValueRangeError
-from dubito.heads.module import HeadModule, check_shape, layer_shapes
+from dubito.heads.module import HeadModule, check_shape
 from dubito.storage import reading, write_file, write_json, writing
 from dubito.table import Provenance
 from dubito.types import Json
@@ -25,14 +24,11 @@ from dubito.validate import check_choice
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FORMAT = 1
 DiskType = Literal["float16", "float32"]
-_KINDS = MappingProxyType(
-    {
-        **dict.fromkeys(("features", "width", "depth"), (int,)),
-        **dict.fromkeys(("model", "licence", "weights_file"), (str, type(None))),
-        **dict.fromkeys(("trained", "measured"), (dict,)),
-        "provenance": (dict, type(None)),
-    }
-)
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("features", "width", "depth"), int),
+    **dict.fromkeys(("model", "licence", "weights_file"), str | None),
+    **dict.fromkeys(("trained", "measured"), dict),
+}
 
 
 @final
@@ -82,8 +78,7 @@ class HeadConfig:
             plain: Json = json.loads(json.dumps(asdict(self) | {"provenance": provenance}, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ArtefactError(
-                f"head: provenance, trained and measured must be JSON without NaN ({error}). Give plain numbers and "
-                f"texts."
+                f"head: provenance, trained and measured must be JSON without NaN ({error}). Pass numbers and texts."
             ) from error
         return plain
 
@@ -100,16 +95,12 @@ class HeadConfig:
         odd = [f"no entry '{key}'" for key in sorted(names - entries.keys())]
         odd += [f"an entry '{key}' that no head has" for key in sorted(entries.keys() - names)]
         odd += [
-            f"{key}={entries[key]!r:.40}"
-            for key, kinds in _KINDS.items()
-            if key in entries and not isinstance(entries[key], kinds)
+            f"{key}={entries.get(key)!r:.40}" for key, kind in _KINDS.items() if not isinstance(entries.get(key), kind)
         ]
         if odd:
             raise ArtefactError(f"{where} has {odd[0]}. Copy it again, or save the head again with save_pretrained.")
-        try:
+        with reading(where, "Save the head again."):
             return cls(**{**entries, "provenance": Provenance.from_json(entries["provenance"], where)})
-        except (TypeError, ValueRangeError) as error:
-            raise ArtefactError(f"{where} cannot be used ({error}). Save the head again.") from error
 
 
 @final
@@ -163,42 +154,22 @@ def read_head(folder: str | Path) -> PretrainedHead:
             f"head in '{folder}': {WEIGHTS} is not the file that {CONFIG} was written with; it was damaged or replaced,"
             f" and nothing in it was executed. Copy the whole folder again."
         )
-    with reading(f"head in '{folder}': {WEIGHTS}", "Copy the whole folder again, or save the head again."):
+    with reading(f"head in '{folder}': {WEIGHTS}", f"Copy {WEIGHTS} and {CONFIG} again, both of the same head."):
         stored = load(data)
-    shapes = {key: tuple(value.shape) for key, value in stored.items()}
-    # Compared before any memory is allocated for the network.
-    deep = len(shapes) == 2 * (config.depth + 1)
-    if not deep or shapes != layer_shapes(config.features, config.width, config.depth):
-        listed = ", ".join(f"{key} {shape}" for key, shape in list(shapes.items())[:6]) or "nothing"
-        raise ArtefactError(
-            f"head in '{folder}': {CONFIG} describes {config.features} features, width {config.width}, depth "
-            f"{config.depth}, and {WEIGHTS} does not hold that: {listed}. Copy both files from the same head."
-        )
-    for key, value in stored.items():
-        if value.dtype != getattr(torch, config.dtype):
-            raise ArtefactError(
-                f"head in '{folder}': the weights must be {config.dtype}, as {CONFIG} says; {key} in {WEIGHTS} is "
-                f"{str(value.dtype).removeprefix('torch.')}. Copy both files from the same head."
-            )
-    if not all(value.isfinite().all() for value in stored.values()):
-        raise ArtefactError(f"head in '{folder}': {WEIGHTS} holds NaN or infinite weights. Copy or train it again.")
-    module = HeadModule(config.features, width=config.width, depth=config.depth)
-    module.load_state_dict(stored)  # as float32
+        module = HeadModule.filled(stored, config.features, width=config.width, depth=config.depth)
+        for key, value in stored.items():
+            if value.dtype != getattr(torch, config.dtype):
+                raise ValueError(f"{key} is {value.dtype}, not {config.dtype}")
     card = folder / CARD
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else make_card(config)
-    return PretrainedHead(module.eval(), config, text)
+    return PretrainedHead(module, config, text)
 
 
 def read_config(folder: str | Path) -> HeadConfig:
     """A head's config, without reading its weights."""
     folder = Path(folder)
-    text = _read(folder, CONFIG)
-    try:
-        entries: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ArtefactError(
-            f"head in '{folder}': {CONFIG} is not JSON ({error}). Copy it again, or save the head again."
-        ) from error
+    with reading(f"head in '{folder}': {CONFIG}", "Copy it again, or save the head again."):
+        entries: Any = json.loads(_read(folder, CONFIG))
     return HeadConfig.from_json(entries, f"'{folder / CONFIG}'")
 
 
@@ -220,7 +191,7 @@ def _read(folder: Path, name: str) -> bytes:
     except OSError as error:
         why = f"{name} is not there" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
         why = why if folder.is_dir() else "there is no such folder"
-        raise ArtefactError(f"no head in '{folder}': {why}. Give a folder that save_pretrained wrote.") from error
+        raise ArtefactError(f"no head in '{folder}': {why}. Pass a folder that save_pretrained wrote.") from error
 
 
 def _digest(data: bytes) -> str:

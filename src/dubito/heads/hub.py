@@ -17,6 +17,7 @@ from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, make_
 
 _PATIENCE = 10.0
 """Seconds to wait for the hub's first answer."""
+_LOG_IN = " ({error}). Log in with `hf auth login`, and check your permissions, or try again later."
 _REASONS: Mapping[Any, str] = MappingProxyType(
     {
         errors.GatedRepoError: ": it is gated. Request access on its page, then `hf auth login`.",
@@ -25,10 +26,8 @@ _REASONS: Mapping[Any, str] = MappingProxyType(
         "shows those on this machine), or log in with `hf auth login`.",
         errors.EntryNotFoundError: f": it is not a head: {CONFIG} or {WEIGHTS} is missing. Choose another.",
         errors.HFValidationError: ": a name on the hub is 'org/name'; got '{name}'. Check the spelling.",
-        (
-            errors.HfHubHTTPError,
-            errors.LocalTokenNotFoundError,
-        ): " ({error}). Log in with `hf auth login`, and check your permissions, or try again later.",
+        errors.HfHubHTTPError: _LOG_IN,
+        errors.LocalTokenNotFoundError: _LOG_IN,
         (AttributeError, KeyError, TypeError, ValueError): f": its {CONFIG} is not a head's ({{error}}). Choose "
         "another.",
         Exception: " ({error}). Check the network and try again.",
@@ -93,7 +92,7 @@ def from_pretrained(
             raise ArtefactError(
                 f"head: '{name}' is not in the hub's cache on this machine, and "
                 + (f"the hub cannot be reached ({reason})" if reason else "local_files_only is set")
-                + ". Try again with a network, or give a folder that save_pretrained wrote."
+                + ". Try again with a network, or pass a folder that save_pretrained wrote."
             ) from error
     return hub_head.head
 
@@ -122,12 +121,7 @@ def push_to_hub(
     carded = head if head.card else head._replace(card=make_card(head.config, name=repo_id))
     with _hub_errors(f"head: '{repo_id}' could not be pushed", repo_id):
         commit = HubHead(carded).push_to_hub(
-            repo_id,
-            private=private,
-            token=token,
-            branch=branch,
-            create_pr=create_pr,
-            commit_message=commit_message,
+            repo_id, private=private, token=token, branch=branch, create_pr=create_pr, commit_message=commit_message
         )
     return str(commit)
 
@@ -136,13 +130,10 @@ def _unreachable(name: str, revision: str | None, token: str | bool | None) -> s
     """Why the hub does not answer, or None if it does; an unknown name is an answer, and raises."""
     try:
         get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), token=token, timeout=_PATIENCE)
-    except errors.HfHubHTTPError as error:
-        if error.response.status_code < 500:
-            raise
-        return _first_line(error)
-    except errors.HFValidationError:
-        raise
     except Exception as error:  # whatever the network, a proxy, a certificate or offline mode raise
+        answered = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
+        if answered or isinstance(error, errors.HFValidationError):
+            raise
         return _first_line(error)
     return None
 

@@ -69,13 +69,18 @@ def with_uncertainty(
     """
     if any(isinstance(part, WithUncertainty) for part in module.modules()):
         raise ModelError(
-            f"with_uncertainty: {type(module).__name__} already holds a model with an uncertainty head. "
-            f"Give the model inside, its .module."
+            f"with_uncertainty: {type(module).__name__} already has an uncertainty head. Pass its .module instead."
         )
     name = _classifying_layer(module, layer, example)
     part = module.get_submodule(name)
-    head = HeadModule(_input_width(part, name), width=width, depth=depth, seed=seed)
-    weight = next(part.parameters())
+    spatial = isinstance(part, nn.Conv2d) and (part.kernel_size != (1, 1) or part.groups != 1)
+    if spatial or not isinstance(part, nn.Linear | nn.Conv2d):
+        raise ModelError(
+            f"layer: '{name}' is a {type(part).__name__}. Name the nn.Linear or 1x1 convolution that gives the logits."
+        )
+    weight = part.weight
+    # Its width is known before the first pass, so that an optimizer gets the head's parameters.
+    head = HeadModule(weight.shape[1], width=width, depth=depth, seed=seed)
     precise = torch.promote_types(weight.dtype, torch.float32)
     checked = layer is not None or example is not None
     return WithUncertainty(module, head.to(weight.device, precise), name, stop_gradient, checked=checked)
@@ -126,27 +131,26 @@ class WithUncertainty(nn.Module):
             handle.remove()
         if not calls:
             raise ModelError(
-                f"with_uncertainty: {kind} did not call its layer '{self.layer}' in this pass. Name the layer that "
-                f"returns the logits with layer='...'."
+                f"with_uncertainty: {kind} did not call its layer '{self.layer}'. Name the one that returns the logits."
             )
         read, output = calls[-1]
-        if not self._checked and not _same_values(output, logit):
+        same = output.numel() == logit.numel() and torch.allclose(
+            output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True
+        )
+        if not self._checked and not same:
             raise ModelError(
                 f"with_uncertainty: '{self.layer}', the last linear layer of {kind}, does not return its output. Name "
-                f"the classifying layer with layer='...', or give a batch as example=."
+                f"the classifying layer with layer='...', or pass a batch as example=."
             )
         self._checked = True
-        return logit, self._feature(read, part, len(x))
-
-    def _feature(self, read: Tensor, part: nn.Module, n: int) -> Float[Tensor, "n d"]:
-        """One row per image: a convolution's map is averaged over its positions, as the pool behind it does."""
+        # One row per image: a convolution's map is averaged over its positions, as the pool behind it does.
         z = read.mean((-2, -1)) if isinstance(part, nn.Conv2d) else read
-        if len(z) != n or z.numel() != n * self.head_module.features:
+        if len(z) != len(x) or z.numel() != len(x) * self.head_module.features:
             raise ModelError(
                 f"with_uncertainty: layer '{self.layer}' must read one row of {self.head_module.features} features per "
-                f"image; got {tuple(read.shape)} for {n} images. Name the layer behind the pool with layer='...'."
+                f"image; got {tuple(read.shape)} for {len(x)} images. Name the layer behind the pool with layer='...'."
             )
-        return z.flatten(1)
+        return logit, z.flatten(1)
 
     def pretrained(self, classifier: Classifier, example: Tensor | None = None) -> PretrainedHead:
         """The head to save when the training is over, bound to its model: it will refuse any other.
@@ -162,8 +166,7 @@ class WithUncertainty(nn.Module):
         if example is None:
             if self._size is None:
                 raise ModelError(
-                    f"with_uncertainty: {kind} has not seen a batch yet, so the size of its inputs is not known. Give "
-                    f"one as example=."
+                    f"with_uncertainty: {kind} has not seen a batch yet, so its input size is not known. Pass example=."
                 )
             weight = next(self.module.get_submodule(self.layer).parameters())
             example = torch.rand(2, *self._size, generator=torch.Generator().manual_seed(0)).to(weight)
@@ -184,9 +187,15 @@ class WithUncertainty(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WithUncertainty":
         """Moves to another device or precision apply to the head too, except for half precision."""
+
+        def precise(before: Tensor) -> Tensor:  # rounded to half precision, it could not be restored
+            moved = fn(before)
+            kind = torch.promote_types(moved.dtype, torch.float32)
+            return moved if moved.dtype == kind else before.to(moved.device, kind)
+
         if recurse:
             self.module._apply(fn)  # type: ignore[no-untyped-call]
-            self.head_module._apply(lambda tensor: _precise(fn(tensor), tensor))  # type: ignore[no-untyped-call]
+            self.head_module._apply(precise)  # type: ignore[no-untyped-call]
         return self
 
 
@@ -245,32 +254,9 @@ def _classifying_layer(module: nn.Module, layer: str | None, example: Tensor | N
     return str(names[0])
 
 
-def _input_width(part: nn.Module, name: str) -> int:
-    """The width of the feature, known before the first pass so that an optimizer gets the head's parameters."""
-    if isinstance(part, nn.Linear):
-        return part.in_features
-    if isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1) and part.groups == 1:
-        return part.in_channels
-    raise ModelError(
-        f"layer: '{name}' is a {type(part).__name__}. Name the nn.Linear or 1x1 convolution that returns the logits."
-    )
-
-
-def _precise(moved: Tensor, before: Tensor) -> Tensor:
-    """A moved tensor in at least float32: rounded to half precision, it could not be restored."""
-    precise = torch.promote_types(moved.dtype, torch.float32)
-    return moved if moved.dtype == precise else before.to(moved.device, precise)
-
-
 def _same_features(features: Tensor, expected: Float[Tensor, "n d"]) -> bool:
     """Whether they are equal up to the order of sums, in the precision of the expected ones."""
     close = max(_CLOSE, 2 * torch.finfo(expected.dtype).eps)
     features, expected = features.cpu().double(), expected.cpu().double()
     tiny = close / 10 * float(expected.abs().max())
     return features.shape == expected.shape and torch.allclose(features, expected, rtol=close, atol=tiny)
-
-
-def _same_values(output: Tensor, logit: Float[Tensor, "n c"]) -> bool:
-    if output.numel() != logit.numel():
-        return False
-    return torch.allclose(output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True)

@@ -11,8 +11,7 @@ count their degrees of freedom, n - rank - 1 and n - 1: with hardly more rows th
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float, Float64
@@ -31,8 +30,7 @@ _RANK = 1e-12
 
 
 @final
-@dataclass(frozen=True)
-class LinearLogits:
+class LinearLogits(NamedTuple):
     """The map, and how well it fits.
 
     Attributes:
@@ -54,7 +52,7 @@ class LinearLogits:
         if self.missed is not None and self.missed > _LARGEST_MISS:
             raise TableError(
                 f"{by}: logits must be linear in the features; a linear layer misses those of {of} by "
-                f"{self.missed:.0%} of their deviation. Give features and logits of the same layer and model, {repair}."
+                f"{self.missed:.0%} of their deviation. Pass features and logits of the same layer and model, {repair}."
             )
 
 

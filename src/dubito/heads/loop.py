@@ -4,36 +4,45 @@ Every twenty seconds the whole state (weights, optimiser, history) replaces `sta
 batch of each step depends on the seed and the step alone. A training that was killed therefore continues from its last
 state and ends with the same bits as one that was not.
 
-The optimisers are those of Table 3 of Kirchhof et al. (2024), with weight decay on matrices only.
+The optimisers are those of Table 3 of Kirchhof et al. (2024), with weight decay on matrices only. Held-out images show
+how well the head orders while it learns:
+
+    R-AUROC   AUROC of u against "the nearest other image has another label"       needs feature, label
+    order     share of pairs of images whose u has the order of their losses        needs feature and the losses
+
+Neighbours are searched once; a measurement is then one pass of the head. Of several augmented epochs, one row per image
+is used: two crops of one image would be each other's neighbours.
 """
 
 import json
 import math
+import re
 import time
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dubito.cache.manifest import differing_parts
 from dubito.cache.runner import Advance, bar
-from dubito.errors import ArtefactError, ConstantHeadWarning, TableError, ValueRangeError
-from dubito.heads.held_out import HeldOut
+from dubito.errors import ArtefactError, ConstantHeadWarning, DubitoError, TableError, ValueRangeError
 from dubito.heads.losses import HeadLoss, head_loss
 from dubito.heads.module import HeadModule, start_at_classes
-from dubito.heads.recipe import Plan, Recipe
+from dubito.heads.recipe import NEEDS, Recipe, target_column
 from dubito.heads.stream import Stream, generator
-from dubito.heads.targets import target_column
+from dubito.metrics import auroc, neighbour_matches
 from dubito.storage import locked, read_tensors, reading, tensors_digest, write_tensors
 from dubito.table import Table
+from dubito.table.views import chosen_rows
 from dubito.types import Json
-from dubito.validate import check_same_model
+from dubito.validate import check_number, check_same_model
 
 STATE = "state.safetensors"
 _MEASUREMENTS = 20
@@ -41,110 +50,62 @@ _SECONDS_BETWEEN_STATES = 20.0
 _CONSTANT = 1e-7
 _ROWS_COMPARED = 64
 _MOMENTUM = 0.9
+_MOST_HELD_OUT = 10_000
 
 
 @final
-@dataclass(frozen=True)
-class Trained:
-    """One trained head.
-
-    Attributes:
-        module: The network.
-        history: Step, learning rate, mean loss and held-out figures, at twenty points of the training.
-        steps: Number of updates.
-        rows: Number of rows seen.
-        resumed_from: The step at which this call began: 0 without a saved state, `steps` if nothing was left to do.
-    """
-
-    module: HeadModule
-    history: list[Json]
-    steps: int
-    rows: int
-    resumed_from: int = 0
-
-
-def train_head(
-    table: Table,
-    *,
-    recipe: Recipe | None = None,
-    width: int = 512,
-    depth: int = 2,
-    seed: int = 1,
-    held_out: Table | None = None,
-    folder: Path | None = None,
-    progress: bool = False,
-) -> Trained:
-    """Train one head on a table's features and losses.
+class Run:
+    """The training of one head: `go` changes `module` and fills `history`.
 
     Args:
         table: Has the column `feature` and those of the recipe's target, in memory or in a cache.
-        recipe: Settings of the training; by default the paper's, scaled to the table.
-        width: Width of the hidden layers.
-        depth: Number of hidden layers.
-        seed: Seed of the initial weights and of the order of rows.
+        recipe: Settings of the training.
+        module: The head to train, as it was initialised.
+        seed: Seed of the order of rows and of dropout.
         held_out: Other images of the same model, on which the head is measured but not trained.
         folder: Where the state is saved; a state that is there is continued.
-        progress: Whether to show a progress bar on a terminal.
     """
-    table.require("feature", by="head.fit")
-    settings = recipe or Recipe()
-    losses = target_column(table, settings)
-    plan = settings.plan(len(table))
-    module = HeadModule(table.shape("feature")[1], width=width, depth=depth, init=settings.init, seed=seed)
-    if settings.init == "classes":
-        start_at_classes(module, table)
-    stream = Stream(table.column("feature"), losses, plan.batch, seed, table.name)
-    if held_out is table:
-        raise TableError(
-            f"held_out: {table.name} is trained on and cannot be held out. Give other images, or a share such as 0.1."
-        )
-    check_same_model(table, {"held_out": held_out}, by="head.fit")
-    measured = None if held_out is None else HeldOut.of(held_out, settings)
-    identity = _identity(table, measured, losses, plan, module, seed)
-    run = _Run(plan, module, make_optimizer(module, settings), stream, measured, folder, identity)
-    with nullcontext() if folder is None else locked(folder):
-        first = run.go(f"train seed {seed}", progress)
-    return Trained(module.eval(), run.history, plan.steps, stream.rows_until(plan.steps), first)
 
+    def __init__(
+        self, table: Table, recipe: Recipe, module: HeadModule, seed: int, held_out: Table | None, folder: Path | None
+    ) -> None:
+        losses = target_column(table, recipe)
+        self.plan, self.module, self.folder = recipe.plan(len(table)), module, folder
+        if recipe.init == "classes":
+            start_at_classes(module, table)
+        if held_out is table:
+            raise TableError(
+                f"held_out: {table.name} is trained on and cannot be held out. Pass other images, or a share like 0.1."
+            )
+        check_same_model(table, {"held_out": held_out}, by="head.fit")
+        self.held_out = None if held_out is None else HeldOut.of(held_out, recipe)
+        self.optimizer = make_optimizer(module, recipe)
+        self.stream = Stream(table.column("feature"), losses, self.plan.batch, seed, table.name)
+        self.step, self.history = 0, list[Json]()
+        self._losses, self._since = torch.zeros(()), 0  # sum of the losses since the last measurement, and of how many
+        self._identity = self._described(table, losses)
 
-@dataclass
-class _Run:
-    plan: Plan
-    module: HeadModule
-    optimizer: Optimizer
-    stream: Stream
-    held_out: HeldOut | None
-    folder: Path | None
-    identity: Json
-    """What a saved state must have been made with, by what errors call it."""
-    step: int = 0
-    since: int = 0
-    """Updates since the last measurement."""
-    losses: Float[Tensor, ""] = field(default_factory=lambda: torch.zeros(()))
-    """Sum of the training losses of these updates."""
-    history: list[Json] = field(default_factory=list)
-    _saved: float = 0.0
-
-    def go(self, title: str, progress: bool) -> int:
-        """Train from the saved state, or from the beginning, to the last step; returns the step it began at."""
-        if self.folder is not None and (self.folder / STATE).exists():
-            self._restore(self.folder / STATE)
-        recipe = self.plan.recipe
-        loss_of = head_loss(recipe.loss, margin=recipe.margin, leeway=recipe.leeway, by="recipe")
-        first, total = self.step, self.plan.steps
-        self._saved = time.monotonic()
-        every = max(1, total // _MEASUREMENTS)
-        seen, rows_in_all = self.stream.rows_until(first), self.stream.rows_until(total)
-        with bar(title, rows_in_all, done=seen, unit="rows", show=progress) as advance:
-            for rows, losses in self.stream.batches(first, total):
-                self.losses += self._step(loss_of, rows, losses)
-                self.since += 1
-                advance(len(losses))
-                if self.step % every == 0 or self.step == total:
-                    self._measure(advance)
-                self._save(always=self.step == total)
+    def go(self, *, progress: bool) -> int:
+        """Train from the saved state, or from the beginning, to the last step; returns the number of updates."""
+        with nullcontext() if self.folder is None else locked(self.folder):
+            if self.folder is not None and (self.folder / STATE).exists():
+                self._restore(self.folder / STATE)
+            recipe = self.plan.recipe
+            loss_of = head_loss(recipe.loss, margin=recipe.margin, leeway=recipe.leeway, by="recipe")
+            first, total = self.step, self.plan.steps
+            self._saved, every = time.monotonic(), max(1, total // _MEASUREMENTS)
+            done, rows_in_all = self.stream.rows_until(first), self.stream.rows_until(total)
+            with bar(f"train seed {self.stream.seed}", rows_in_all, done=done, unit="rows", show=progress) as advance:
+                for rows, losses in self.stream.batches(first, total):
+                    self._losses += self._step(loss_of, rows, losses)
+                    self._since += 1
+                    advance(len(losses))
+                    if self.step % every == 0 or self.step == total:
+                        self._measure(advance)
+                    self._save(always=self.step == total)
         self._warn_constant()
-        return first
+        self.module.eval()
+        return total - first
 
     def _step(self, loss_of: HeadLoss, rows: Float[Tensor, "b d"], losses: Float[Tensor, "b"]) -> Float[Tensor, ""]:
         set_lr(self.optimizer, self.plan.lr(self.step))
@@ -164,8 +125,8 @@ class _Run:
         return rows * kept / (1 - share)
 
     def _measure(self, advance: Advance) -> None:
-        loss = float(self.losses) / self.since
-        self.losses, self.since = torch.zeros(()), 0
+        loss = float(self._losses) / self._since
+        self._losses, self._since = torch.zeros(()), 0
         if not math.isfinite(loss):
             raise ValueRangeError(
                 f"head.fit: the training loss became {loss} by step {self.step}, so the head has diverged. "
@@ -184,27 +145,44 @@ class _Run:
             return
         parts = {"module": self.module.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
         tensors = {f"{part}.{key}": value for part, named in parts.items() for key, value in named.items()}
-        notes = {"identity": self.identity, "step": self.step, "since": self.since, "history": self.history}
-        write_tensors(self.folder / STATE, tensors | {"losses": self.losses}, notes)
+        notes = {"identity": self._identity, "step": self.step, "since": self._since, "history": self.history}
+        write_tensors(self.folder / STATE, tensors | {"losses": self._losses}, notes)
         self._saved = time.monotonic()
 
     def _restore(self, path: Path) -> None:
         with reading(f"'{path}'", "Delete it to train from the beginning."):
             tensors, notes = read_tensors(path)
-            now = json.loads(json.dumps(self.identity))
+            now = json.loads(json.dumps(self._identity))
             if differing := differing_parts({part: part for part in now}, notes["identity"], now):
                 raise ArtefactError(
                     f"'{path.parent}' holds another training: {'; '.join(differing)}. Train into another folder, or "
                     f"delete this one."
                 )
-            self.step, self.since, self.history = int(notes["step"]), int(notes["since"]), list(notes["history"])
-            self.losses = tensors.pop("losses")
+            self.step, self._since, self.history = int(notes["step"]), int(notes["since"]), list(notes["history"])
+            self._losses = tensors.pop("losses")
             parts: dict[str, dict[str, Tensor]] = {"module": {}, "optimizer": {}}
             for key, value in tensors.items():
                 part, _, name = key.partition(".")
                 parts[part][name] = value
             self.module.load_state_dict(parts["module"])
             restore_optimizer(self.optimizer, parts["optimizer"])
+
+    def _described(self, table: Table, losses: Float[Tensor, "n"]) -> Json:
+        """What a saved state must have been made with, by what errors call it; some rows stand for the features."""
+        some = torch.linspace(0, len(table) - 1, min(len(table), _ROWS_COMPARED)).long()
+        features = table.select("feature").rows(some).feature
+        return {
+            "the recipe": self.plan.recipe.to_json(),
+            "the seed": self.stream.seed,
+            "the head's width": self.module.width,
+            "the head's depth": self.module.depth,
+            "the width of the features": self.module.features,
+            "the number of rows": len(table),
+            "the model that made the table": table.model_id,
+            "the losses": tensors_digest({"loss": losses}),
+            "the features": tensors_digest({"feature": features}),
+            "the held-out images": None if self.held_out is None else self.held_out.digest(),
+        }
 
     @torch.no_grad()
     def _warn_constant(self) -> None:
@@ -260,21 +238,99 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _identity(
-    table: Table, held_out: HeldOut | None, losses: Tensor, plan: Plan, module: HeadModule, seed: int
-) -> Json:
-    """What a saved state must agree with; a sample of rows stands for the features."""
-    some = torch.linspace(0, len(table) - 1, min(len(table), _ROWS_COMPARED)).long()
-    features = table.select("feature").rows(some).feature
-    return {
-        "the recipe": plan.recipe.to_json(),
-        "the seed": seed,
-        "the head's width": module.width,
-        "the head's depth": module.depth,
-        "the width of the features": module.features,
-        "the number of rows": len(table),
-        "the model that made the table": table.model_id,
-        "the losses": tensors_digest({"loss": losses}),
-        "the features": tensors_digest({"feature": features}),
-        "the held-out images": None if held_out is None else held_out.digest(),
-    }
+@final
+@dataclass
+class HeldOut:
+    """Some rows in memory, with what they are measured by.
+
+    Attributes:
+        features: (n, d).
+        mismatch: Whether the nearest other row has another label; None without labels or where all or none have.
+        losses: The recipe's losses; None where the table does not have them.
+    """
+
+    features: Float[Tensor, "n d"]
+    mismatch: Bool[Tensor, "n"] | None
+    losses: Float[Tensor, "n"] | None
+
+    @classmethod
+    def of(cls, table: Table, recipe: Recipe) -> "HeldOut":
+        """At most 10,000 rows of a table, one per image."""
+        table.require("feature", by="held_out")
+        # One row per image: the first.
+        chosen = torch.from_numpy(np.sort(np.unique(_images(table).numpy(), return_index=True)[1]))
+        if len(chosen) < 2:
+            raise TableError(
+                f"held_out: an order needs at least two images; {table.name} holds {len(chosen)} out. Hold out "
+                f"more of them (a larger share, another table), or train without held_out."
+            )
+        chosen = chosen[:: -(-len(chosen) // _MOST_HELD_OUT)]
+        names = [name for name in ("feature", "label", "loss", "logit") if name in table]
+        rows = table.select(*names).rows(chosen)
+        mismatch = ~neighbour_matches(rows.feature, rows.label) if "label" in rows else None
+        if mismatch is not None and (bool(mismatch.all()) or not bool(mismatch.any())):
+            mismatch = None
+        losses = target_column(rows, recipe) if all(name in rows for name in NEEDS[recipe.target]) else None
+        if mismatch is None and losses is None:
+            raise TableError(
+                f"held_out: {table.name} has neither labels, some with and some without a neighbour of the same label, "
+                f"nor losses to rank. Extract it with labels, or train without held-out images."
+            )
+        return cls(rows.feature, mismatch, losses)
+
+    def digest(self) -> str:
+        """A hash of everything that measurements depend on."""
+        return tensors_digest({name: part for name, part in vars(self).items() if part is not None})
+
+    @torch.no_grad()
+    def measure(self, module: HeadModule) -> Json:
+        """The head's r_auroc and order, each where it is defined."""
+        u = torch.cat([module(rows) for rows in torch.split(self.features, 2048)])
+        figures: Json = {}
+        if self.mismatch is not None:
+            figures["r_auroc"] = auroc(u, self.mismatch)
+        if self.losses is not None:
+            figures["order"] = _order(u, self.losses)
+        return figures
+
+
+def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
+    """Two tables of different images: those to train on, and a share that is held out.
+
+    All rows of one image stay together. Ids and row numbers are held in memory, features are not.
+    """
+    check_number(share, "(0, 1)", by="train", what="held_out", hint="0.1 holds a tenth out.")
+    image = _images(table)
+    images = torch.unique(image)
+    count = round(share * len(images))
+    if not 1 <= count < len(images):
+        raise DubitoError(
+            f"held_out: a share of {share} of the {len(images)} images in {table.name} leaves nothing to "
+            f"{'hold out' if count < 1 else 'train on'}. Pass another share or more images."
+        )
+    drawn = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:count]]
+    out = torch.isin(image, drawn)
+    return chosen_rows(table, (~out).nonzero()[:, 0]), chosen_rows(table, out.nonzero()[:, 0])
+
+
+def _images(table: Table) -> Int[Tensor, "n"]:
+    """Which image each row shows: rows whose ids differ only in the epoch at their end show the same one.
+
+    Positions (`image_index`) start anew in each of several joined tables, so they count only where there are no ids.
+    """
+    if "id" in table:
+        names = [re.sub(r"@\d+$", "", str(name)) for name in table.id]
+        return torch.from_numpy(np.unique(names, return_inverse=True)[1].reshape(-1))
+    position: Tensor = table.whole("image_index") if "image_index" in table else torch.arange(len(table))
+    return position
+
+
+def _order(u: Float[Tensor, "n"], losses: Float[Tensor, "n"]) -> float:
+    """Of the pairs with different losses that are neighbours in ten fixed shuffles, the share in the right order."""
+    right = pairs = 0.0
+    for seed in range(10):
+        shuffled = torch.randperm(len(u), generator=torch.Generator().manual_seed(seed))
+        du, dl = u[shuffled].diff(), losses[shuffled].diff()
+        pairs += float((dl != 0).sum())
+        right += float((du * dl > 0).sum()) + float(((du == 0) & (dl != 0)).sum()) / 2
+    return right / pairs

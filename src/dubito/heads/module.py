@@ -15,6 +15,7 @@ uncertain, and training continues from there, so that a head need not learn the 
 images. This start is ours: the paper's heads start at random and see 92 million rows.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import final, get_args
 
@@ -74,6 +75,20 @@ class HeadModule(nn.Module):
             for parameter in self.parameters():
                 nn.init.zeros_(parameter)
 
+    @classmethod
+    def filled(cls, tensors: Mapping[str, Tensor], features: int, *, width: int, depth: int) -> "HeadModule":
+        """A head with these weights, in eval mode; ValueError unless they are finite and have its names and shapes."""
+        shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+        with torch.device("meta"):  # no memory for sizes, and no layers for a depth, that the tensors do not have
+            module = cls(features, width=width, depth=min(depth, len(tensors)))
+        if shapes != {key: tuple(value.shape) for key, value in module.state_dict().items()}:
+            listed = ", ".join(f"{key} {shape}" for key, shape in list(shapes.items())[:8]) or "nothing"
+            raise ValueError(f"expected a head of {features} features, width {width}, depth {depth}; got {listed}")
+        if not all(value.isfinite().all() for value in tensors.values()):
+            raise ValueError("NaN or infinite weights")
+        module.to_empty(device="cpu").load_state_dict(tensors)  # as float32
+        return module.eval()
+
     def forward(self, z: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
         """One positive number per row."""
         if z.shape[-1] != self.features:
@@ -89,16 +104,6 @@ def check_shape(features: int, width: int, depth: int) -> None:
     """Raise ValueRangeError for sizes that no network can have."""
     for name, size in (("features", features), ("width", width), ("depth", depth)):
         check_number(size, "[0, inf)" if name == "depth" else "[1, inf)", by="head", what=name, whole=True)
-
-
-def layer_shapes(features: int, width: int, depth: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a head's tensors by name: linear layers at even positions, activations between them."""
-    sizes = [features, *[width] * depth, 1]
-    return {
-        f"layers.{2 * position}.{part}": shape
-        for position, (before, after) in enumerate(pairwise(sizes))
-        for part, shape in (("weight", (after, before)), ("bias", (after,)))
-    }
 
 
 @torch.no_grad()
@@ -151,11 +156,8 @@ def _merged(
     """At most so many rows: the means of similar ones. Ward's clustering needs c^2 / 2 distances."""
     if len(weight) <= units:
         return weight, bias
-    if len(weight) > _MOST_MERGED:
-        raise ValueRangeError(
-            f"head: init='classes' lets at most {_MOST_MERGED:,} classes share units; got {len(weight):,} for a width "
-            f"of {units:,}. Use width={len(weight)}, or init='default'."
-        )
+    hint = f"Use width={len(weight)}, so that none have to share, or init='default'."
+    check_number(len(weight), f"[1, {_MOST_MERGED}]", by=_BY, what="the number of classes that share units", hint=hint)
     from sklearn.cluster import AgglomerativeClustering  # noqa: PLC0415 (slow to import, rarely needed)
 
     group = torch.from_numpy(AgglomerativeClustering(units).fit(weight.numpy()).labels_.astype(np.int64))

@@ -7,36 +7,53 @@
 Kirchhof et al., Pretrained Visual Uncertainties (2024), appendix A. With fewer rows, the 460 episodes and their
 schedule stay and the episodes shrink (`Recipe.plan`). That rule is ours; so are dropout, the start at the classes, and
 the settings of SGD, Lion and the step schedule, which Table 3 of the paper mentions without settings.
+
+A head learns to rank the losses of the labels, or those that the model itself expects:
+
+    observed   L_i = the column `loss`: of the true label                                       (the paper)
+    expected   L_i = - sum_y softmax(logit_i / T)_y log softmax(logit_i)_y                       (ours)
+    mixed      L_i = (1 - w) observed_i + w expected_i                                           (ours)
+
+The expected loss is the mean of the task loss over labels drawn from the model's own temperature-scaled prediction. It
+needs no label, so any folder of images will do, and it is less noisy than the loss of one label. T is what temperature
+scaling finds on labelled images; 1 takes the prediction as it is. It is the expectation of cross-entropy: a table whose
+losses are known to come from another task loss (BCE, a callable) is refused; use "observed" there.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
-from typing import final, get_args
+from typing import NamedTuple, final, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from dubito.choices import Init, LossName, Optimizer, Schedule, Target
-from dubito.errors import ValueRangeError
-from dubito.types import Json
-from dubito.validate import check_choice, check_number
+from dubito.errors import TableError, ValueRangeError
+from dubito.heads.losses import DIRECT_LOSSES
+from dubito.table import Table
+from dubito.table.views import Computed
+from dubito.types import Json, finite
+from dubito.validate import check_choice, check_number, check_rows
 
-_BATCH = 2048
-_REFERENCE_BATCH = 256
-_PASSES = 7
-_LEAST_ROWS = 2_000_000
-_MOST_PASSES = 100
-_STEP_FACTOR = 0.1
-_STEP_PARTS = 3
-_INTERVALS = MappingProxyType(
-    {
-        "episodes": "[1, inf)",
-        **dict.fromkeys(("batch", "rows"), "[2, inf)"),
-        **dict.fromkeys(("lr", "temperature", "margin"), "(0, inf)"),
-        **dict.fromkeys(("leeway", "weight_decay", "warmup_lr", "final_lr"), "[0, inf)"),
-        "mix": "[0, 1]",
-        "dropout": "[0, 1)",
-    }
+NEEDS: Mapping[Target, tuple[str, ...]] = MappingProxyType(
+    {"observed": ("loss",), "expected": ("logit",), "mixed": ("loss", "logit")}
 )
+"""The columns of each target."""
+_CROSS_ENTROPY = "cross_entropy"
+_BATCH, _REFERENCE_BATCH = 2048, 256
+_PASSES, _MOST_PASSES, _LEAST_ROWS = 7, 100, 2_000_000
+_STEP_FACTOR, _STEP_PARTS = 0.1, 3
+_INTERVALS = {
+    "episodes": "[1, inf)",
+    **dict.fromkeys(("batch", "rows"), "[2, inf)"),
+    **dict.fromkeys(("lr", "temperature", "margin"), "(0, inf)"),
+    **dict.fromkeys(("leeway", "weight_decay", "warmup_lr", "final_lr"), "[0, inf)"),
+    "mix": "[0, 1]",
+    "dropout": "[0, 1)",
+}
 
 
 @final
@@ -49,7 +66,7 @@ class Recipe:
         margin: Margin m of the ranking loss.
         leeway: Leeway l of the ranking loss (eq. 5).
         target: Which task losses: "observed" ones, of the labels; those that the model has "expected", which need no
-            label; or "mixed", the weighted sum of both (`heads.targets`).
+            label; or "mixed", the weighted sum of both.
         temperature: Temperature T of the model's own prediction, for "expected" and "mixed".
         mix: Weight of the expected loss in "mixed".
         optimizer: "adamw", "adam", "sgd" (Nesterov momentum 0.9) or "lion".
@@ -129,8 +146,7 @@ def as_recipe(settings: object) -> Recipe:
 
 
 @final
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """A recipe for a table of a certain size.
 
     Attributes:
@@ -168,3 +184,77 @@ def learning_rate(recipe: Recipe, episode: int) -> float:
     if recipe.schedule == "step":
         return float(peak * _STEP_FACTOR ** (done * _STEP_PARTS // all_))
     return recipe.final_lr + (peak - recipe.final_lr) * (1 + math.cos(math.pi * done / all_)) / 2
+
+
+def expected_loss(logits: Float[Tensor, "n c"], temperature: float = 1.0) -> Float[Tensor, "n"]:
+    """The cross-entropy that the model expects if labels are drawn from its prediction at temperature T.
+
+    >>> expected_loss(torch.tensor([[0.0, 0.0], [9.0, 0.0]])).round(decimals=3).tolist()  # log 2, and next to nothing
+    [0.693, 0.001]
+    """
+    logits = logits.double()
+    return -((logits / temperature).softmax(-1) * logits.log_softmax(-1)).sum(-1)
+
+
+def with_expected_loss(table: Table, temperature: float = 1.0) -> Table:
+    """The table with the expected loss as its loss, to combine unlabelled images with labelled ones (`concat`)."""
+    table.require("logit", by="with_expected_loss")
+    _check_task_loss(table, "with_expected_loss", "Take its own losses instead")
+    check_number(temperature, "(0, inf)", by="with_expected_loss", what="temperature", hint="1 is the model's.")
+    logits = table.column("logit")
+    losses = Computed((len(table),), lambda rows: expected_loss(logits[rows], temperature).float())
+    extended = table.extended(loss=losses)
+    if table.provenance is not None:
+        extended.provenance = replace(table.provenance, task_loss=_CROSS_ENTROPY)
+    return extended
+
+
+def target_column(table: Table, recipe: Recipe) -> Float[Tensor, "n"]:
+    """The losses to learn, one float32 per row, in memory: 4 bytes per row, 4 GB for a billion rows.
+
+    Raises:
+        TableError: Fewer than two rows, all losses are the same, or another task loss made them than the target's.
+        ValueRangeError: A loss is NaN or infinite, or negative where the head must predict it.
+    """
+    needs = NEEDS[recipe.target]
+    by = f"head.fit with target '{recipe.target}'" if recipe.target != "observed" else "head.fit"
+    table.require(*needs, by=by)
+    if recipe.target != "observed":
+        _check_task_loss(table, by, "Train with target='observed'")
+    check_rows(table, by="head.fit", least=2)
+    column = torch.empty(len(table))
+    start = 0
+    for batch in table.batches(*needs):
+        column[start : start + len(batch)] = _losses(batch, recipe)
+        start += len(batch)
+    finite(column, f"head.fit: losses of {table.name}", "Check the label and the logits of that row.")
+    low, high = float(column.min()), float(column.max())
+    if high - low <= recipe.leeway:
+        apart = f" by more than the leeway {recipe.leeway}" if recipe.leeway else ""
+        raise TableError(
+            f"head.fit needs losses that differ{apart}; all {len(table)} of {table.name} lie between {low:g} and "
+            f"{high:g}, so there is no order to learn."
+        )
+    if recipe.loss in DIRECT_LOSSES and low < 0:
+        raise ValueRangeError(
+            f"head.fit: the {recipe.loss} loss predicts losses of 0 or more; got {low:g} in {table.name}. "
+            f"Use loss='ranking', which needs their order alone."
+        )
+    return column
+
+
+def _losses(batch: Table, recipe: Recipe) -> Float[Tensor, "n"]:
+    if recipe.target == "observed":
+        return batch.loss
+    expected = expected_loss(batch.logit, recipe.temperature)
+    return expected if recipe.target == "expected" else (1 - recipe.mix) * batch.loss.double() + recipe.mix * expected
+
+
+def _check_task_loss(table: Table, by: str, repair: str) -> None:
+    """Raise TableError for a table whose losses are known not to be cross-entropies."""
+    task_loss = (table.provenance.task_loss if table.provenance else None) or _CROSS_ENTROPY
+    if task_loss != _CROSS_ENTROPY:
+        raise TableError(
+            f"{by} takes the expectation of the task loss '{_CROSS_ENTROPY}'; the losses of {table.name} come from "
+            f"'{task_loss}'. {repair}, or extract with Forward(task_loss='{_CROSS_ENTROPY}')."
+        )

@@ -1,16 +1,27 @@
-"""The pretrained uncertainty head as a score: an aleatoric u(x) from the feature alone.
+"""The pretrained uncertainty head as a score, an aleatoric u(x) from the feature alone, and how several are trained.
 
     u(x) = softplus(MLP(z)) + 1e-6,   trained so that images with higher task losses get higher u
 
-Kirchhof et al., Pretrained Visual Uncertainties (2024). The network is in `heads.module`, its losses in `heads.losses`,
-the training in `heads.loop`. Once trained, it needs no labels, no classes and no classifier, and transfers to other
-data sets. Its values are an order, not probabilities: compare those of one head only.
+Kirchhof et al., Pretrained Visual Uncertainties (2024). Once trained, it needs no labels, no classes and no classifier,
+and transfers to other data sets. Its values are an order, not probabilities: compare those of one head only.
+
+`train` writes a folder that can be loaded or shared:
+
+    heads/mine/
+      seed-1/   model.safetensors, config.json, README.md: the finished head; state.safetensors: the training's state
+      seed-2/
+      training.json       the results of all seeds, and when they were finished
+      .lock               held while a training writes here, as in each seed's folder; left over, it means nothing
 """
 
+import json
 import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Float
@@ -18,16 +29,24 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dubito.cache.manifest import model_identity
-from dubito.errors import ArtefactError, DubitoWarning, ModelError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, DubitoError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
 from dubito.heads.joint import WithUncertainty
-from dubito.heads.loop import Trained, train_head
+from dubito.heads.loop import STATE, Run, split
 from dubito.heads.module import HeadModule
-from dubito.heads.recipe import Recipe, as_recipe
-from dubito.heads.shelf import entry_for, find_head
-from dubito.heads.targets import NEEDS
+from dubito.heads.recipe import NEEDS, Recipe, as_recipe
+from dubito.heads.shelf import TRAINING, entry_for, find_head
+from dubito.metrics import MedianSpread, median_spread
+from dubito.result import Result, axes, plain
+from dubito.storage import locked, write_json
 from dubito.table import Table
 from dubito.types import Classifier, Json, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FIGURES = {"loss": "training loss", "r_auroc": "held-out R-AUROC", "order": "held-out order"}
+"""What is measured during a training."""
 
 
 @final
@@ -72,7 +91,6 @@ class UncertaintyHead(Score):
     @torch.no_grad()
     def __call__(self, features: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
         """The uncertainty of features that the model computes: `head(model.features(x))`."""
-        self.check_fitted()
         u: Tensor = self.module(features.float())
         return u
 
@@ -92,33 +110,45 @@ class UncertaintyHead(Score):
             self._module = module.requires_grad_(False).eval()
         return self._module
 
-    def train(self, table: Table, **options: Any) -> Trained:
-        """Train with the options `held_out`, `folder` and `progress` of `train_head`; returns its result."""
-        size: Any = {"width": self.width, "depth": self.depth, "seed": self.seed}
-        trained = train_head(table, recipe=self.recipe, **size, **options)
-        self._put(trained.module)
+    def train(
+        self, table: Table, *, held_out: Table | None = None, folder: Path | None = None, progress: bool = False
+    ) -> "Training":
+        """Train on features and losses; called again with the same folder after a kill, it continues.
+
+        Args:
+            table: Has the column `feature` and those of the recipe's target, in memory or in a cache.
+            held_out: Other images of the same model, on which the head is measured but not trained.
+            folder: Where the state of the training is saved; None saves nothing.
+            progress: Whether to show a progress bar on a terminal.
+        """
+        table.require("feature", by="head.fit")
+        features, init = table.shape("feature")[1], self.recipe.init
+        module = HeadModule(features, width=self.width, depth=self.depth, init=init, seed=self.seed)
+        run = Run(table, self.recipe, module, self.seed, held_out, folder)
+        updates = run.go(progress=progress)
+        self._put(module)
         self.trained_: Json = {
             "recipe": self.recipe.to_json(),
             "seed": self.seed,
             "table_rows": len(table),
-            "rows_seen": trained.rows,
-            "steps": trained.steps,
-            "end": trained.history[-1],
+            "rows_seen": run.stream.rows_until(run.step),
+            "steps": run.step,
+            "end": run.history[-1],
         }
         self.provenance_ = table.provenance
-        return trained
+        return Training((self,), (run.history,), () if folder is None else (folder,), updates)
 
     def check_provenance(self, table: Table) -> None:
         """Raise TableError for a table of another model, with the part that differs: weights, layer or transform."""
-        if self.provenance_ is None and table.provenance is not None:
+        if table.provenance is None:
+            return
+        if self.provenance_ is None:
             warnings.warn(
                 f"head.score: the head does not record its model, so whether it fits {table.name}, made by "
                 f"{table.provenance.model or 'a model without a name'}, cannot be checked.",
                 DubitoWarning,
                 stacklevel=3,
             )
-        if self.provenance_ is None or table.provenance is None:
-            super().check_provenance(table)
         elif reason := self.provenance_.difference(table.provenance):
             raise TableError(
                 f"head.score: {table.name} was made by another model than the head was trained on: {reason}. "
@@ -219,3 +249,155 @@ class UncertaintyHead(Score):
         self._module = None
         self.features_ = module.features
         self.weights_ = parameters_to_vector(module.parameters()).detach().clone()
+
+
+@final
+@dataclass(frozen=True)
+class Training(Result):
+    """One trained head per seed; `plot` draws their learning curves.
+
+    Attributes:
+        heads: One head per seed, in the order of the seeds.
+        histories: The measurements of each, from first to last.
+        folders: Where each is saved; empty without a folder.
+        updates: Number of updates that this call made: 0 if all heads were trained before.
+    """
+
+    heads: tuple[UncertaintyHead, ...]
+    histories: tuple[list[Json], ...]
+    folders: tuple[Path, ...] = ()
+    updates: int = 0
+
+    titles = FIGURES
+
+    @property
+    def head(self) -> UncertaintyHead:
+        """The head with the median held-out R-AUROC (of an even number, the better of the middle two).
+
+        Without held-out images, it is the first one. It is not the best one: how good that is, only yet another set of
+        images could show.
+        """
+        key = next((name for name in ("r_auroc", "order") if name in self.histories[0][-1]), None)
+        if key is None:
+            return self.heads[0]
+        order = sorted(range(len(self.heads)), key=lambda number: float(self.histories[number][-1][key]))
+        return self.heads[order[len(order) // 2]]
+
+    def summary(self) -> dict[str, MedianSpread]:
+        """By figure: the median over seeds, and its distance to the farther of minimum and maximum."""
+        last = [history[-1] for history in self.histories]
+        return {name: median_spread([one[name] for one in last]) for name in FIGURES if name in last[0]}
+
+    def title(self) -> str:
+        """How many heads there are."""
+        return f"{len(self.heads)} head{'s' if len(self.heads) > 1 else ''}"
+
+    def facts(self) -> dict[str, str]:
+        """The summary, with distances if there are several seeds."""
+        several = len(self.heads) > 1
+        return {
+            FIGURES[name]: f"{median:.4f}" + (f" ± {distance:.4f}" if several else "")
+            for name, (median, distance) in self.summary().items()
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per seed: the figures at the end of its training."""
+        return [
+            {"seed": head.seed, **{name: history[-1][name] for name in ("step", *FIGURES) if name in history[-1]}}
+            for head, history in zip(self.heads, self.histories, strict=True)
+        ]
+
+    def to_dict(self) -> Json:
+        """Seeds, folders, the summary and all measurements; not the heads themselves."""
+        seeds = {"seeds": [head.seed for head in self.heads], "median_seed": self.head.seed}
+        values: Json = plain({**seeds, "folders": self.folders, "summary": self.summary(), "histories": self.histories})
+        return values
+
+    def plot(self, ax: "Axes | None" = None, *, figure: str | None = None) -> "Axes":
+        """Learning curves of all seeds.
+
+        Args:
+            ax: Axes to draw on; None makes new ones.
+            figure: "r_auroc", "order" or "loss"; None is the first of them that was measured.
+        """
+        figure = figure or next(name for name in ("r_auroc", "order", "loss") if name in self.histories[0][-1])
+        ax = axes(ax)
+        for head, history in zip(self.heads, self.histories, strict=True):
+            ax.plot([one["step"] for one in history], [one[figure] for one in history], label=f"seed {head.seed}")
+        ax.set(xlabel="step", ylabel=FIGURES[figure])
+        if len(self.heads) > 1:
+            ax.legend()
+        return ax
+
+
+def train(  # noqa: PLR0913 (one call that users type; everything after `to` is optional)
+    table: Table,
+    to: str | Path | None = None,
+    *,
+    seeds: Sequence[int] = (1,),
+    recipe: Recipe | None = None,
+    width: int = 512,
+    depth: int = 2,
+    held_out: Table | float | None = None,
+    progress: bool = True,
+    trained: Json | None = None,
+    measured: Json | None = None,
+    licence: str | None = None,
+    dtype: DiskType = "float32",
+) -> Training:
+    """Train one head per seed on a table's features and losses; called again after a kill, it continues.
+
+    Args:
+        table: A table from `dubito.extract`, ideally of several augmented epochs, or from arrays; join several with
+            `dubito.concat`.
+        to: Folder of the heads and their states; None saves nothing.
+        seeds: One head is trained for each; the paper uses 1 to 5.
+        recipe: Settings of the training; by default the paper's, scaled to the table.
+        width: Width of the hidden layers.
+        depth: Number of hidden layers.
+        held_out: Another table on which R-AUROC is measured, or a share of the table's images, such as 0.1.
+        progress: Whether to show a progress bar on a terminal.
+        trained: Facts about the training for the heads' config, such as {"corpus": "my images"}.
+        measured: Figures by name for the heads' config.
+        licence: Licence for the heads' config, such as "Apache-2.0".
+        dtype: Type of the weights on disk.
+    """
+    seeds = list(seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise DubitoError(f"train: seeds must be at least one, all different; got {seeds}.")
+    if isinstance(held_out, int | float):
+        table, held_out = split(table, float(held_out))
+    about: Json = {"trained": trained or {}, "measured": measured or {}, "licence": licence, "dtype": dtype}
+    done = []
+    with nullcontext() if to is None else locked(Path(to)):
+        for seed in seeds:
+            folder = None if to is None else Path(to) / f"seed-{seed}"
+            head = UncertaintyHead(width, depth, seed, recipe or Recipe())
+            done.append(head.train(table, held_out=held_out, folder=folder, progress=progress))
+            if folder is not None:
+                head.save_pretrained(folder, **about)
+        training = Training(
+            tuple(one.head for one in done),
+            tuple(one.histories[0] for one in done),
+            tuple(folder for one in done for folder in one.folders),
+            sum(one.updates for one in done),
+        )
+        if to is not None:
+            _write_report(Path(to), training)
+    return training
+
+
+def _write_report(to: Path, training: Training) -> None:
+    """Write training.json; its time `finished` changes if and only if this call trained a seed."""
+    try:
+        before = json.loads((to / TRAINING).read_text())
+    except (OSError, ValueError):
+        before = None
+    finished = before.get("finished") if isinstance(before, dict) and not training.updates else None
+    report = training.to_dict()
+    report["folders"] = [folder.relative_to(to).as_posix() for folder in training.folders]
+    # A seed's state is written with its last step and never again.
+    last = max((folder / STATE).stat().st_mtime for folder in training.folders)
+    report["finished"] = finished or datetime.fromtimestamp(last, timezone.utc).isoformat(timespec="seconds")
+    if report != before:
+        write_json(to / TRAINING, report)

@@ -12,13 +12,13 @@ import os
 import re
 import sys
 import warnings
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning
 from dubito.heads.checkpoint import CARD, CONFIG, WEIGHTS, PretrainedHead, read_config, read_head
+from dubito.storage import reading
 from dubito.table import Provenance
 from dubito.validate import nearest
 
@@ -31,8 +31,7 @@ _PYTORCH = (".pth.tar", ".pth", ".pt", ".tar", ".bin")
 
 
 @final
-@dataclass(frozen=True)
-class HeadEntry:
+class HeadEntry(NamedTuple):
     """One head on the shelf, as it is listed.
 
     Attributes:
@@ -84,7 +83,13 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
     """
     name, path = str(name_or_path), Path(name_or_path).expanduser()
     if not name.startswith(_HUB) and (path.is_file() or name.endswith(_PYTORCH)):
-        return _from_file(path)
+        if not path.name.endswith(_PYTORCH):
+            raise ArtefactError(
+                f"head: '{path}' is a file. Pass the folder that save_pretrained wrote, or a vit_*_checkpoint.pth.tar."
+            )
+        from dubito.heads.authors import import_authors_head  # noqa: PLC0415 (timm is slow to import)
+
+        return import_authors_head(path)
     entries = {entry.name: entry.path for entry in list_heads()} | _trainings(path, name)
     is_path = isinstance(name_or_path, Path) or name.startswith((".", "/", "~")) or "\\" in name or path.is_dir()
     if is_path or name in entries:
@@ -96,7 +101,7 @@ def find_head(name_or_path: str | Path, **options: Any) -> PretrainedHead:
     near = nearest(name, entries, or_first=False)
     hint = f"Nearest: {', '.join(near)}." if near else f"On the shelf: {', '.join(entries) or 'nothing'}."
     raise ArtefactError(
-        f"head: there is no '{name}'. {hint} Give a name of `dubito list heads`, a folder that save_pretrained wrote, "
+        f"head: there is no '{name}'. {hint} Pass a name of `dubito list heads`, a folder that save_pretrained wrote, "
         f"or an id on the hub, 'org/name'."
     )
 
@@ -107,13 +112,9 @@ def _trainings(path: Path, name: str) -> dict[str, Path]:
     if not folders or (folders[0] / CONFIG).is_file():
         return {}
     training = folders[0]
-    try:
+    repair = f"Name one of the heads in the folder, such as '{training / 'seed-1'}'."
+    with reading(f"head: '{training / TRAINING}'", repair):
         seed = int(json.loads((training / TRAINING).read_text())["median_seed"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ArtefactError(
-            f"head: '{training / TRAINING}' cannot be read ({error}). Name one of the heads in the folder, such as "
-            f"'{training / 'seed-1'}'."
-        ) from error
     return {name: training / f"seed-{seed}"}
 
 
@@ -163,13 +164,3 @@ def _entries(where: Where, folder: Path) -> dict[str, HeadEntry]:
         size = sum(file.stat().st_size for part in (WEIGHTS, CONFIG, CARD) if (file := path / part).is_file())
         entries[name] = HeadEntry(name, path, config.model, config.features, size, where, about)
     return entries
-
-
-def _from_file(path: Path) -> PretrainedHead:
-    if not path.name.endswith(_PYTORCH):
-        raise ArtefactError(
-            f"head: '{path}' is a file. Give the folder that save_pretrained wrote, or a vit_*_checkpoint.pth.tar."
-        )
-    from dubito.heads.authors import import_authors_head  # noqa: PLC0415 (timm is slow to import)
-
-    return import_authors_head(path)

@@ -13,8 +13,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import entropy
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
-from dubito.heads.recipe import Recipe
-from dubito.heads.targets import expected_loss, target_column, with_expected_loss
+from dubito.heads.recipe import Recipe, expected_loss, target_column, with_expected_loss
 from dubito.table import Provenance, Table
 from dubito.table.views import concat
 

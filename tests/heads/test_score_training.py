@@ -9,12 +9,11 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-import dubito
 from dubito import metrics
 from dubito.errors import ArtefactError, DubitoError, ValueRangeError
 from dubito.heads import Recipe, loop
 from dubito.heads.checkpoint import read_config
-from dubito.heads.training import Training, train
+from dubito.heads.score import Training, train
 from dubito.scores import UncertaintyHead
 from dubito.table import Table
 
@@ -93,7 +92,7 @@ def test_nothing_is_kept_without_a_folder(tmp_path, monkeypatch):
 
 def test_called_again_it_goes_on(tmp_path, monkeypatch):
     undisturbed = train(table_of(), tmp_path / "undisturbed", seeds=(1, 2), **SMALL)
-    step, done = loop._Run._step, []
+    step, done = loop.Run._step, []
 
     def counted(self, *rest):
         done.append(self.step)
@@ -101,7 +100,7 @@ def test_called_again_it_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return step(self, *rest)
 
-    monkeypatch.setattr(loop._Run, "_step", counted)
+    monkeypatch.setattr(loop.Run, "_step", counted)
     with pytest.raises(KeyboardInterrupt):
         train(table_of(), tmp_path / "stopped", seeds=(1, 2), **SMALL)
     assert not (tmp_path / "stopped" / "training.json").exists()
@@ -157,7 +156,7 @@ def test_a_lost_time_is_that_of_the_last_state(tmp_path, lost):
 
 
 def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
-    step, refused = loop._Run._step, []
+    step, refused = loop.Run._step, []
 
     def meanwhile(self, *rest):
         if not refused:
@@ -166,7 +165,7 @@ def test_two_trainings_at_once_are_refused(tmp_path, monkeypatch):
             refused.append(str(error.value))
         return step(self, *rest)
 
-    monkeypatch.setattr(loop._Run, "_step", meanwhile)
+    monkeypatch.setattr(loop.Run, "_step", meanwhile)
     train(table_of(), tmp_path, **SMALL)
     assert refused == [
         f"another process is writing into '{tmp_path}'. Wait until it has ended, or choose another folder."
@@ -191,13 +190,13 @@ def test_a_share_is_held_out_by_photograph(monkeypatch):
         epoch=torch.arange(3).repeat_interleave(60),
     )
     seen = {}
-    real = dubito.heads.score.train_head
+    real = UncertaintyHead.train
 
-    def watched(table, **options):
+    def watched(self, table, **options):
         seen["train"], seen["out"] = table, options["held_out"]
-        return real(table, **options)
+        return real(self, table, **options)
 
-    monkeypatch.setattr(dubito.heads.score, "train_head", watched)
+    monkeypatch.setattr(UncertaintyHead, "train", watched)
     found = train(crops, held_out=0.25, **SMALL)
     assert (len(seen["train"]), len(seen["out"])) == (135, 45)
     assert not set(seen["train"].whole("image_index").tolist()) & set(seen["out"].whole("image_index").tolist())
