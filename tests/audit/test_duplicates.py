@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dubito.audit import duplicates
-from dubito.audit.duplicates import check_across, check_within, compared, find_pairs, take_fingerprints
+from dubito.audit.duplicates import check_duplicates, compared, find_pairs, take_fingerprints
 from dubito.data import ArrayImages
 from tests.audit.drawn import draw
 
@@ -64,7 +64,7 @@ def test_inputs_that_are_not_images_have_exact_duplicates_only():
 def test_what_was_compared_is_reported_and_the_share_is_an_estimate():
     """Four of 100 have a duplicate among a tenth of the others: an estimated 40 of 100 have one among all of them."""
     pixels = noise(100, 0)
-    [finding] = check_across(printed(pixels), printed(np.concatenate([pixels[:4], noise(46, 1)]), of=500))
+    [finding] = check_duplicates(printed(pixels), printed(np.concatenate([pixels[:4], noise(46, 1)]), of=500))
     assert finding.what.startswith("4 (4 exact, 0 near) of 100 images (4.0 %) are in the other set too")
     compared_part = (
         "50 of 500 images of the other set were compared; among all of them, an estimated 40.0 % are in both."
@@ -72,7 +72,7 @@ def test_what_was_compared_is_reported_and_the_share_is_an_estimate():
     assert finding.what.endswith(compared_part)
     assert finding.evidence["share"] == pytest.approx(0.4)
     assert (finding.evidence["compared_with"], finding.evidence["of"]) == (50, 500)
-    [whole] = check_across(printed(pixels), printed(pixels[:4]))
+    [whole] = check_duplicates(printed(pixels), printed(pixels[:4]))
     assert whole.evidence["share"] == pytest.approx(0.04)
     assert "compared" not in whole.what
 
@@ -81,7 +81,7 @@ def test_one_duplicate_in_a_small_part_is_not_enough_to_call_it_wrong():
     pixels = noise(300, 0)
 
     def severity(copies: int, of: int):
-        [finding] = check_across(printed(pixels), printed(np.concatenate([pixels[:copies], noise(10, 1)]), of=of))
+        [finding] = check_duplicates(printed(pixels), printed(np.concatenate([pixels[:copies], noise(10, 1)]), of=of))
         return finding.severity
 
     assert [severity(1, of=11), severity(1, of=1100), severity(2, of=1200)] == ["suspicious"] * 3
@@ -92,12 +92,12 @@ def test_within_a_part_of_a_set():
     """One pair in a tenth of a set of 2,000: 1 / 200 / 0.1 = 5 % have a duplicate, by an estimate."""
     pixels = noise(200, 0)
     pixels[7] = pixels[3]
-    [finding] = check_within(printed(pixels, of=2000))
+    [finding] = check_duplicates(printed(pixels, of=2000))
     assert finding.evidence["share"] == pytest.approx(0.05)
     assert finding.severity == "suspicious"
     compared_part = "200 of 2,000 images of this set were compared; among all of them, an estimated 5.0 % have one."
     assert finding.what.endswith(compared_part)
-    assert check_within(printed(pixels))[0].severity == "note"
+    assert check_duplicates(printed(pixels))[0].severity == "note"
 
 
 def test_compared_names_both_sets():

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from dubito.audit import duplicates, modes, outputs, transforms
+from dubito.audit import duplicates, outputs, transforms
 from dubito.audit import labels as label_checks
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, percent
 from dubito.cache.runner import default_batch_size, default_workers, in_batches, inputs_of, open_stream
@@ -71,7 +71,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     chosen = draw_subset(opened, limit, seed)
     result = Audit(classifier.name, opened.name, len(chosen), len(opened))
     processes = default_workers(opened) if workers is None else workers
-    with modes.forked(classifier):  # torch's loader draws a seed, even without workers
+    with outputs.forked(classifier):  # torch's loader draws a seed, even without workers
         sample, findings, broken = take_sample(
             classifier, chosen, batch_size=batch_size, workers=processes, progress=progress
         )
@@ -80,7 +80,8 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
             result.note(finding.check, [finding])
         if sample is not None:
             _check_outputs(result, sample, chosen, label_space)
-        _check_duplicates(result, opened, against, compare=compare, seed=seed, workers=workers, progress=progress)
+        sets = [opened] if against is None else [opened, open_images(against)]
+        _check_duplicates(result, sets, compare=compare, seed=seed, workers=workers, progress=progress)
     return result
 
 
@@ -240,21 +241,16 @@ def _run(
 
 
 def _check_duplicates(
-    result: Audit, images: Images, against: Any, *, compare: int, seed: int, workers: int | None, progress: bool
+    result: Audit, sets: list[Images], *, compare: int, seed: int, workers: int | None, progress: bool
 ) -> None:
-    def fingerprints(of: Images) -> duplicates.Fingerprints:
-        processes = default_workers(of) if workers is None else workers
-        return duplicates.take_fingerprints(
-            draw_subset(of, compare, seed), workers=processes, progress=progress, of=len(of)
-        )
-
-    prints = fingerprints(images)
-    result.note(duplicates.WITHIN, duplicates.check_within(prints), duplicates.compared(prints, None))
-    if against is None:
-        result.note(duplicates.ACROSS, NotChecked("needs a second set: against="))
-    else:
-        others = fingerprints(open_images(against))
-        result.note(duplicates.ACROSS, duplicates.check_across(prints, others), duplicates.compared(prints, others))
+    prints = []
+    for images in sets:
+        drawn, processes = draw_subset(images, compare, seed), default_workers(images) if workers is None else workers
+        prints.append(duplicates.take_fingerprints(drawn, workers=processes, progress=progress, of=len(images)))
+    first, *others = prints
+    result.note(duplicates.WITHIN, duplicates.check_duplicates(first), duplicates.compared(first))
+    across = duplicates.check_duplicates(*prints) if others else NotChecked("needs a second set: against=")
+    result.note(duplicates.ACROSS, across, duplicates.compared(*prints))
 
 
 def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: LabelSpace | None) -> None:
@@ -267,8 +263,8 @@ def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: L
         result.note(outputs.LOGITS, outputs.check_form(logit))
     result.note(outputs.SATURATED, outputs.check_saturation(logit))
     result.note(outputs.DEAD, outputs.check_features(feature))
-    result.note(modes.TRAIN, modes.check_train_mode(sample.model, sample.x))
-    result.note(modes.STEADY, modes.check_steady(sample.model, sample.x))
+    result.note(outputs.TRAIN, outputs.check_train_mode(sample.model, sample.x))
+    result.note(outputs.STEADY, outputs.check_steady(sample.model, sample.x))
     labels, outcome, missing = label_checks.model_labels(sample.model, images, logit.shape[1], label_space)
     labels = None if labels is None else labels[sample.rows]
     result.note(label_checks.NAMES, outcome)

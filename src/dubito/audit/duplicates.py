@@ -77,56 +77,47 @@ class Pairs(NamedTuple):
     near: int
     some: list[tuple[bool, int, int]]
 
-    @property
-    def counts(self) -> str:
-        """How many, for a sentence."""
-        return f"{self.exact + self.near} ({self.exact} exact, {self.near} near)"
 
-
-def check_within(prints: Fingerprints) -> Outcome:
-    """Images that occur more than once in a set."""
-    pairs = find_pairs(prints, None)
-    if not pairs.some:
-        return []
-    evidence, example = _evidence(prints, prints, pairs)
-    share, labels = evidence["share"], prints.labels
-    clash = 0 if labels is None else sum(int(labels[one]) != int(labels[other]) for _, one, other in pairs.some)
-    extra = f" {counted(clash, 'pair')} of those shown have different labels." if clash else ""
-    what = f"{pairs.counts} of {len(prints.ids)} images have a duplicate in the same set, such as {example}.{extra}"
-    if part := compared(prints, None):
-        what += f" {part}; among all of them, an estimated {percent(share)} have one."
-    repair = "Keep one of each, so that no image counts twice; where labels differ, correct them."
-    severity: Severity = "suspicious" if clash or share >= _MANY else "note"
-    return [Finding(WITHIN, severity, what, repair, evidence | {"different_labels": clash})]
-
-
-def check_across(prints: Fingerprints, others: Fingerprints) -> Outcome:
-    """Images that are in both sets."""
+def check_duplicates(prints: Fingerprints, others: Fingerprints | None = None) -> Outcome:
+    """Images that occur more than once in a set or, with a second set, in both."""
     pairs = find_pairs(prints, others)
     if not pairs.some:
         return []
-    evidence, example = _evidence(prints, others, pairs)
-    both, share = pairs.exact + pairs.near, evidence["share"]
-    what = (
-        f"{pairs.counts} of {len(prints.ids)} images ({percent(both / len(prints.ids))}) are in the other set too, "
-        f"such as {example}: what was learned there looks too good here."
-    )
+    evidence, example = _evidence(prints, prints if others is None else others, pairs)
+    both, n, share, labels = pairs.exact + pairs.near, len(prints.ids), evidence["share"], prints.labels
+    counts = f"{both} ({pairs.exact} exact, {pairs.near} near) of {n} images"
+    severity: Severity
+    if others is None:
+        clash = 0 if labels is None else sum(int(labels[one]) != int(labels[other]) for _, one, other in pairs.some)
+        extra = f" {counted(clash, 'pair')} of those shown have different labels." if clash else ""
+        what, of_all = f"{counts} have a duplicate in the same set, such as {example}.{extra}", "have one"
+        repair = "Keep one of each, so that no image counts twice; where labels differ, correct them."
+        severity = "suspicious" if clash or share >= _MANY else "note"
+        evidence["different_labels"] = clash
+    else:
+        what, of_all = (
+            (
+                f"{counts} ({percent(both / n)}) are in the other set too, such as {example}: what was learned there "
+                f"looks too good here."
+            ),
+            "are in both",
+        )
+        repair = "Remove them from one of the two sets; if they were trained on, from this one."
+        certain = others.part == 1 or both >= _FEWEST
+        severity = "wrong" if share >= _MANY and certain else "suspicious"
     if part := compared(prints, others):
-        what += f" {part}; among all of them, an estimated {percent(share)} are in both."
-    repair = "Remove them from one of the two sets; if they were trained on, from this one."
-    certain = others.part == 1 or both >= _FEWEST
-    severity: Severity = "wrong" if share >= _MANY and certain else "suspicious"
-    return [Finding(ACROSS, severity, what, repair, evidence)]
+        what += f" {part}; among all of them, an estimated {percent(share)} {of_all}."
+    return [Finding(WITHIN if others is None else ACROSS, severity, what, repair, evidence)]
 
 
-def compared(prints: Fingerprints, others: Fingerprints | None) -> str:
+def compared(prints: Fingerprints, others: Fingerprints | None = None) -> str:
     """Which part of the sets was compared, as half a sentence; empty if all was."""
     sets = [(prints, "this set")] if others is None else [(prints, "this set"), (others, "the other set")]
     parts = [f"{some.drawn:,} of {some.of:,} images of {name}" for some, name in sets if some.drawn < some.of]
     return f"{' and '.join(parts)} were compared" if parts else ""
 
 
-def find_pairs(prints: Fingerprints, others: Fingerprints | None) -> Pairs:
+def find_pairs(prints: Fingerprints, others: Fingerprints | None = None) -> Pairs:
     """Duplicates within a set, or between two; an exact duplicate is not counted as a near one."""
     within = others is None
     others = prints if others is None else others
