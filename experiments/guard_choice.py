@@ -31,7 +31,7 @@ from rich.progress import track
 
 from dubito.errors import GuardError
 from dubito.guard.combination import Combination, Values, choose, quantiles
-from dubito.guard.selection import competing, fitted_scores
+from dubito.guard.selection import fitted_scores
 from dubito.guard.thresholds import risk_threshold
 from dubito.metrics import aurc
 from dubito.table import Table
@@ -80,8 +80,8 @@ def scored(table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
     order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
     cut = min(MOST_LEARNED, int(LEARN * len(table)))
     learn, rest = table.rows(order[:cut].sort().values), table.rows(order[cut:].sort().values)
-    scores = fitted_scores(None, learn, learn)
-    values = {name: scores[name].score(rest).numpy() for name in competing(scores, chosen_by_user=False)}
+    scores, competing = fitted_scores(None, learn, learn)
+    values = {name: scores[name].score(rest).numpy() for name in competing}
     return values, (rest.logit.argmax(1) != rest.label).numpy()
 
 

@@ -114,7 +114,7 @@ def test_a_model_of_one_s_own(run: Run, images: Path, tmp_path: Path, monkeypatc
     Path("my_models.py").write_text(OWN.replace("manual_seed(3)", "manual_seed(4)"))
     answer = run("guard", "run", "guard", images, *own)
     assert answer.code == 1
-    assert "was fitted for another model" in answer.err
+    assert "belongs to another model" in answer.err
 
 
 def test_a_guard_of_a_wrapped_model_takes_the_code_that_makes_it(run: Run, images: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_run_shows_reasons(run: Run, guard: Path, images: Path, weights: Path) -
 def test_another_model_is_refused(run: Run, guard: Path, images: Path) -> None:
     answer = run("guard", "run", guard, images, "--weights", "none")
     assert answer.code == 1
-    assert "was fitted for another model" in answer.err
+    assert "belongs to another model" in answer.err
 
 
 def test_export_shows_the_size(

@@ -217,7 +217,7 @@ def test_augmented_rows_are_not_independent() -> None:
 
 def test_another_model_is_refused(guard: Guard, table: Table) -> None:
     other = network(seed=7)
-    with pytest.raises(ModelError, match=r"guard.fit: .* was made by another model than tiny: its weights differ"):
+    with pytest.raises(ModelError, match=r"guard.fit: .* belongs to another model than tiny: its weights differ"):
         Guard.fit(other, table)
     other = Table(logit=table.logit, feature=table.feature, provenance=Provenance(weights="0"))
     with pytest.raises(TableError, match=r"made by another model than the guard was fitted for: its weights differ"):
@@ -304,7 +304,7 @@ def test_logits_of_other_classes_are_told() -> None:
 
 
 def test_what_is_not_a_model_or_a_table(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"guard.load: model must come from dubito.load or dubito.wrap; got str"):
+    with pytest.raises(ModelError, match=r"guard in .*: model must come from dubito.load or dubito.wrap; got str"):
         Guard.load.__func__.__wrapped__(Guard, Guard.fit(None, blobs(300), coverage=0.7).save(tmp_path), "resnet")
     fit, decide = Guard.fit.__func__.__wrapped__, Guard.decide.__wrapped__  # past the type checks of the tests
     with pytest.raises(TableError, match=r'guard.fit: table must be a table; got the path "cache/val". Open it: dub'):

@@ -141,7 +141,7 @@ def test_without_a_model_or_an_input(model: WrappedClassifier, table: Table) -> 
     with pytest.raises(GuardError, match="needs the model"):
         GuardModule(guard)
     guard.model = model
-    with pytest.raises(GuardError, match=r"makes no input of a picture .* Give example="):
+    with pytest.raises(GuardError, match=r"makes no input of a picture .* Pass example="):
         GuardModule(guard)
 
 

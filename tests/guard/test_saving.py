@@ -61,7 +61,7 @@ def test_several_scores_and_class_wise_sets_come_back(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused(saved: tuple[Guard, Path]) -> None:
-    with pytest.raises(ModelError, match=r"was fitted for another model than tiny: its weights differ .* says nothing"):
+    with pytest.raises(ModelError, match=r"belongs to another model than tiny: its weights differ .* says nothing"):
         Guard.load(saved[1], network(seed=3))
 
 

@@ -1,8 +1,10 @@
+import inspect
+
 import pytest
 import torch
 
 from dubito.errors import DubitoError, GuardError, TableError
-from dubito.guard.selection import Roles, competing, fitted_scores, must_learn, named_scores
+from dubito.guard.selection import Roles, fitted_scores, select_scores
 from dubito.scores import (
     Density,
     Entropy,
@@ -13,41 +15,48 @@ from dubito.scores import (
     Temperature,
     UncertaintyHead,
 )
+from dubito.scores.available import AvailableScores
 from dubito.scores.density import default_density
 from dubito.table import Table
 
 from .world import blobs
 
 
+def selected(scores: object) -> tuple[list[str], dict[str, int]]:
+    """The scores of a selection, past the type checks of the tests, and how many images each part has."""
+    selection, _, _, rows = inspect.unwrap(select_scores)(blobs(200), scores, None, labelled=True, novel=0.0, seed=0)
+    return list(selection.combination.aurc), rows
+
+
 def test_scores_by_name() -> None:
-    assert named_scores(["entropy", MaxProbability()]) == {"entropy": Entropy(), "max_probability": MaxProbability()}
-    assert named_scores({"mine": Entropy()}) == {"mine": Entropy()}
-    assert named_scores("entropy") == {"entropy": Entropy()}
+    assert set(selected(["entropy", MaxProbability()])[0]) == {"entropy", "max_probability"}
+    assert selected({"mine": Entropy()})[0] == ["mine"]
+    assert selected("entropy")[0] == ["entropy"]
     with pytest.raises(TableError, match=r"guard.fit: scores in a list must have different names; two are called 'en"):
-        named_scores(["entropy", Entropy()])
+        selected(["entropy", Entropy()])
     with pytest.raises(DubitoError, match="got 'entropie'"):
-        named_scores(["entropie"])
+        selected(["entropie"])
     with pytest.raises(TableError, match=r"guard.fit needs at least one score; got none"):
-        named_scores([])
+        selected([])
 
 
 @pytest.mark.parametrize(("given", "kind"), [(3, "int"), (Entropy, "the class Entropy"), (torch.zeros(2), "Tensor")])
 def test_what_is_no_score_is_told(given: object, kind: str) -> None:
     for scores in ([given], {"mine": given}):
         with pytest.raises(TableError, match=rf"guard.fit: scores must be scores, .*; got {kind}"):
-            named_scores.__wrapped__(scores)  # past the type checks of the tests
+            selected(scores)
 
 
-def test_what_must_learn() -> None:
-    assert must_learn(None)
-    assert must_learn({"entropy": Entropy(), "density": Density()})
-    assert not must_learn({"entropy": Entropy()})
-    assert not must_learn({"fitted": Neighbours(k=2).fit(blobs(20))})
+def test_rows_are_set_aside_only_for_what_must_learn() -> None:
+    assert selected(None)[1] == {"learn": 30, "select": 30, "calibrate": 140}
+    assert selected({"entropy": Entropy(), "density": Density()})[1]["learn"] == 30
+    assert selected({"entropy": Entropy()})[1] == {"learn": 0, "select": 40, "calibrate": 160}
+    assert selected({"fitted": Neighbours(k=2).fit(blobs(20))})[1]["learn"] == 0
 
 
 def test_given_scores_learn_as_copies() -> None:
     mine, learn, table = Neighbours(k=2), blobs(50), blobs(60, seed=1)
-    found = fitted_scores({"near": mine, "t": Temperature()}, table, learn)
+    found, _ = fitted_scores({"near": mine, "t": Temperature()}, table, learn)
     assert not mine.is_fitted
     assert len(found["near"].bank_) == 50
     # A temperature is learned from the images at hand, not from those that the others learn from.
@@ -60,25 +69,27 @@ def test_a_density_without_settings_is_the_one_that_suits() -> None:
     learn = blobs(60)
     suiting = default_density(learn).fit(learn)
     assert suiting.covariance != "full"
-    assert fitted_scores({"density": Density()}, learn, learn)["density"].covariance == suiting.covariance
-    own = fitted_scores({"density": Density(covariance="spherical")}, learn, learn)["density"]
-    assert own.covariance == "spherical"
+    for mine, covariance in ((Density(), suiting.covariance), (Density(covariance="spherical"), "spherical")):
+        assert fitted_scores({"density": mine}, learn, learn)[0]["density"].covariance == covariance
 
 
 def test_by_default_all_that_columns_allow() -> None:
-    found = fitted_scores(None, blobs(100), blobs(100, seed=1))
+    found, competing = fitted_scores(None, blobs(100), blobs(100, seed=1))
+    assert competing == list(found)
     assert {"max_probability", "entropy", "density", "neighbours", "temperature"} <= set(found)
     assert all(score.is_fitted for score in found.values())
     right = blobs(100).extended(label=blobs(100).logit.argmax(1))
-    assert "temperature" not in fitted_scores(None, right, None)  # no best one where all is right
+    assert "temperature" not in fitted_scores(None, right, None)[0]  # no best one where all is right
     with pytest.raises(GuardError, match="no score can be computed from table in memory, which has label"):
         fitted_scores(None, Table(label=[0, 1]), None)
 
 
-def test_a_head_from_the_shelf_does_not_compete_unless_it_is_given() -> None:
-    found = {"head": UncertaintyHead(), "entropy": Entropy()}
-    assert competing(found, chosen_by_user=False) == ["entropy"]
-    assert competing(found, chosen_by_user=True) == ["head", "entropy"]
+def test_a_head_from_the_shelf_does_not_compete_unless_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, table = {"head": UncertaintyHead(), "entropy": Entropy()}, blobs(100).select("feature", "logit")
+    monkeypatch.setattr(UncertaintyHead, "is_fitted", True)
+    monkeypatch.setattr("dubito.guard.selection.available_scores", lambda *_: AvailableScores(dict(both)))
+    assert fitted_scores(None, table, None) == (both, ["entropy"])
+    assert fitted_scores(both, table, None) == (both, ["head", "entropy"])
 
 
 def test_roles() -> None:
@@ -88,4 +99,4 @@ def test_roles() -> None:
     assert "entropy" in scores  # it stands in, so it must be there
     scores = {"expected": ExpectedEntropy(), "near": Neighbours()}
     assert Roles.of(scores, table) == Roles("expected", "near", None)
-    assert Roles.of({"m": MaxProbability()}, Table(logit=torch.zeros(2, 1))).names == ()
+    assert Roles.of({"m": MaxProbability()}, Table(logit=torch.zeros(2, 1))) == (None, None, None)

@@ -175,7 +175,7 @@ def test_equal_uncertainties_are_accepted_together() -> None:
 
 def test_too_few_images_are_told_with_the_number_that_is_needed() -> None:
     u, wrong = np.arange(7.0), np.zeros(7, bool)
-    with pytest.raises(GuardError, match=r"needs at least 59 calibration images.*there are 7\. Give more labelled"):
+    with pytest.raises(GuardError, match=r"needs at least 59 calibration images.*there are 7\. Pass more labelled"):
         risk_threshold((u, wrong), (u, wrong), risk=0.05, confidence=0.95)
 
 
@@ -188,7 +188,7 @@ def test_all_wrong_says_that_more_images_do_not_help() -> None:
 def test_almost_enough_images_ask_for_more() -> None:
     rng = np.random.default_rng(0)
     u, wrong = rng.random(100), rng.permutation(100) < 3
-    with pytest.raises(GuardError, match=r"3 are wrong, which only shows a rate below 0.0\d+\. Give more labelled"):
+    with pytest.raises(GuardError, match=r"3 are wrong, which only shows a rate below 0.0\d+\. Pass more labelled"):
         risk_threshold((u, wrong), (u, wrong), risk=0.05, confidence=0.95)
 
 
@@ -234,7 +234,7 @@ def test_with_so_few_images_it_begins_where_most_are_accepted() -> None:
 
 def test_a_few_errors_too_many_may_be_bad_luck() -> None:
     """4 of 100 at risk 0.03: P(Bin(100, 0.03) >= 4) = 0.35, so more images may well help; 20 tell enough."""
-    for wrongs, repair in ((4, "Give more labelled images"), (20, "More images of this kind will not help")):
+    for wrongs, repair in ((4, "Pass more labelled images"), (20, "More images of this kind will not help")):
         u, wrong = np.zeros(100), np.arange(100) < wrongs
         with pytest.raises(GuardError, match=rf"{wrongs} are wrong.*{repair}"):
             risk_threshold((u, wrong), (u, wrong), risk=0.03, confidence=0.95)
@@ -248,7 +248,7 @@ def test_a_refusal_never_tells_a_rate_that_would_do() -> None:
         try:
             risk_threshold((u[:60], wrong[:60]), (u[60:], wrong[60:]), risk=0.05, confidence=0.95)
         except GuardError as error:
-            told = re.search(r"only shows a rate below ([\d.]+)\. Give more labelled", str(error))
+            told = re.search(r"only shows a rate below ([\d.]+)\. Pass more labelled", str(error))
             assert told is None or float(told[1]) > 0.05
 
 

@@ -26,6 +26,7 @@ from dubito.choices import SetMethod
 from dubito.errors import DubitoWarning, GuardError, NotFittedError, TableError, ValueRangeError
 from dubito.guard.thresholds import check_levels
 from dubito.metrics import wrong_predictions
+from dubito.result import plain
 from dubito.table import Table
 from dubito.types import Json
 from dubito.validate import check_choice
@@ -101,7 +102,7 @@ class PredictionSets:
         if len(table) < least:
             raise GuardError(
                 f"prediction sets of coverage {self.coverage:g} need at least {least} labelled images; {table.name} "
-                f"has {len(table)} for it. Give more, or choose a smaller coverage."
+                f"has {len(table)} for it. Pass more, or choose a smaller coverage."
             )
         batches = table.batches("logit", "label")
         own = [set_scores(batch.logit, self.method).gather(1, batch.label[:, None])[:, 0] for batch in batches]
@@ -113,12 +114,12 @@ class PredictionSets:
         requires = f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; "
         if lacking == len(self.thresholds_):
             raise GuardError(
-                f"{requires}none of {c} classes has so many in {table.name}. Give more images, or leave class_wise out."
+                f"{requires}none of {c} classes has so many in {table.name}. Pass more images, or leave class_wise out."
             )
         if lacking:
             warnings.warn(
                 f"{requires}{lacking} of {c} classes have fewer in {table.name} and are put into every set. "
-                f"Give more images of them, or leave class_wise out.",
+                f"Pass more images of them, or leave class_wise out.",
                 DubitoWarning,
                 stacklevel=2,
             )
@@ -152,18 +153,12 @@ class PredictionSets:
 
     def to_json(self) -> Json:
         """Settings and quantiles; what is infinite as null."""
-        q = [] if self.thresholds_ is None else self.thresholds_.tolist()
-        return {
-            "coverage": self.coverage,
-            "method": self.method,
-            "class_wise": self.class_wise,
-            "thresholds": [None if math.isinf(one) else one for one in q],
-            "rows": self.rows_,
-        }
+        thresholds = plain([] if self.thresholds_ is None else self.thresholds_)
+        return {**plain(self), "thresholds": thresholds, "rows": self.rows_}
 
     @classmethod
     def from_json(cls, saved: Json) -> "PredictionSets":
-        """What `to_json` gave."""
+        """Read back what `to_json` returned."""
         sets = cls(saved["coverage"], saved["method"], saved["class_wise"])
         q = [math.inf if one is None else float(one) for one in saved["thresholds"]]
         sets.thresholds_, sets.rows_ = torch.tensor(q, dtype=torch.float64) if q else None, int(saved["rows"])

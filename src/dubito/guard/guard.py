@@ -113,8 +113,20 @@ class Guard(Result):
             GuardError: The guarantee cannot be given with these images; the message says how many it takes.
         """
         guarantee = Guarantee.of(confidence, risk=risk, coverage=coverage, false_alarms=false_alarms)
-        labelled = _checked(table, train, guarantee, novel, seed)
-        provenance = _same_model(model, table)
+        check_table(table, by="guard.fit")
+        if train is not None:
+            check_rows(train, by="guard.fit", what="train")
+            check_same_model(table, {"train": train}, by="guard.fit")
+        check_number(novel, "[0, 1)", by="guard.fit", what="novel", hint=f"{NOVEL} is usual.")
+        check_number(seed, "[0, inf)", by="guard.fit", what="seed", whole=True, hint="0 is usual.")
+        table.require("logit", by="guard.fit")
+        labelled = guarantee.kind != "coverage" or has_model_labels(table)
+        if labelled:
+            wrong_predictions(table, by="guard.fit")  # checks the labels
+        provenance = table.provenance
+        if model is not None:
+            own = _identity(model, provenance, of=f"guard.fit: {table.name}")
+            provenance = own if provenance is None else provenance.with_model(own)
         selection, selected_on, calibrate, rows = select_scores(
             table, scores, train, labelled=labelled, novel=novel, seed=seed
         )
@@ -167,7 +179,7 @@ class Guard(Result):
             )
         selection, roles = self.selection, self.selection.roles
         values = {name: score.score(table) for name, score in selection.scores.items()}
-        ranks = {name: rank(values[name], selection.reference_quantiles[name]) for name in roles.names}
+        ranks = {name: rank(values[name], selection.reference_quantiles[name]) for name in filter(None, roles)}
         u, novel = selection.uncertainty(values)
         p, label = top_two(table.logit)
         density = ranks.get(roles.density or "")
@@ -224,12 +236,7 @@ class Guard(Result):
         """
         guard = FOLDER.load(Path(path), lambda described: cls._read(Path(path), described))
         if model is not None:
-            own = _provenance_of(model, by="guard.load")
-            if guard.provenance and (reason := guard.provenance.difference(own)):
-                raise ModelError(
-                    f"guard in '{path}' was fitted for another model than {model.name}: {reason}. Its guarantee says "
-                    f"nothing about this one: fit a guard on a table of {model.name}."
-                )
+            _identity(model, guard.provenance, of=f"guard in '{path}'")
             guard.classes = guard.classes or model.classes
         guard.model, guard.probes = model, probes
         return guard
@@ -284,7 +291,7 @@ class Guard(Result):
             "guarantee": asdict(self.guarantee),
             "threshold": self.threshold._asdict(),
             **asdict(self.selection.combination),
-            "roles": asdict(self.selection.roles),
+            "roles": self.selection.roles._asdict(),
             "gate": self.selection.gate,
             "sets": None if self.sets is None else self.sets.to_json(),
             "rows": self.rows,
@@ -321,40 +328,17 @@ def one_or_many(images: Any) -> tuple[Images, bool]:
     return open_images(images), False
 
 
-def _checked(table: Any, train: Any, guarantee: Guarantee, novel: Any, seed: Any) -> bool:
-    """Whether labels show which predictions are wrong; a guarantee of coverage does without."""
-    check_table(table, by="guard.fit")
-    if train is not None:
-        check_rows(train, by="guard.fit", what="train")
-        check_same_model(table, {"train": train}, by="guard.fit")
-    check_number(novel, "[0, 1)", by="guard.fit", what="novel")
-    check_number(seed, "[0, inf)", by="guard.fit", what="seed", whole=True)
-    table.require("logit", by="guard.fit")
-    if guarantee.kind == "coverage" and not has_model_labels(table):
-        return False
-    wrong_predictions(table, by="guard.fit")
-    return True
-
-
-def _same_model(model: Classifier | None, table: Table) -> Provenance | None:
-    """Which model the guard belongs to; ModelError where the table is another one's."""
-    if model is None:
-        return table.provenance
-    own = _provenance_of(model, by="guard.fit")
-    if table.provenance is None:
-        return own
-    if reason := table.provenance.difference(own):
-        raise ModelError(
-            f"guard.fit: {table.name} was made by another model than {model.name}: {reason}. "
-            f"Extract images with this model first."
-        )
-    return table.provenance.with_model(own)
-
-
-def _provenance_of(model: object, *, by: str) -> Provenance:
+def _identity(model: object, made: Provenance | None, *, of: str) -> Provenance:
+    """The model's own record; ModelError for what is no classifier, or not the one that made the table or guard."""
     if not isinstance(model, Classifier):
         raise ModelError(
-            f"{by}: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
+            f"{of}: model must come from dubito.load or dubito.wrap; got {type(model).__name__}. "
             f"Wrap it: dubito.wrap(module, transform=...)."
         )
-    return model_identity(model)
+    own = model_identity(model)
+    if made and (reason := made.difference(own)):
+        raise ModelError(
+            f"{of} belongs to another model than {model.name}: {reason}. A guarantee of that one says nothing about "
+            f"this one: fit a guard on a table of {model.name}."
+        )
+    return own

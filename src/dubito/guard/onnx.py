@@ -36,7 +36,6 @@ from dubito import scores
 from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
-from dubito.scores.gaussians import Mixture
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mahalanobis import mahalanobis
 from dubito.scores.mental import mental_log_odds
@@ -73,17 +72,9 @@ def export_onnx(guard: "Guard", to: str | Path, example: Tensor | None = None) -
         ) from error
     path = Path(to)
     if path.is_dir():
-        raise ArtefactError(f"'{path}' cannot be written (it is a folder). Give a file, such as guard.onnx.")
+        raise ArtefactError(f"'{path}' cannot be written (it is a folder). Pass a file, such as guard.onnx.")
     proto = _exported(GuardModule(guard, example)).model_proto
-    try:
-        set_model_props(proto, _metadata(guard))
-        return export(path, proto.SerializeToString())
-    except ValueError as error:  # of protobuf, above 2 GB
-        raise ArtefactError(f"'{path}' cannot be written as one file ({error}). Guard a smaller model.") from error
-
-
-def _metadata(guard: "Guard") -> dict[str, str]:
-    """What a runtime cannot see in the graph: how inputs are made, what is guaranteed, whose it is."""
+    # What a runtime cannot see in the graph: how inputs are made, what is guaranteed, whose it is.
     metadata = {
         "guarantee": str(guard.guarantee),
         "threshold": guard.threshold.value,
@@ -93,7 +84,12 @@ def _metadata(guard: "Guard") -> dict[str, str]:
         "classes": None if guard.classes is None else list(guard.classes),
         "model": {} if guard.provenance is None else guard.provenance.to_json(),
     }
-    return {f"dubito.{key}": one if isinstance(one, str) else json.dumps(one) for key, one in metadata.items()}
+    texts = {f"dubito.{key}": one if isinstance(one, str) else json.dumps(one) for key, one in metadata.items()}
+    try:
+        set_model_props(proto, texts)
+        return export(path, proto.SerializeToString())
+    except ValueError as error:  # of protobuf, above 2 GB
+        raise ArtefactError(f"'{path}' cannot be written as one file ({error}). Guard a smaller model.") from error
 
 
 def _exported(module: "GuardModule") -> Any:
@@ -186,14 +182,14 @@ def _example(model: WrappedClassifier, example: object) -> Tensor:
         except Exception as error:  # a user's transform may raise anything
             raise GuardError(
                 f"guard.export_onnx: the transform of {model.name} makes no input of a picture ({error}). "
-                f"Give example=..., a batch of finished inputs."
+                f"Pass example=..., a batch of finished inputs."
             ) from error
         example = torch.cat([one, one])
     if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
         shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise GuardError(
             f"guard.export_onnx: example must be a tensor with a batch of finished inputs, such as (2, 3, h, w); "
-            f"got {shape}. Give model.transform's inputs, stacked."
+            f"got {shape}. Pass model.transform's inputs, stacked."
         )
     try:
         model.features(example[:1])
@@ -215,19 +211,13 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
         head = copy.deepcopy(score.module)
         owner.add_module("head", head)
         return lambda z, _: head(z.float()).double()
-    if isinstance(score, scores.Density) and score.nonlinearity == "after":
-        mixture, density = score.mixture, score
-        # Features as the density sees them, without the checks that a graph cannot make.
-        return lambda z, _: (
-            -_log_density(
-                mixture,
-                (z.double() if density.space == "z" else (z.double() + density.offset).log())[:, density.neurons_],
-            )
-        )
-    if not isinstance(score, scores.GradNorm) or score.of is None:
-        for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
-            if isinstance(score, kind):
-                return make(score)
+    # A gradient of more than the last layer, and features before the non-linearity, are not in the graph.
+    elsewhere = (isinstance(score, scores.GradNorm) and score.of is not None) or (
+        isinstance(score, scores.Density) and score.nonlinearity != "after"
+    )
+    for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
+        if isinstance(score, kind) and not elsewhere:
+            return make(score)
     raise GuardError(
         f"guard.export_onnx: score '{name}' ({score.name}) cannot be written as an ONNX graph. Fit the guard with "
         f"those that can, by scores=[...]: {', '.join(WRITABLE)}."
@@ -248,13 +238,9 @@ _OF_FEATURES: dict[type[Score], Callable[[Any], Written]] = {
     scores.MentalModel: lambda score: lambda z, _: mental_log_odds(z, score.weights_),
     scores.Mahalanobis: lambda score: lambda z, _: _nearest_class(z.double(), score),
     scores.Neighbours: lambda score: lambda z, _: _kth_distance(z, score),
+    scores.Density: lambda score: lambda z, _: -_log_density(z.double(), score),
 }
-WRITABLE = (
-    *(kind.name for kind in _OF_LOGITS | _OF_FEATURES),
-    scores.Temperature.name,
-    scores.Density.name,
-    scores.UncertaintyHead.name,
-)
+WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperature.name, scores.UncertaintyHead.name)
 """Names of the scores that a graph can hold: a temperature of one of logits, a density of features as they are read."""
 
 
@@ -274,8 +260,10 @@ def _kth_distance(z: Tensor, score: scores.Neighbours) -> Tensor:
     return distance
 
 
-def _log_density(mixture: Mixture, z: Tensor) -> Tensor:
-    """As `Mixture.log_density`, whose short cuts for full covariances depend on the rows, which a graph cannot."""
+def _log_density(z: Tensor, score: scores.Density) -> Tensor:
+    """As `Density.score_batch`, without checks, and short cuts for full covariances, that depend on the rows."""
+    mixture = score.mixture
+    z = (z if score.space == "z" else (z + score.offset).log())[:, score.neurons_]
     if mixture.covariance != "full":
         return mixture.log_density(z)
     parts = torch.einsum("nd,kde->nke", z, mixture.factors) - torch.einsum("kd,kde->ke", mixture.means, mixture.factors)

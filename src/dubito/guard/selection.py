@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ _LEARN, _SELECT, _SELECT_ALONE = 0.15, 0.15, 0.2
 """Shares of a table: for scores to learn from, to select on; and to select on where nothing must be learned."""
 _STATE, _UNCERTAINTY = "state.safetensors", "uncertainty"
 _MEMORISED = (
-    "Scores that have learned from them have memorised them, and the guarantee would not hold for other images. Give "
+    "Scores that have learned from them have memorised them, and the guarantee would not hold for other images. Pass "
     "other images as train, or leave it out: a part of the table is set aside for it."
 )
 _TWICE = "The guarantee counts them as independent, and may not hold. Leave duplicates out: dubito.audit finds them."
@@ -73,9 +73,7 @@ def split(table: Table, *, learn: bool, seed: int) -> tuple[Table | None, Table,
     return parts[0] if learn else None, parts[1], parts[2]
 
 
-@final
-@dataclass(frozen=True)
-class Roles:
+class Roles(NamedTuple):
     """Names of the scores that measure each kind of uncertainty; None for none.
 
     Attributes:
@@ -105,11 +103,6 @@ class Roles:
         stands_in = " (no head or ensemble)" if self.aleatoric == Entropy.name else ""
         parts = [f"aleatoric by {self.aleatoric}{stands_in}"] if self.aleatoric else []
         return "; ".join(parts + ([f"epistemic by {self.epistemic}"] if self.epistemic else [])) or "not measured"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Those that are there."""
-        return tuple(name for name in (self.aleatoric, self.epistemic, self.density) if name)
 
 
 @final
@@ -144,7 +137,7 @@ class ScoreSelection:
         if labelled:
             wrong = wrong_predictions(table, by="guard.fit").numpy()
             combination = choose({name: values[name].numpy() for name in candidates}, wrong, seed)
-        kept = dict.fromkeys([*combination.weights, *roles.names])
+        kept = dict.fromkeys([*combination.weights, *filter(None, roles)])
         reference = {name: quantiles(values[name]) for name in kept}
         gate = None
         if roles.density is not None and novel > 0:
@@ -192,7 +185,7 @@ class ScoreSelection:
         """Read back what `write` wrote, with the plain values that the guard's description has."""
         state, names = load_file(folder / _STATE), described["scores"]
         combination, roles = Combination(described["weights"], described["aurc"]), Roles(**described["roles"])
-        unknown = [name for name in (*combination.weights, *roles.names) if name not in names]
+        unknown = [name for name in (*combination.weights, *filter(None, roles)) if name not in names]
         if unknown or not combination.weights:
             raise ArtefactError(
                 f"guard in '{folder.parent}' lacks the score '{(unknown or ['any'])[0]}'. Save it again."
@@ -209,10 +202,13 @@ def select_scores(
 
     Arguments are those of `Guard.fit`; `labelled` says whether labels show which predictions are wrong.
     """
-    chosen = None if scores is None else named_scores(scores)
+    chosen: dict[str, Score] | None = None if scores is None else by_name(scores, by="guard.fit", arrays=False)
+    if chosen is not None:
+        check_any_scores(chosen, by="guard.fit")
+    must_learn = chosen is None or not all(score.is_fitted for score in chosen.values())
     has_density = chosen is None or any(isinstance(score, Density) for score in chosen.values())
     needs_density = novel > 0 and "feature" in table and not has_density
-    own, select, calibrate = split(table, learn=train is None and (needs_density or must_learn(chosen)), seed=seed)
+    own, select, calibrate = split(table, learn=train is None and (needs_density or must_learn), seed=seed)
     what = "the part that scores are selected on"
     warn_shared(calibrate, select, by="guard.fit", what=what, harm=_TWICE, allowed=SHARED)
     learn = own if train is None else train
@@ -221,8 +217,7 @@ def select_scores(
         learn = chosen_rows(learn, order[:MOST_LEARNED].sort().values)
     if train is not None and learn is not None:
         check_disjoint(table, learn, by="guard.fit", what="train", harm=_MEMORISED, error=GuardError)
-    fitted = fitted_scores(chosen, select, learn)
-    candidates = competing(fitted, chosen_by_user=chosen is not None)
+    fitted, candidates = fitted_scores(chosen, select, learn)
     if needs_density and learn is not None:
         fitted = _with_density(fitted, learn)
     selection, outcomes = ScoreSelection.fit(fitted, candidates, select, labelled=labelled, novel=novel, seed=seed)
@@ -230,31 +225,30 @@ def select_scores(
     return selection, outcomes, calibrate, rows
 
 
-def named_scores(scores: Scores) -> dict[str, Score]:
-    """The user's scores by name, made where only a name is given; at least one."""
-    named: dict[str, Score] = by_name(scores, by="guard.fit", arrays=False)
-    check_any_scores(named, by="guard.fit")
-    return named
+def fitted_scores(
+    scores: Mapping[str, Score] | None, table: Table, learn: Table | None
+) -> tuple[dict[str, Score], list[str]]:
+    """Scores that are ready for tables like this, and the names of those that the uncertainty may be made of.
 
-
-def must_learn(scores: Mapping[str, Score] | None) -> bool:
-    """Whether any of them has still to learn; None stands for all that the columns allow."""
-    return scores is None or any(not score.is_fitted for score in scores.values())
-
-
-def fitted_scores(scores: Mapping[str, Score] | None, table: Table, learn: Table | None) -> dict[str, Score]:
-    """Ready for tables like this: the user's, or all that its columns allow.
-
-    Those that learn do so from `learn`; a temperature from the table itself, because images that a model was trained on
-    do not show its overconfidence. A head from the shelf measures the aleatoric uncertainty, see `competing`.
+    These are the user's, or all that the columns allow. Those that learn do so from `learn`; a temperature from the
+    table itself, because images that a model was trained on do not show its overconfidence. A head from the shelf
+    measures the aleatoric uncertainty, but does not compete: nobody knows which images it has learned from. If they
+    were those of the table, it would have memorised the calibration images, and the guarantee would not hold.
     """
     if scores is not None:
         ready = dict(scores)
-        for name, score in ready.items():
-            if not score.is_fitted:
-                ready[name] = _fitted(name, score, table if isinstance(score, Temperature) else learn)
+        for name, score in scores.items():
+            source = table if isinstance(score, Temperature) else learn
+            if not score.is_fitted and source is None:
+                raise GuardError(
+                    f"score '{name}' is not fitted, and there is nothing to learn from. Fit it, or pass train=... ."
+                )
+            if not score.is_fitted and source is not None:  # a copy, so that the user's own stays as it is
+                plain = score == Density()  # without settings, the one that suits
+                copied = default_density(source, by="density.fit", most=QUICK) if plain else copy.deepcopy(score)
+                ready[name] = copied.fit(source)
             table.require(*score.needs, by=f"guard: {name}")
-        return ready
+        return ready, list(ready)
     ready = available_scores(table, learn).scores
     if not ready:
         raise GuardError(f"no score can be computed from {table.name}, which has {', '.join(table.columns)}.")
@@ -263,16 +257,7 @@ def fitted_scores(scores: Mapping[str, Score] | None, table: Table, learn: Table
             ready["temperature"] = Temperature().fit(table)
         except DubitoError:  # all right or all wrong: there is no best temperature
             ready.pop("temperature", None)
-    return ready
-
-
-def competing(scores: Mapping[str, Score], *, chosen_by_user: bool) -> list[str]:
-    """Which of them the uncertainty may be made of: all that the user chose, else all but a head from the shelf.
-
-    Nobody knows which images that head has learned from. If they were those of the table, with their labels, it would
-    have memorised the calibration images, and the guarantee would not hold.
-    """
-    return [name for name, score in scores.items() if chosen_by_user or not isinstance(score, UncertaintyHead)]
+    return ready, [name for name, score in ready.items() if not isinstance(score, UncertaintyHead)]
 
 
 def _with_density(scores: Mapping[str, Score], learn: Table) -> dict[str, Score]:
@@ -282,22 +267,12 @@ def _with_density(scores: Mapping[str, Score], learn: Table) -> dict[str, Score]
     except DubitoError as error:
         warnings.warn(
             f"guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
-            f"learned ({error}) Give more images, or use novel=0.",
+            f"learned ({error}) Pass more images, or use novel=0.",
             DubitoWarning,
             stacklevel=4,
         )
         return dict(scores)
     return {**scores, Density.name if Density.name not in scores else "novelty": density}
-
-
-def _fitted(name: str, score: Score, learn: Table | None) -> Score:
-    """A fitted copy, so that the user's own stays as it is; of a density without settings, the one that suits."""
-    if learn is None:
-        raise GuardError(
-            f"score '{name}' is not fitted, and there is nothing to learn from. Fit it, or give train=... ."
-        )
-    suiting = default_density(learn, by="density.fit", most=QUICK) if score == Density() else None
-    return (suiting or copy.deepcopy(score)).fit(learn)
 
 
 def _places(folder: Path, names: Sequence[str]) -> list[Path]:

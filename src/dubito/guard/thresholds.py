@@ -52,7 +52,7 @@ PValue = Literal["binomial", "hoeffding_bentkus"]
 """Exact for wrong or right; or the bound of Learn then Test, which also serves losses between 0 and 1."""
 Testing = Literal["fallback", "bonferroni"]
 """One after the other, levels handed on; or all at once, each at its share of the level."""
-CANDIDATES = 200
+_CANDIDATES = 200
 _CHANCE = 0.05
 _SAFER = ((0.6, 0.2), (0.4, 0.08))
 """Where to begin, too: accepting so much of what the likeliest candidate accepts, with this share of the level."""
@@ -159,7 +159,6 @@ def risk_threshold(
     confidence: float,
     testing: Testing = "fallback",
     p_value: PValue = "binomial",
-    candidates: int = CANDIDATES,
 ) -> Threshold:
     """The largest threshold whose accepted images are wrong at most at rate `risk`, with this confidence.
 
@@ -170,7 +169,6 @@ def risk_threshold(
         confidence: With which probability over calibration sets it is kept.
         testing: How several thresholds are tested.
         p_value: Of one threshold.
-        candidates: How many thresholds at most.
 
     Raises:
         GuardError: No threshold passes; the message says whether more images would help.
@@ -181,9 +179,13 @@ def risk_threshold(
         raise GuardError(
             f"an error rate of at most {risk:g} with confidence {confidence:g} needs at least {enough} calibration "
             f"images that are all accepted and correct (probability (1 - {risk:g})^{enough}, below "
-            f"{1 - confidence:.3g}); there are {len(u)}. Give more labelled images, or choose a larger risk."
+            f"{1 - confidence:.3g}); there are {len(u)}. Pass more labelled images, or choose a larger risk."
         )
-    thresholds = _candidates(selection[0], candidates)
+    values = np.sort(selection[0][np.isfinite(selection[0])])
+    if len(values) == 0:
+        raise GuardError("there is no selection image to take thresholds from. Pass more labelled images.")
+    ranks = np.ceil(np.arange(1, _CANDIDATES + 1) * len(values) / _CANDIDATES).astype(int)
+    thresholds = np.unique(values[ranks - 1])
     accepted, errors = _counts(u, wrong, thresholds)
     p = _P_VALUES[p_value](errors, accepted, risk)
     levels, start = _levels(*_counts(*selection, thresholds), len(selection[0]), len(u), risk, 1 - confidence)
@@ -209,7 +211,7 @@ def share_threshold(u: Float64[np.ndarray, "n"], *, share: float, confidence: fl
     if (n := len(u)) < (enough := needed(1 - share, confidence)):
         raise GuardError(
             f"accepting {share:g} of them with confidence {confidence:g} needs at least {enough} {what}; there are "
-            f"{n}. Give more images, or choose a smaller share."
+            f"{n}. Pass more images, or choose a smaller share."
         )
     # With exactly as many as are needed, rounding may put k one above n.
     k = min(int(binom.ppf(confidence, n, share)) + 1, n)
@@ -273,15 +275,6 @@ def check_levels(**levels: Any) -> None:
         check_number(value, "(0, 1)", by="guard", what=name)
 
 
-def _candidates(u: Float64[np.ndarray, "s"], most: int) -> Float64[np.ndarray, "t"]:
-    """Uncertainties of selection images at evenly spaced ranks, rising."""
-    values = np.sort(u[np.isfinite(u)])
-    if len(values) == 0:
-        raise GuardError("there is no selection image to take thresholds from. Give more labelled images.")
-    ranks = np.ceil(np.arange(1, most + 1) * len(values) / most).astype(int)
-    return np.unique(values[ranks - 1])
-
-
 def _counts(
     u: Float64[np.ndarray, "n"], wrong: Bool[np.ndarray, "n"], thresholds: Float64[np.ndarray, "t"]
 ) -> tuple[Int[np.ndarray, "t"], Int[np.ndarray, "t"]]:
@@ -321,9 +314,9 @@ def _why_none(accepted: int, errors: int, *, risk: float, confidence: float, lev
         f"of the {accepted} most certain calibration images, {errors} are wrong" if accepted else "none is accepted"
     )
     if binom.sf(errors - 1, accepted, risk) > _CHANCE:  # so many errors may be bad luck, were the rate at the risk
-        repair = "Give more labelled images, or choose a larger risk."
+        repair = "Pass more labelled images, or choose a larger risk."
     else:
-        repair = "More images of this kind will not help: choose a larger risk, or give a score that finds errors."
+        repair = "More images of this kind will not help: choose a larger risk, or pass a score that finds errors."
     shown = risk_bound(errors, accepted, 1 - level)  # at the level of that very test
     bound = f", which only shows a rate below {shown:.3g}" if shown < 1 else ""
     return (
