@@ -145,7 +145,7 @@ def test_hub_ids(monkeypatch, name):
 def test_unknown_names_get_near_ones(shelves):
     write_head(shelves[0] / "efficientnet_lite0", head())
     with pytest.raises(
-        ArtefactError, match=r"head: there is no 'efficientnet_lite'\. Nearest: efficientnet_lite0\. Give"
+        ArtefactError, match=r"head: there is no 'efficientnet_lite'\. Nearest: efficientnet_lite0\. Pass"
     ):
         shelf.find_head("efficientnet_lite")
     with pytest.raises(ArtefactError, match=r"there is no 'xyz'\. On the shelf: efficientnet_lite0\."):
