@@ -1,5 +1,7 @@
 """How messages of the library are translated into the words of the command line."""
 
+from inspect import signature
+
 import pytest
 
 from dubito.cli import app
@@ -31,9 +33,9 @@ def test_arguments_become_options(text: str, translated: str) -> None:
 
 
 def test_options_are_those_of_the_command() -> None:
-    names = _option_names(compare.__wrapped__)  # type: ignore[attr-defined]
+    names = _option_names(signature(compare).parameters.values())
     assert (names["ood"], names["settings"], names["score"], names["cache"]) == ("--ood", "--set", "--score", "CACHE")
-    assert _option_names(diagnose.__wrapped__)["ood"] == "OOD"  # type: ignore[attr-defined]
+    assert _option_names(signature(diagnose).parameters.values())["ood"] == "OOD"
 
 
 def test_every_command_has_the_common_options() -> None:

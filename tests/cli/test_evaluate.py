@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dubito
-from dubito.cli._console import ScoreSetting, Screen
-from dubito.cli.score import ready_scores
+from dubito.cli._console import Assignments, Screen
+from dubito.cli.score import ScoreOptions
 from dubito.evaluate.rejection import rejection_study
 from dubito.probes.tiles import Tiles
 from dubito.scores import make_score
@@ -187,13 +187,13 @@ def test_a_truncated_gradient_is_left_out_unless_asked_for() -> None:
         logit=[[1.0, 0.0]], feature=[[1.0]], gradient=[[1.0]], provenance=Provenance(probes={"gradient": probe})
     )
     screen = Screen(quiet=True)
-    chosen = ready_scores(screen, table)
+    chosen = ScoreOptions().ready(screen, table)
     assert "regrad" not in chosen
     assert any("regrad.score: column 'gradient' of table in memory has 1 of 3 layers" in note for note in screen.notes)
-    kept = ready_scores(screen, table, names=["regrad"], settings=[ScoreSetting("regrad", "layers", "kept")])["regrad"]
+    kept = ScoreOptions(["regrad"], [Assignments({"regrad.layers": "kept"})]).ready(screen, table)["regrad"]
     assert kept.score(table).tolist() == [1.0]
     with pytest.raises(dubito.DubitoError, match="has 1 of 3 layers"):
-        ready_scores(screen, table, names=["regrad"])
+        ScoreOptions(["regrad"]).ready(screen, table)
 
 
 def test_scores_are_ranked_by_errors_and_ood_images(run: Run, labelled: Path, ood: Path) -> None:

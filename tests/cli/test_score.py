@@ -11,7 +11,7 @@ import torch
 
 import dubito
 from dubito.cli._console import Screen
-from dubito.cli.score import folder_name, ready_scores
+from dubito.cli.score import ScoreOptions, folder_name
 from dubito.errors import DubitoError
 from dubito.heads import shelf
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead, write_head
@@ -189,7 +189,7 @@ def test_a_small_fit_leaves_scores_out_with_a_note(run: Run, weights: Path, cach
 
 def test_a_table_that_allows_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DubitoError, match="nothing can be computed from table in memory"):
-        ready_scores(Screen(), dubito.Table(label=[0, 1]))
+        ScoreOptions().ready(Screen(), dubito.Table(label=[0, 1]))
     assert "left out: entropy: there is no column 'logit'" in capsys.readouterr().err
 
 

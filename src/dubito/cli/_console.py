@@ -13,26 +13,19 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO, final, get_type_hints
+from typing import Annotated, Any, TextIO, final
 
-import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, BadParameter, Option
 from typer.models import OptionInfo
 
 import dubito
-from dubito import choices
 from dubito.errors import DubitoWarning, ValueRangeError
 from dubito.result import Result
 
-if TYPE_CHECKING:
-    from dubito.table import Provenance, Table
-
-_ENDLESS = 10_000
-_NOWHERE: Mapping[str, Path | None] = MappingProxyType({})
 _EXTRACT = re.compile(r"dubito\.extract\(model, images, to='([^']*)'\)")
 _CODE = r"`[^`]*`|\bdubito\.[\w.]+\((?:[^()]|\([^()]*\))*\)|(?<!\w)'[^']*'"
 """Parts of a message that are left as they are: commands, calls in Python and quoted values."""
@@ -50,24 +43,16 @@ class Assignments(dict[str, str]):
         """
         pairs = [part.partition("=") for part in re.split(r",(?=\w+=)", text)]
         if not all(key and value for key, _, value in pairs):
-            raise typer.BadParameter(f"expected KEY=VALUE, with commas between several; got '{text}'.")
+            raise BadParameter(f"expected KEY=VALUE, with commas between several; got '{text}'.")
         return cls({key: value for key, _, value in pairs})
 
 
-class ScoreSetting(NamedTuple):
-    """NAME.KEY=VALUE: one setting of a score."""
-
-    score: str
-    key: str
-    value: str
-
-    @classmethod
-    def parse(cls, text: str) -> "ScoreSetting":
-        """Read the text of an option."""
-        match = re.fullmatch(r"([^.=]+)\.([^=]+)=(.+)", text)
-        if match is None:
-            raise typer.BadParameter(f"expected NAME.KEY=VALUE, such as neighbours.k=5; got '{text}'.")
-        return cls(*match.groups())
+def parse_setting(text: str) -> Assignments:
+    """Read NAME.KEY=VALUE, one setting of a score."""
+    if not re.fullmatch(r"[^.=]+\.[^=]+=.+", text):
+        raise BadParameter(f"expected NAME.KEY=VALUE, such as neighbours.k=5; got '{text}'.")
+    name, _, value = text.partition("=")
+    return Assignments({name: value})
 
 
 def parse_weights(text: str) -> str | None:
@@ -79,69 +64,42 @@ def parse_weights(text: str) -> str | None:
     return None if text.lower() == "none" else text
 
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A source:name of `dubito list models`, or python:FILE.py:FUNCTION.")
-]
-Images = Annotated[
-    str, typer.Argument(metavar="IMAGES", help="A folder, with or without class folders; an image; .csv, .zip or .npz.")
-]
-Labels = Annotated[Path | None, typer.Option(metavar="FILE", help="A CSV of image names and labels.")]
-LabelSpace = Annotated[
-    choices.LabelSpace | None,
-    typer.Option(help="Whether labels are the model's classes or another set's; by default seen from names."),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(metavar="PATH|none", parser=parse_weights, help="A weights file, or none for random weights."),
-]
+def option(text: str, metavar: str | None = None, **settings: Any) -> Any:
+    """An option of a command: what it does, how the help calls its value, and further settings of typer's Option."""
+    return Option(help=text, metavar=metavar, **settings)
+
+
+Weights = Annotated[str | None, option("Weights file, or none for random weights.", "PATH|none", parser=parse_weights)]
 OtherModel = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="source:name, or python:FILE.py:FUNCTION.", show_default="the folder's own"),
+    option("source:name, or python:FILE.py:FUNCTION.", "MODEL", show_default="the folder's own"),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps.", show_default="cpu")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Images per forward pass.")]
-Workers = Annotated[int | None, typer.Option(min=0, help="Processes that decode images.")]
-Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A folder that `dubito extract` filled.")]
-Train = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="CACHE",
-        help="Images like those that the model was trained on, for scores that learn. Without --score, density takes "
-        "the covariances that these images allow in seconds, and a note says which.",
-    ),
-]
-OodSets = Annotated[
-    list[Path], typer.Option(metavar="CACHE", help="Out-of-distribution images; repeat it for several caches.")
-]
+Device = Annotated[str | None, option("cpu, cuda or mps.", show_default="cpu")]
+Cache = Annotated[Path, Argument(metavar="CACHE", help="A folder that `dubito extract` filled.")]
 Scores = Annotated[
     list[str],
-    typer.Option("--score", "-s", metavar="NAME", help="A score; repeat it for several. By default all that apply."),
+    Option("--score", "-s", metavar="NAME", help="A score; repeat it for several. By default all that apply."),
 ]
-Settings = Annotated[
-    list[ScoreSetting],
-    typer.Option("--set", metavar="NAME.KEY=VALUE", parser=ScoreSetting.parse, help="A setting: neighbours.k=5."),
-]
-Heads = Annotated[
-    list[str],
-    typer.Option(
-        metavar="NAME|PATH|HUB",
-        help="A trained uncertainty head: of `dubito list heads`, a folder, a hub id, or auto for the one that fits.",
-    ),
-]
-OneScore = Annotated[
-    str | None, typer.Option("--score", "-s", metavar="NAME", help="The uncertainty; by default the entropy.")
-]
-OneHead = Annotated[str | None, typer.Option(metavar="NAME|PATH|HUB", help="A trained uncertainty head as the score.")]
-Load = Annotated[Path | None, typer.Option(metavar="DIR", help="Use the scores that `dubito score --save DIR` kept.")]
-Ensemble = Annotated[str, typer.Option(metavar="NAME", help="Which ensemble: members, dropout, views, tiles_7 ...")]
-Confidence = Annotated[float, typer.Option(metavar="P", help="Confidence of the intervals, between 0 and 1.")]
-Resamples = Annotated[int, typer.Option(min=1, metavar="N", help="Resamples of the bootstrap.")]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of everything that is drawn at random.")]
-Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all rows as CSV.")]
-Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (also: DUBITO_DEBUG=1).")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no notes.")]
+Ensemble = Annotated[str, option("Which ensemble: members, dropout, views, tiles_7 ...", "NAME")]
+Seed = Annotated[int, option("Seed of everything that is drawn at random.", "N", min=0)]
+Csv = Annotated[Path | None, option("Write all rows as CSV.", "FILE")]
+Html = Annotated[Path | None, option("Write a page with pictures.", "FILE")]
+Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error (also: DUBITO_DEBUG=1).")]
+_COMMON = {
+    "quiet": Annotated[bool, Option("--quiet", "-q", help="No progress bar and no notes.")],
+    "json": Annotated[bool, Option("--json", help="One JSON object on standard output instead of text.")],
+    "debug": Debug,
+}
+"""The options of every command."""
+
+
+@dataclass
+class Bootstrap:
+    """Options of commands that report intervals, as the library's functions take them."""
+
+    confidence: Annotated[float, option("Confidence of the intervals, between 0 and 1.", "P")] = 0.95
+    resamples: Annotated[int, option("Resamples of the bootstrap.", "N", min=1)] = 1000
+    seed: Seed = 0
 
 
 @final
@@ -185,15 +143,10 @@ class Screen:
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             yield
 
-    @contextlib.contextmanager
-    def waiting(self, text: str) -> Iterator[None]:
+    def waiting(self, text: str) -> contextlib.AbstractContextManager[Any]:
         """A spinner while something takes seconds without reporting how far it is."""
         console = Console(stderr=True)
-        if self.quiet or not console.is_terminal:
-            yield
-        else:
-            with console.status(text):
-                yield
+        return console.status(text) if console.is_terminal and not self.quiet else contextlib.nullcontext()
 
     def note(self, text: str) -> None:
         """Report something that does not stop the command."""
@@ -208,7 +161,7 @@ class Screen:
         if self.json:
             self._write_json({"error": line, "kind": kind, "notes": self.notes})
 
-    def show(self, result: Result, *below: str, written: Mapping[str, Path | None] = _NOWHERE, **extra: Any) -> None:
+    def show(self, result: Result, *below: str, written: Mapping[str, Path | None] = {}, **extra: Any) -> None:
         """Show the result of a command: for people, or its `to_dict` as JSON.
 
         Args:
@@ -223,7 +176,7 @@ class Screen:
             return
         console = Console(file=self._stdout)
         if not console.is_terminal:
-            console = Console(file=self._stdout, width=_ENDLESS)
+            console.width = 10_000  # other programs read it: no line is wrapped
         console.print(result)
         for text in (*below, *(f"written: {path}" for path in written.values() if path is not None)):
             console.print(Text(text))
@@ -249,14 +202,12 @@ class CommandResult(Result):
         values: The JSON.
         named: Facts for people, by name.
         rows: A table for people.
-        remarks: Sentences below the table.
     """
 
     heading_text: str
     values: Mapping[str, Any]
     named: Mapping[str, str] = field(default_factory=dict)
     rows: Sequence[dict[str, Any]] = ()
-    remarks: Sequence[str] = ()
 
     def title(self) -> str:
         """The title."""
@@ -270,14 +221,6 @@ class CommandResult(Result):
         """The table."""
         return list(self.rows)
 
-    def findings(self) -> list[str]:
-        """The remarks."""
-        return list(self.remarks)
-
-    def cell(self, key: str, value: Any) -> str:
-        """Several names in one cell."""
-        return ", ".join(map(str, value)) if isinstance(value, list) else super().cell(key, value)
-
     def to_dict(self) -> dict[str, Any]:
         """The JSON."""
         return dict(self.values)
@@ -290,23 +233,38 @@ _CURRENT: ContextVar[Screen] = ContextVar("screen")
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """A command of a function whose first argument is the screen: adds --quiet, --json and --debug.
 
-    Errors of the library name arguments; the options of the function with the same names replace them.
+    An argument whose type is a dataclass stands for its fields, each an option. Errors of the library name arguments;
+    the options with the same names replace them.
     """
-    common = {"quiet": Quiet, "json": Json, "debug": Debug}
-    names = _option_names(function)
+    _, *own = inspect.signature(function).parameters.values()
+    groups: dict[str, Any] = {one.name: one.annotation for one in own if is_dataclass(one.annotation)}
+    parameters = [option for one in own for option in (_fields(groups[one.name]) if one.name in groups else [one])]
+    names = _option_names(parameters)
 
     @functools.wraps(function)
     def run(*, quiet: bool, json: bool, debug: bool, **arguments: Any) -> None:
         screen = Screen.current(json=json, debug=debug, quiet=quiet)
         screen.options = names
+        for name, group in groups.items():
+            arguments[name] = group(**{option.name: arguments.pop(option.name) for option in fields(group)})
         function(screen, **arguments)
 
-    _, *own = inspect.signature(function).parameters.values()
-    kind = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(name, kind, default=False, annotation=hint) for name, hint in common.items()]
-    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**function.__annotations__, **common}
+    parameters += [_keyword(name, hint, default=False) for name, hint in _COMMON.items()]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _fields(group: Any) -> list[inspect.Parameter]:
+    """The fields of a dataclass as keyword arguments."""
+    return [
+        _keyword(one.name, one.type, one.default if one.default_factory is MISSING else one.default_factory())
+        for one in fields(group)
+    ]
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def translate(text: str, options: Mapping[str, str]) -> str:
@@ -333,16 +291,16 @@ def translate(text: str, options: Mapping[str, str]) -> str:
     return re.sub(f"{_CODE}|{keyword}|{argument}", replaced, text)
 
 
-def _option_names(function: Callable[..., None]) -> dict[str, str]:
+def _option_names(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
     """By parameter of a command, its option as users type it, or the name of the argument in its help."""
     names = {}
-    for name, hint in get_type_hints(function, include_extras=True).items():
-        for info in getattr(hint, "__metadata__", ()):
-            flags = [one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)]
+    for one in parameters:
+        for info in getattr(one.annotation, "__metadata__", ()):
+            flags = [flag for flag in (info.default, *(info.param_decls or ())) if isinstance(flag, str)]
             if isinstance(info, OptionInfo):
-                names[name] = max(flags, key=len, default=f"--{name.replace('_', '-')}")
+                names[one.name] = max(flags, key=len, default=f"--{one.name.replace('_', '-')}")
             else:
-                names[name] = (info.metavar or name).rstrip(".")
+                names[one.name] = (info.metavar or one.name).rstrip(".")
     return names
 
 
@@ -352,25 +310,25 @@ def _say(what: str, text: str, style: str) -> None:
 
 def read_settings(kinds: Any, texts: Mapping[str, str], by: str, **options: Any) -> dict[str, Any]:
     """`settings_from_text` for an option: a text that is no value of a setting is a call that cannot be understood."""
-    from dubito.validate import settings_from_text  # noqa: PLC0415 (imports torch)
+    from dubito.validate import settings_from_text
 
     try:
         return settings_from_text(kinds, texts, by=by, **options)
     except ValueRangeError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise BadParameter(str(error)) from error
 
 
-def stored_model(chosen: str | None, provenance: "Provenance | None", what: str) -> str:
+def stored_model(chosen: str | None, loaded: "dubito.Guard | dubito.SafeIndex", what: str) -> str:
     """The model of `--model`, or the one that a folder records, unless that is code: the folder may be anybody's."""
-    own = (provenance.model if provenance else None) or ""
+    own = (loaded.provenance.model if loaded.provenance else None) or ""
     if chosen is None and ":" not in own:
         reason = f"belongs to {own}, which was wrapped in Python" if own else "does not name its model"
-        raise typer.BadParameter(
+        raise BadParameter(
             f"{what} {reason}. Give --model source:name, or --model python:FILE.py:FUNCTION for a module of your own; "
             f"`guard run` and `search query` also take a cache in place of images."
         )
     if chosen is None and own.startswith("python:"):
-        raise typer.BadParameter(
+        raise BadParameter(
             f"{what} names code as its model, {own}, which is not run unasked: the folder may be somebody else's. "
             f"Give --model {own} if you trust that code."
         )
@@ -382,7 +340,7 @@ def is_cache(place: str) -> bool:
     return (Path(place) / "manifest.json").is_file()
 
 
-def open_sets(paths: Sequence[Path]) -> dict[str, "Table"]:
+def open_sets(paths: Sequence[Path]) -> dict[str, "dubito.Table"]:
     """Caches by the names of their folders, or by whole paths where several have the same name."""
     return {name: dubito.open(path) for name, path in short_names(paths).items()}
 

@@ -1,52 +1,40 @@
 """`dubito acquire` and `dubito label-issues`: which images to label next, and which labels are likely wrong."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import BadParameter, Option
 
 import dubito
 from dubito import choices
 from dubito.cli import _console as options
-from dubito.cli._console import Screen, command
-from dubito.cli.score import one_score
-
-if TYPE_CHECKING:
-    from dubito.table import Table
+from dubito.cli._console import Screen, command, option
+from dubito.cli.score import OneScore
 
 
 @command
-def acquire(  # noqa: PLR0913 (a command's options)
+def acquire(
     screen: Screen,
     cache: options.Cache,
     *,
     strategy: Annotated[
-        choices.Strategy, typer.Option(help="How images are chosen; see the guide. power needs scores of 0 and above.")
+        choices.Strategy, option("How images are chosen; see the guide. power needs scores of 0 and above.")
     ] = "power",
-    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="How many images.")] = 100,
+    count: Annotated[int, Option("--count", "-n", min=1, metavar="N", help="How many images.")] = 100,
     to: options.Csv = None,
     labelled: Annotated[
         list[Path],
-        typer.Option(metavar="FILE", help="A CSV with a column id, such as earlier picks: not chosen again."),
-    ] = [],  # noqa: B006 (typer copies it)
+        option("A CSV with column id, like earlier picks: not chosen again.", "FILE"),
+    ] = [],
     linear: Annotated[
-        bool, typer.Option("--linear", help="Choose by a linear classifier, trained on labels in the --labelled files.")
+        bool, Option("--linear", help="Choose by a linear classifier, trained on labels in the --labelled files.")
     ] = False,
-    classes: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="With --linear: names of labels, if not the model's.")
-    ] = None,
-    score: options.OneScore = None,
-    settings: options.Settings = [],  # noqa: B006
-    train: options.Train = None,
-    head: options.OneHead = None,
+    classes: Annotated[str | None, option("With --linear: names of labels, if not the model's.", "A,B,...")] = None,
+    score: OneScore,
     of: options.Ensemble = "members",
-    beta: Annotated[
-        float, typer.Option(metavar="B", help="Of softmax, power and softrank: larger is closer to top.")
-    ] = 1.0,
-    number: Annotated[int, typer.Option("--round", min=0, metavar="N", help="The round; each draws anew.")] = 0,
+    beta: Annotated[float, option("Of softmax, power and softrank: larger is closer to top.", "B")] = 1.0,
+    number: Annotated[int, Option("--round", min=0, metavar="N", help="The round; each draws anew.")] = 0,
     seed: options.Seed = 0,
 ) -> None:
     """Choose images of a CACHE to label next."""
@@ -62,44 +50,41 @@ def acquire(  # noqa: PLR0913 (a command's options)
         with screen.waiting("training"):
             table = _with_linear(table, labelled, classes, strategy, seed, linear=linear)
     with screen.waiting("choosing"):
-        chosen = one_score(screen, table, score=score, settings=settings, train=train, head=head)
+        chosen = score.ready(screen, table)
         strategist = dubito.Acquire(strategy, chosen, of=of, beta=beta, seed=seed)
         picks = strategist.pick(table, count, labelled=list(chain.from_iterable(rows.values())), round=number)
-    if to is not None:
-        picks.to_csv(to)
-    screen.show(picks, written={"to": to})
+    screen.show(picks, written={"to": to and picks.to_csv(to)})
 
 
 @command
-def label_issues(  # noqa: PLR0913 (a command's options)
+def label_issues(
     screen: Screen,
     cache: options.Cache,
     *,
     to: options.Csv = None,
-    k: Annotated[int, typer.Option("-k", "--neighbours", min=1, metavar="K", help="How many neighbours vote.")] = 10,
-    share: Annotated[
-        float, typer.Option(metavar="P", help="The share of images that is examined: the most certain ones.")
-    ] = 0.5,
-    least: Annotated[float, typer.Option(metavar="P", help="The smallest vote margin to report.")] = 0.5,
-    score: options.OneScore = None,
-    settings: options.Settings = [],  # noqa: B006 (typer copies it)
-    train: options.Train = None,
-    head: options.OneHead = None,
+    k: Annotated[int, Option("-k", "--neighbours", min=1, metavar="K", help="How many neighbours vote.")] = 10,
+    share: Annotated[float, option("The share of images that is examined: the most certain ones.", "P")] = 0.5,
+    least: Annotated[float, option("The smallest vote margin to report.", "P")] = 0.5,
+    score: OneScore,
 ) -> None:
     """Find labels of a CACHE that are likely wrong: certain images whose neighbours agree on another class."""
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
     with screen.waiting("looking for neighbours"):
-        chosen = one_score(screen, table, score=score, settings=settings, train=train, head=head)
+        chosen = score.ready(screen, table)
         issues = dubito.find_label_issues(table, chosen, k=k, share=share, least=least)
-    if to is not None:
-        issues.to_csv(to)
-    screen.show(issues, written={"to": to})
+    screen.show(issues, written={"to": to and issues.to_csv(to)})
 
 
 def _with_linear(
-    table: "Table", files: list[Path], classes: str | None, strategy: choices.Strategy, seed: int, *, linear: bool
-) -> "Table":
+    table: "dubito.Table",
+    files: list[Path],
+    classes: str | None,
+    strategy: choices.Strategy,
+    seed: int,
+    *,
+    linear: bool,
+) -> "dubito.Table":
     """The table with the predictions of a linear classifier that is trained on the labels in the files."""
     import torch
 
@@ -107,7 +92,7 @@ def _with_linear(
     from dubito.active.labels import read_labels, rows_of_ids
 
     if not linear:
-        raise typer.BadParameter("--classes belongs to --linear, which is missing. Give both, or neither.")
+        raise BadParameter("--classes belongs to --linear, which is missing. Give both, or neither.")
     labels = [name for path in files for name in read_labels(path).labels]
     if not labels:
         raise dubito.DubitoError(

@@ -1,35 +1,25 @@
 """`dubito evaluate`, `dubito compare` and `dubito reject`: how good scores are, which is best, what refusing gains."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Option
 
 import dubito
 from dubito.cli import _console as options
-from dubito.cli._console import Screen, command
-from dubito.cli.score import ready_scores
+from dubito.cli._console import Bootstrap, Screen, command, option
+from dubito.cli.score import ScoreOptions
 
 
 @command
-def evaluate(  # noqa: PLR0913 (a command's options)
+def evaluate(
     screen: Screen,
     cache: options.Cache,
     *,
-    train: options.Train = None,
-    ood: Annotated[
-        Path | None, typer.Option(metavar="CACHE", help="Out-of-distribution images, by the same model.")
-    ] = None,
-    score: options.Scores = [],  # noqa: B006 (typer copies it)
-    settings: options.Settings = [],  # noqa: B006
-    head: options.Heads = [],  # noqa: B006
-    load: options.Load = None,
-    metric: Annotated[list[str], typer.Option(metavar="NAME", help="Only these, such as error_auroc or r_auroc.")] = [],  # noqa: B006
-    confidence: options.Confidence = 0.95,
-    resamples: options.Resamples = 1000,
-    seed: options.Seed = 0,
+    scores: ScoreOptions,
+    ood: Annotated[Path | None, option("Out-of-distribution images, by the same model.", "CACHE")] = None,
+    metric: Annotated[list[str], option("Only these, such as error_auroc or r_auroc.", "NAME")] = [],
+    bootstrap: Bootstrap,
 ) -> None:
     """Evaluate scores on a CACHE with labels.
 
@@ -44,25 +34,18 @@ def evaluate(  # noqa: PLR0913 (a command's options)
                 f"(class folders or --labels FILE), or give out-of-distribution images with --ood CACHE."
             )
     with screen.waiting("scoring, with bootstrap intervals"):
-        chosen = ready_scores(screen, table, names=score, settings=settings, train=train, heads=head, load=load)
-        bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
-        screen.show(dubito.evaluate(chosen, table, ood=other, metrics=metric or None, **bootstrap))
+        chosen = scores.ready(screen, table)
+        screen.show(dubito.evaluate(chosen, table, ood=other, metrics=metric or None, **vars(bootstrap)))
 
 
 @command
-def compare(  # noqa: PLR0913 (a command's options)
+def compare(
     screen: Screen,
     cache: options.Cache,
     *,
-    ood: options.OodSets = [],  # noqa: B006 (typer copies it)
-    train: options.Train = None,
-    score: options.Scores = [],  # noqa: B006
-    settings: options.Settings = [],  # noqa: B006
-    head: options.Heads = [],  # noqa: B006
-    load: options.Load = None,
-    confidence: options.Confidence = 0.95,
-    resamples: options.Resamples = 1000,
-    seed: options.Seed = 0,
+    ood: Annotated[list[Path], option("Out-of-distribution images; repeat it for several caches.", "CACHE")] = [],
+    scores: ScoreOptions,
+    bootstrap: Bootstrap,
 ) -> None:
     """Compare all scores that a CACHE allows: which finds wrong predictions, or out-of-distribution images, best?
 
@@ -70,38 +53,30 @@ def compare(  # noqa: PLR0913 (a command's options)
     """
     with screen.waiting("opening the caches"):
         table, others = dubito.open(cache), options.open_sets(ood)
-        learned = None if train is None else dubito.open(train)
+        learned = None if scores.train is None else dubito.open(scores.train)
     with screen.waiting("scoring, with a paired bootstrap"):
-        chosen = None
-        if score or settings or head or load:
-            chosen = ready_scores(screen, table, names=score, settings=settings, train=learned, heads=head, load=load)
-        bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
-        screen.show(dubito.compare(table, ood=others or None, train=learned, scores=chosen, **bootstrap))
+        named = scores.score or scores.settings or scores.head or scores.load
+        chosen = scores.ready(screen, table, learned) if named else None
+        screen.show(dubito.compare(table, ood=others or None, train=learned, scores=chosen, **vars(bootstrap)))
 
 
 @command
-def reject(  # noqa: PLR0913 (a command's options)
+def reject(
     screen: Screen,
     cache: options.Cache,
     *,
-    of: Annotated[
-        list[str], typer.Option(metavar="NAME", help="An ensemble, such as tiles_2 or members; by default all.")
-    ] = [],  # noqa: B006 (typer copies it)
-    calibration: Annotated[
-        Path | None, typer.Option(metavar="CACHE", help="Other labelled images: adds the optimal temperature.")
-    ] = None,
+    of: Annotated[list[str], option("An ensemble, such as tiles_2 or members; by default all.", "NAME")] = [],
+    calibration: Annotated[Path | None, option("Other labelled images: adds the optimal temperature.", "CACHE")] = None,
     uncertainty: Annotated[
         list[str],
-        typer.Option("--uncertainty", "-u", metavar="NAME", help="Of the ensembles; by default MI and weighted MI."),
-    ] = [],  # noqa: B006
+        Option("--uncertainty", "-u", metavar="NAME", help="Of the ensembles; by default MI and weighted MI."),
+    ] = [],
     original: Annotated[
-        bool, typer.Option("--original", help="Evaluate the model's own predictions: only the order differs.")
+        bool, Option("--original", help="Evaluate the model's own predictions: only the order differs.")
     ] = False,
-    buckets: Annotated[int, typer.Option(min=2, metavar="N", help="Levels of the curves.")] = 10,
-    confidence: options.Confidence = 0.95,
-    resamples: options.Resamples = 1000,
-    seed: options.Seed = 0,
-    csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Write table.csv and curves.csv there.")] = None,
+    buckets: Annotated[int, option("Levels of the curves.", "N", min=2)] = 10,
+    bootstrap: Bootstrap,
+    csv: Annotated[Path | None, option("Write table.csv and curves.csv there.", "DIR")] = None,
     html: options.Html = None,
 ) -> None:
     """Study what happens when the most uncertain images of a CACHE are refused.
@@ -121,13 +96,8 @@ def reject(  # noqa: PLR0913 (a command's options)
             uncertainties=uncertainty or DEFAULT,
             predictions="original" if original else "own",
             buckets=buckets,
-            confidence=confidence,
-            resamples=resamples,
-            seed=seed,
+            **vars(bootstrap),
         )
-    written: dict[str, Path | None] = {"table": None, "curves": None, "page": None}
-    if csv is not None:
-        written |= {"table": study.to_csv(csv / "table.csv"), "curves": study.curves_to_csv(csv / "curves.csv")}
-    if html is not None:
-        written["page"] = dubito.report.write_rejection_page(study, html)
-    screen.show(study, written=written)
+    table_csv, curves_csv = csv and study.to_csv(csv / "table.csv"), csv and study.curves_to_csv(csv / "curves.csv")
+    page = html and dubito.report.write_rejection_page(study, html)
+    screen.show(study, written={"table": table_csv, "curves": curves_csv, "page": page})

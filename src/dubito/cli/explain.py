@@ -1,16 +1,14 @@
 """`dubito diagnose` and `dubito ensemble`: why confidence fails, and whether members of an ensemble still disagree."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter
 
 import dubito
 from dubito.choices import Covariance
 from dubito.cli import _console as options
-from dubito.cli._console import Screen, command
+from dubito.cli._console import Bootstrap, Screen, command, option
 
 if TYPE_CHECKING:
     from dubito.table import Table
@@ -18,25 +16,17 @@ if TYPE_CHECKING:
 
 
 @command
-def diagnose(  # noqa: PLR0913 (a command's options)
+def diagnose(
     screen: Screen,
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache of in-distribution test images.")],
-    ood: Annotated[list[Path], typer.Argument(metavar="OOD...", help="Caches of out-of-distribution images.")],
+    cache: Annotated[Path, Argument(metavar="CACHE", help="A cache of in-distribution test images.")],
+    ood: Annotated[list[Path], Argument(metavar="OOD...", help="Caches of out-of-distribution images.")],
     *,
-    train: Annotated[
-        Path | None, typer.Option(metavar="CACHE", help="Fit the density on this; by default on half of CACHE.")
-    ] = None,
-    covariance: Annotated[
-        Covariance | None, typer.Option(help="Of the density; by default what the number of images allows.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="source:name of the model: adds lengths and angles of features.")
-    ] = None,
+    train: Annotated[Path | None, option("Fit the density on this; by default on half of CACHE.", "CACHE")] = None,
+    covariance: Annotated[Covariance | None, option("Of the density; by default what the image count allows.")] = None,
+    model: Annotated[str | None, option("Its source:name: adds lengths and angles of features.", "MODEL")] = None,
     weights: options.Weights = "pretrained",
-    draws: Annotated[int, typer.Option(min=1, metavar="N", help="Balanced sets that are drawn.")] = 5,
-    confidence: options.Confidence = 0.95,
-    resamples: options.Resamples = 1000,
-    seed: options.Seed = 0,
+    draws: Annotated[int, option("Balanced sets that are drawn.", "N", min=1)] = 5,
+    bootstrap: Bootstrap,
     html: options.Html = None,
 ) -> None:
     """Find out why a model's confidence does not separate the images of CACHE from those of OOD.
@@ -58,21 +48,17 @@ def diagnose(  # noqa: PLR0913 (a command's options)
             covariance=covariance,
             classifier=classifier,
             draws=draws,
-            confidence=confidence,
-            resamples=resamples,
-            seed=seed,
+            **vars(bootstrap),
         )
-    if html is not None:
-        dubito.report.write_diagnosis_page(diagnosis, html)
-    screen.show(diagnosis, written={"page": html})
+    screen.show(diagnosis, written={"page": html and dubito.report.write_diagnosis_page(diagnosis, html)})
 
 
 @command
-def ensemble(  # noqa: PLR0913 (a command's options)
+def ensemble(
     screen: Screen,
     caches: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="CACHE...",
             help="A cache with an ensemble's columns, or caches of the same images by several models: its members.",
         ),
@@ -81,14 +67,10 @@ def ensemble(  # noqa: PLR0913 (a command's options)
     of: options.Ensemble = "members",
     ood: Annotated[
         list[Path],
-        typer.Option(metavar="CACHE", help="Out-of-distribution images; once for each CACHE, in the same order."),
-    ] = [],  # noqa: B006 (typer copies it)
-    partitions: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Random partitions of each size; 0: members in their order.")
-    ] = 5,
-    confidence: options.Confidence = 0.95,
-    resamples: options.Resamples = 1000,
-    seed: options.Seed = 0,
+        option("Out-of-distribution images; one for each CACHE, in order.", "CACHE"),
+    ] = [],
+    partitions: Annotated[int, option("Random partitions of each size; 0: members in their order.", "N", min=0)] = 5,
+    bootstrap: Bootstrap,
     html: options.Html = None,
 ) -> None:
     """Find out how much members of an ensemble disagree, alone and in sub-ensembles.
@@ -96,18 +78,15 @@ def ensemble(  # noqa: PLR0913 (a command's options)
     As sub-ensembles grow, they come to agree, and what members do not know is hidden.
     """
     if ood and len(ood) != len(caches):
-        raise typer.BadParameter(
+        raise BadParameter(
             f"--ood takes as many caches as there are members, {len(caches)}, in their order; got {len(ood)}."
         )
     with screen.waiting("opening the caches"):
         table = _members(caches)
         other = _members(ood) if ood else None
     with screen.waiting("cutting members into sub-ensembles, with bootstrap intervals"):
-        bootstrap: Any = {"confidence": confidence, "resamples": resamples, "seed": seed}
-        diagnosis = dubito.explain.diagnose_ensemble(table, of=of, ood=other, partitions=partitions, **bootstrap)
-    if html is not None:
-        dubito.report.write_ensemble_page(diagnosis, html)
-    screen.show(diagnosis, written={"page": html})
+        diagnosis = dubito.explain.diagnose_ensemble(table, of=of, ood=other, partitions=partitions, **vars(bootstrap))
+    screen.show(diagnosis, written={"page": html and dubito.report.write_ensemble_page(diagnosis, html)})
 
 
 def _model_of(table: "Table", name: str, weights: str | None) -> "Classifier":

@@ -1,23 +1,43 @@
-"""`dubito extract`: run a model over images once and keep what the scores need."""
-
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
+"""`dubito extract` and `dubito audit`: run a model over images, to keep what scores need or to find faults."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, BadParameter, Exit, Option
 
 import dubito
+from dubito import choices
 from dubito.cli import _console as options
-from dubito.cli._console import Assignments, CommandResult, Screen, command, read_settings
+from dubito.cli._console import Assignments, CommandResult, Screen, command, option, read_settings, translate
 from dubito.errors import ValueRangeError
 
 if TYPE_CHECKING:
-    from dubito.table import Table
     from dubito.types import Probe
 
 _SKIPPED_SHOWN = 10
+SOMETHING_WRONG = 3
+"""The exit code when `audit` has found a fault, so that a script can stop there."""
+_Model = Annotated[
+    str, Argument(metavar="MODEL", help="A source:name of `dubito list models`, or python:FILE.py:FUNCTION.")
+]
+_Images = Annotated[
+    str, Argument(metavar="IMAGES", help="A folder, with or without class folders; an image; .csv, .zip or .npz.")
+]
+
+
+@dataclass
+class Reading:
+    """Options of commands that run a model over images, as the library's functions take them."""
+
+    labels: Annotated[Path | None, option("A CSV of image names and labels.", "FILE")] = None
+    label_space: Annotated[
+        choices.LabelSpace | None,
+        option("Whether labels are the model's classes or another set's; by default seen from names."),
+    ] = None
+    batch_size: Annotated[int | None, option("Images per forward pass.", min=1)] = None
+    workers: Annotated[int | None, option("Processes that decode images.", min=0)] = None
 
 
 class ProbeSettings(NamedTuple):
@@ -38,15 +58,15 @@ class ProbeSettings(NamedTuple):
 
 
 @command
-def extract(  # noqa: PLR0913 (a command's options)
+def extract(
     screen: Screen,
-    model: options.Model,
-    images: options.Images,
+    model: _Model,
+    images: _Images,
     *,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="The cache: a new folder, or the same as before.")],
+    to: Annotated[Path, option("The cache: a new folder, or the same as before.", "DIR")],
     probe: Annotated[
         list[ProbeSettings],
-        typer.Option(
+        Option(
             "--probe",
             "-p",
             metavar="NAME[:KEY=VALUE,...]",
@@ -54,25 +74,20 @@ def extract(  # noqa: PLR0913 (a command's options)
             help="Also run a probe, such as tiles:grids=2,7 or dropout:passes=10,rate=0.1; repeat it for several. "
             "forward:... sets features, logits and the task loss. Names and keys: `dubito list probes`.",
         ),
-    ] = [],  # noqa: B006 (typer copies it)
-    labels: options.Labels = None,
-    label_space: options.LabelSpace = None,
-    targets: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What the task loss compares with, if not labels: .npy, .npz.")
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Every image N times, each time augmented anew.")] = 1,
+    ] = [],
+    reading: Reading,
+    targets: Annotated[Path | None, option("Targets of the task loss, if not labels: .npy or .npz.", "FILE")] = None,
+    epochs: Annotated[int, option("Every image N times, each time augmented anew.", "N", min=1)] = 1,
     augment: Annotated[
         Assignments | None,
-        typer.Option(
-            metavar="KEY=VALUE,...",
+        option(
+            "How images are augmented, such as strong=mixup,seed=1; see `dubito list augment`.",
+            "KEY=VALUE,...",
             parser=Assignments.parse,
-            help="How images are augmented, such as strong=mixup,seed=1; see `dubito list augment`.",
         ),
     ] = None,
     weights: options.Weights = "pretrained",
     device: options.Device = None,
-    batch_size: options.BatchSize = None,
-    workers: options.Workers = None,
 ) -> None:
     """Run a MODEL over IMAGES once and keep features and logits.
 
@@ -89,17 +104,51 @@ def extract(  # noqa: PLR0913 (a command's options)
         classifier,
         images,
         to,
-        labels=labels,
-        label_space=label_space,
         targets=targets,
         epochs=epochs,
         augment=augmentation,
         probes=probes,
-        batch_size=batch_size,
-        workers=workers,
+        **vars(reading),
         progress=not screen.quiet,
     )
     screen.show(_summary(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))
+
+
+@command
+def audit(
+    screen: Screen,
+    model: _Model,
+    images: _Images,
+    *,
+    reading: Reading,
+    against: Annotated[str | None, option("Training images: none should be in both sets.", "IMAGES")] = None,
+    limit: Annotated[int, option("Images that the model is run on.", "N", min=1)] = 500,
+    compare: Annotated[int, option("Images of a set that are compared for duplicates.", "N", min=1)] = 10_000,
+    seed: options.Seed = 0,
+    weights: options.Weights = "pretrained",
+    device: options.Device = None,
+) -> None:
+    """Look for what ruins every score of a MODEL on IMAGES, and how to repair it.
+
+    Wrong normalisation, labels off by one, a softmax too many, duplicates and more. Exit code 3 if anything is wrong.
+    """
+    with screen.waiting(f"loading {model}"):
+        classifier = dubito.load(model, weights=weights, device=device)
+    result = dubito.audit(
+        classifier,
+        images,
+        against=against,
+        limit=limit,
+        compare=compare,
+        seed=seed,
+        **vars(reading),
+        progress=not screen.quiet,
+    )
+    result.issues = [issue._replace(repair=translate(issue.repair, screen.options)) for issue in result.issues]
+    result.unchecked = {check: translate(reason, screen.options) for check, reason in result.unchecked.items()}
+    screen.show(result)
+    if not result.ok:
+        raise Exit(SOMETHING_WRONG)
 
 
 def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:
@@ -111,13 +160,15 @@ def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:
         try:
             check_choice(name, dubito.probes.PROBES, by="--probe", what="the name")
         except ValueRangeError as error:
-            raise typer.BadParameter(str(error)) from error
+            raise BadParameter(str(error)) from error
         types = {key: setting.annotation for key, setting in dubito.probes.probe_settings(name).items()}
         probes.append(dubito.probes.make_probe(name, **read_settings(types, texts, f"--probe {name}")))
     return probes
 
 
-def _summary(model: str, epochs: int, table: "Table", cache: Path, new_rows: int, seconds: float) -> CommandResult:
+def _summary(
+    model: str, epochs: int, table: "dubito.Table", cache: Path, new_rows: int, seconds: float
+) -> CommandResult:
     """What is in the cache, and how fast it went."""
     images, skipped = len(table) + len(table.skipped), table.skipped
     accuracy, by_order = dubito.metrics.table_accuracy(table), named_by_order(table)
@@ -171,7 +222,7 @@ def _new_rows(cache: Path, before: dict[str, int]) -> int:
     return int(max(sum(shard["rows"] for shard in kind["shards"] if shard["name"] in new) for kind in kinds))
 
 
-def named_by_order(table: "Table") -> bool:
+def named_by_order(table: "dubito.Table") -> bool:
     """Whether class names were taken for the model's classes in sorted order, since it does not name them."""
     named = table.classes is None and table.label_names is not None
     return named and "label" in table and table.label_space == "model"

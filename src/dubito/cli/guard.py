@@ -1,51 +1,38 @@
 """`dubito guard`: accept or abstain under a guarantee: `fit` makes a guard, `run` uses it, `export` writes ONNX."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import dubito
 from dubito import choices
 from dubito.cli import _console as options
-from dubito.cli._console import Screen, command
+from dubito.cli._console import Screen, command, option
 
-if TYPE_CHECKING:
-    from dubito.guard import Guard
-
-_Folder = Annotated[Path, typer.Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
+_Folder = Annotated[Path, Argument(metavar="GUARD", help="A folder that `dubito guard fit` wrote.")]
 
 
 @command
-def fit(  # noqa: PLR0913 (a command's options)
+def fit(
     screen: Screen,
     cache: options.Cache,
     *,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="A new folder, or that of a guard to replace.")],
-    risk: Annotated[
-        float | None, typer.Option(help="At most this share of accepted images is wrong.", show_default="0.05")
-    ] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
-    coverage: Annotated[float | None, typer.Option(help="Instead: at least this share of images is accepted.")] = None,
-    false_alarms: Annotated[
-        float | None, typer.Option(help="Instead: at most this share of correct predictions is refused.")
-    ] = None,
-    score: options.Scores = [],  # noqa: B006 (typer copies it)
-    train: Annotated[
-        Path | None, typer.Option(metavar="CACHE", help="What scores learn from; by default a part of CACHE.")
-    ] = None,
+    to: Annotated[Path, option("A new folder, or that of a guard to replace.", "DIR")],
+    risk: Annotated[float | None, option("Largest share of errors in what is accepted.", show_default="0.05")] = None,
+    confidence: Annotated[float, option("Confidence of the guarantee.")] = 0.95,
+    coverage: Annotated[float | None, option("Instead: at least this share of images is accepted.")] = None,
+    false_alarms: Annotated[float | None, option("Instead: largest share of correct predictions to refuse.")] = None,
+    score: options.Scores = [],
+    train: Annotated[Path | None, option("What scores learn from; by default a part of CACHE.", "CACHE")] = None,
     sets: Annotated[
         float | None,
-        typer.Option(help="Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow"),
+        option("Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow"),
     ] = None,
-    class_wise: Annotated[bool, typer.Option("--class-wise", help="Prediction sets that cover every class.")] = False,
-    set_method: Annotated[
-        choices.SetMethod, typer.Option(help="Of prediction sets: small ones, or never empty ones.")
-    ] = "lac",
+    class_wise: Annotated[bool, Option("--class-wise", help="Prediction sets that cover every class.")] = False,
+    set_method: Annotated[choices.SetMethod, option("Of prediction sets: small ones, or never empty ones.")] = "lac",
     novel: Annotated[
-        float, typer.Option(help="Refuse images rarer than all but this share of those that scores are chosen on.")
+        float, option("Refuse images rarer than all but this share of those that scores are chosen on.")
     ] = 0.005,
     seed: options.Seed = 0,
 ) -> None:
@@ -87,14 +74,14 @@ def run(
     guard: _Folder,
     images: Annotated[
         str,
-        typer.Argument(metavar="IMAGES", help="A folder, an image, .csv, .zip or .npz; or a cache: needs no model."),
+        Argument(metavar="IMAGES", help="A folder, an image, .csv, .zip or .npz; or a cache: needs no model."),
     ],
     *,
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
     device: options.Device = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="All verdicts, one line per image.")] = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N images; CSV and JSON have all.")] = 20,
+    csv: Annotated[Path | None, option("All verdicts, one line per image.", "FILE")] = None,
+    top: Annotated[int, option("Show the first N images; CSV and JSON have all.", "N", min=0)] = 20,
 ) -> None:
     """Accept or refuse the model's predictions for IMAGES, each with the reason."""
     cached = options.is_cache(images)
@@ -102,12 +89,8 @@ def run(
         loaded = dubito.Guard.load(guard) if cached else _with_model(guard, model, weights, device)
     with screen.waiting("deciding" if cached else "running the model"):
         decisions = loaded.decide(dubito.open(Path(images)) if cached else loaded.predict(images))
-    if csv is not None:
-        decisions.to_csv(csv)
-    guarantee = str(loaded.guarantee)
-    screen.show(
-        decisions.limited(top), f"guarantee: {guarantee}", guard=str(guard), guarantee=guarantee, written={"csv": csv}
-    )
+    named, written = {"guard": str(guard), "guarantee": str(loaded.guarantee)}, {"csv": csv and decisions.to_csv(csv)}
+    screen.show(decisions.limited(top), f"guarantee: {loaded.guarantee}", written=written, **named)
 
 
 @command
@@ -115,7 +98,7 @@ def export(
     screen: Screen,
     guard: _Folder,
     *,
-    to: Annotated[Path, typer.Option(metavar="FILE", help="The ONNX file.")],
+    to: Annotated[Path, option("The ONNX file.", "FILE")],
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
 ) -> None:
@@ -127,7 +110,7 @@ def export(
     screen.show(loaded, f"size: {path.stat().st_size / 1e6:.1f} MB", bytes=path.stat().st_size, written={"to": path})
 
 
-def _with_model(folder: Path, name: str | None, weights: str | None, device: str | None) -> "Guard":
+def _with_model(folder: Path, name: str | None, weights: str | None, device: str | None) -> "dubito.Guard":
     """The guard with its model, which it names unless another one is given."""
-    model = options.stored_model(name, dubito.Guard.load(folder).provenance, f"the guard in '{folder}'")
+    model = options.stored_model(name, dubito.Guard.load(folder), f"the guard in '{folder}'")
     return dubito.Guard.load(folder, dubito.load(model, weights=weights, device=device))

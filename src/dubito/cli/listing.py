@@ -1,7 +1,5 @@
 """`dubito list`: which scores, heads, probes, models and metrics there are, and which settings can be given as text."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,7 +8,7 @@ from fnmatch import fnmatch
 from inspect import getdoc, isfunction
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument
 
 import dubito
 from dubito.cli._console import CommandResult, Screen, command
@@ -22,11 +20,9 @@ Kind = Literal["scores", "heads", "probes", "models", "metrics", "recipe", "augm
 @command
 def list_(
     screen: Screen,
-    kind: Annotated[
-        Kind | None, typer.Argument(help="What to list; without it, an overview.", show_default=False)
-    ] = None,
+    kind: Annotated[Kind | None, Argument(help="What to list; without it, an overview.", show_default=False)] = None,
     filter_: Annotated[
-        str, typer.Argument(metavar="[FILTER]", help="A part of the name, or a pattern with *.", show_default=False)
+        str, Argument(metavar="[FILTER]", help="A part of the name, or a pattern with *.", show_default=False)
     ] = "",
 ) -> None:
     """List what there is: scores, heads, probes, models and metrics; settings of probes, recipe and augmentation."""
@@ -36,7 +32,7 @@ def list_(
             for one in ([kind] if kind else _LISTS)
         }
         title, rows, remarks = _table(kind, entries[kind], filter_) if kind else _overview(entries)
-    screen.show(CommandResult(title, entries, rows=rows, remarks=remarks), filter=filter_ or None)
+    screen.show(CommandResult(title, entries, rows=rows), *remarks, filter=filter_ or None)
 
 
 def _scores() -> Entries:
@@ -72,18 +68,12 @@ def _heads() -> Entries:
 
 
 def _probes() -> Entries:
-    probes = dubito.probes
-    return [
-        {
-            "name": name,
-            "price": probes.make_probe(name).price,
-            "about": _first_line(factory),
-            "settings": _settings(
-                factory, {key: (each.annotation, each.default) for key, each in probes.probe_settings(name).items()}
-            ),
-        }
-        for name, factory in probes.PROBES.items()
-    ]
+    entries = []
+    for name, factory in dubito.probes.PROBES.items():
+        settings = {key: (each.annotation, each.default) for key, each in dubito.probes.probe_settings(name).items()}
+        about, price = _first_line(factory), dubito.probes.make_probe(name).price
+        entries.append({"name": name, "price": price, "about": about, "settings": _settings(factory, settings)})
+    return entries
 
 
 def _metrics() -> Entries:
@@ -116,14 +106,10 @@ def _settings(owner: Any, settings: Mapping[str, tuple[Any, Any]]) -> Entries:
 
     docs = [getdoc(each) or "" for each in reversed(getattr(owner, "__mro__", [owner]))]
     sections = [one for doc in docs for one in doc.split("\n\n") if one.startswith(("Args:", "Attributes:"))]
-    about = dict(re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", "\n".join(sections), flags=re.M))
+    described = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", "\n".join(sections), flags=re.M)
+    about = {name: " ".join(text.split()) for name, text in described}
     return [
-        {
-            "name": name,
-            "value": describe_type(kind),
-            "default": _typed(default),
-            "about": " ".join(about.get(name, "").split()),
-        }
+        {"name": name, "value": describe_type(kind), "default": _typed(default), "about": about.get(name, "")}
         for name, (kind, default) in settings.items()
     ]
 
@@ -156,9 +142,9 @@ _LISTS: Mapping[str, Callable[[], Entries]] = {
 
 
 def _overview(entries: Mapping[str, Entries]) -> tuple[str, Entries, list[str]]:
-    names = {kind: [one["name"] for one in each] for kind, each in entries.items()}
+    names = {kind: ", ".join(one["name"] for one in each) for kind, each in entries.items()}
     which = {**names, "models": _counts(entries["models"])}
-    rows = [{"what": kind, "how many": str(len(each)), "which": which[kind]} for kind, each in names.items()]
+    rows = [{"what": kind, "how many": str(len(each)), "which": which[kind]} for kind, each in entries.items()]
     return "What there is", rows, ["`dubito list WHAT` shows more."]
 
 
@@ -170,27 +156,25 @@ def _counts(entries: Entries) -> str:
 
 def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, list[str]]:
     """A title, a table and remarks for one kind of entries."""
-    title = f"{len(entries)} {kind.removesuffix('s') if len(entries) == 1 else kind}"
+    title, remarks = f"{len(entries)} {kind.removesuffix('s') if len(entries) == 1 else kind}", []
     if kind == "models" and not filter_:
         return _counts(entries), [], ["Give a part of a name or a pattern: dubito list models 'resnet50*'"]
     if kind == "models":
         return title, [], [entry["name"] for entry in entries]
-    if kind == "heads":
+    if kind == "scores":
+        entries = [one | {key: ", ".join(one[key]) for key in ("needs", "learns_from")} for one in entries]
+    elif kind == "heads":
         from dubito.heads.shelf import local_folder
 
         names = ("name", "model", "features", "where", "trained_on")
-        rows = [{**{key: one[key] for key in names}, "kB": f"{one['bytes'] / 1e3:.0f}"} for one in entries]
-        return title, rows, [f"Your own are looked for in {local_folder()}"]
-    if kind == "probes":
-        keys = {"setting": "name", "value": "value", "default": "default", "about": "about"}
-        rows = [
-            {"probe": one["name"], **{shown: each[key] for shown, key in keys.items()}}
-            for one in entries
-            for each in one["settings"]
-        ]
+        entries = [{**{key: one[key] for key in names}, "kB": f"{one['bytes'] / 1e3:.0f}"} for one in entries]
+        remarks = [f"Your own are looked for in {local_folder()}"]
+    elif kind == "probes":
         remarks = [f"{one['name']}: {one['about']} {one['price']}." for one in entries]
-        return title, rows, [*remarks, "dubito extract MODEL IMAGES --to DIR --probe NAME:KEY=VALUE,KEY=VALUE"]
-    if kind in ("recipe", "augment"):
+        remarks.append("dubito extract MODEL IMAGES --to DIR --probe NAME:KEY=VALUE,KEY=VALUE")
+        settings = [(one["name"], dict(each)) for one in entries for each in one["settings"]]
+        entries = [{"probe": probe, "setting": each.pop("name"), **each} for probe, each in settings]
+    elif kind in ("recipe", "augment"):
         how = {"recipe": "dubito train CACHE --to NAME --set KEY=VALUE", "augment": "--augment KEY=VALUE,KEY=VALUE"}
-        return f"{len(entries)} settings of {kind}", entries, [how[kind]]
-    return title, entries, []
+        title, remarks = f"{len(entries)} settings of {kind}", [how[kind]]
+    return title, entries, remarks

@@ -3,48 +3,41 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import BadParameter
 
 import dubito
 from dubito import choices
 from dubito.cli import _console as options
-from dubito.cli._console import Screen, command
-from dubito.cli.score import one_score
+from dubito.cli._console import Screen, command, option
+from dubito.cli.score import OneScore
 
 
 @command
-def map_(  # noqa: PLR0913 (a command's options)
+def map_(
     screen: Screen,
     cache: options.Cache,
     *,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an interactive page.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a figure, by matplotlib.")] = None,
-    images: Annotated[
-        str | None, typer.Option(metavar="IMAGES", help="The images of the cache, for thumbnails.")
-    ] = None,
-    method: Annotated[choices.Layout, typer.Option(help="How the map is laid out.")] = "tsne",
-    score: options.OneScore = None,
-    settings: options.Settings = [],  # noqa: B006 (typer copies it)
-    train: options.Train = None,
-    head: options.OneHead = None,
-    perplexity: Annotated[float, typer.Option(metavar="P", help="Perplexity of t-SNE.")] = 30.0,
-    neighbours: Annotated[int, typer.Option(min=2, metavar="K", help="Neighbours of UMAP.")] = 15,
-    most: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Of a larger cache, this many images are drawn at random.")
-    ] = 20_000,
-    thumbnails: Annotated[int, typer.Option(min=0, metavar="N", help="At most this many, about 3 KB each.")] = 2000,
+    to: Annotated[Path | None, option("Write an interactive page.", "FILE")] = None,
+    png: Annotated[Path | None, option("Write a figure, by matplotlib.", "FILE")] = None,
+    images: Annotated[str | None, option("The images of the cache, for thumbnails.", "IMAGES")] = None,
+    method: Annotated[choices.Layout, option("How the map is laid out.")] = "tsne",
+    score: OneScore,
+    perplexity: Annotated[float, option("Perplexity of t-SNE.", "P")] = 30.0,
+    neighbours: Annotated[int, option("Neighbours of UMAP.", "K", min=2)] = 15,
+    most: Annotated[int, option("Of a larger cache, this many images are drawn at random.", "N", min=1)] = 20_000,
+    thumbnails: Annotated[int, option("At most this many, about 3 KB each.", "N", min=0)] = 2000,
     colour: Annotated[
         choices.Colouring | None,
-        typer.Option(help="Of the circles; by default by class, or by uncertainty where ten colours are too few."),
+        option("Of the circles; by default by class, or by uncertainty where ten colours are too few."),
     ] = None,
     seed: options.Seed = 0,
 ) -> None:
     """Draw a map of a CACHE: similar images lie together, uncertain ones are larger and more transparent."""
     if to is None and png is None:
-        raise typer.BadParameter("give --to map.html, --png map.png, or both.")
+        raise BadParameter("give --to map.html, --png map.png, or both.")
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
-        chosen = one_score(screen, table, score=score, settings=settings, train=train, head=head) or dubito.Entropy()
+        chosen = score.ready(screen, table) or dubito.Entropy()
     with screen.waiting("laying out"):
         drawn = dubito.draw_map(
             table,
@@ -66,7 +59,7 @@ def map_(  # noqa: PLR0913 (a command's options)
 @command
 def demo(
     screen: Screen,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Images, cache and page go there.")] = Path("demo"),
+    to: Annotated[Path, option("Images, cache and page go there.", "DIR")] = Path("demo"),
 ) -> None:
     """See it work: EfficientNet-Lite0 on photographs and their blurred, boxed, zoomed and noisy copies.
 

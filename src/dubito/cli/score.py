@@ -1,26 +1,23 @@
 """`dubito score`, and the scores that --score, --set, --train, --head and --load name, for every command."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import BadParameter, Option
 
 import dubito
 from dubito.cli import _console as options
-from dubito.cli._console import CommandResult, ScoreSetting, Screen, command, read_settings
+from dubito.cli._console import Assignments, CommandResult, Screen, command, option, parse_setting, read_settings
 from dubito.errors import ArtefactError, DubitoError, MissingColumnError, NotFittedError
 from dubito.storage import export, write_csv
 
 if TYPE_CHECKING:
     from dubito.scores.available import AvailableScores
-    from dubito.table import Table
     from dubito.types import Score
 
 _ENDINGS = (".csv", ".npz")
@@ -28,32 +25,132 @@ _HEAD, _AUTO = "head", "auto"
 _SELF = "Each of them is compared with itself, and its nearest neighbour is itself. Give other images of the same kind."
 
 
+_Train = Annotated[
+    Path | None,
+    option(
+        "Images like those that the model was trained on, for scores that learn. Without --score, density takes "
+        "the covariances that these images allow in seconds, and a note says which.",
+        "CACHE",
+    ),
+]
+_Settings = Annotated[
+    list[Assignments],
+    Option("--set", metavar="NAME.KEY=VALUE", parser=parse_setting, help="A setting: neighbours.k=5."),
+]
+
+
+@dataclass
+class ScoreOptions:
+    """The options of commands that use several scores."""
+
+    score: options.Scores = field(default_factory=list)
+    settings: _Settings = field(default_factory=list)
+    train: _Train = None
+    head: Annotated[
+        list[str],
+        option(
+            "A trained uncertainty head: one of `dubito list heads`, a folder, a hub id, or auto for what fits.",
+            "NAME|PATH|HUB",
+        ),
+    ] = field(default_factory=list)
+    load: Annotated[Path | None, option("Use the scores that `dubito score --save DIR` kept.", "DIR")] = None
+
+    def ready(self, screen: Screen, table: "dubito.Table", learned: "dubito.Table | None" = None) -> dict[str, "Score"]:
+        """The scores, ready for a table; without names all that can be made, and a note says what is left out.
+
+        Args:
+            screen: Where the notes go.
+            table: What will be scored.
+            learned: The cache of `--train`, where the command has opened it itself.
+        """
+        from dubito.scores.available import AvailableScores, available_scores
+        from dubito.scores.registry import SCORES
+        from dubito.validate import check_same_model, warn_shared
+
+        if self.train is not None and learned is None:
+            learned = dubito.open(self.train)
+            check_same_model(table, {"train": learned}, by="scores")
+            warn_shared(table, learned, by="scores", what="train", harm=_SELF)
+        loaded = _load_scores(self.load) if self.load else {}
+        # A head is trained by `dubito train`, never in passing; one that is named by --head stands for the name.
+        chosen = AvailableScores(_open_heads(self.head, table))
+        wanted = [name for name in dict.fromkeys(self.score or loaded) if not (self.head and name == _HEAD)]
+        values = _values(self.settings, [name for name in wanted or SCORES if name not in loaded])
+        for name in wanted:
+            try:
+                if name in loaded:
+                    loaded[name].check_columns(table)
+                    chosen.scores[name] = loaded[name]
+                else:
+                    chosen.scores |= available_scores(table, learned, names=[name], settings=values).scores
+            except NotFittedError as error:  # noqa: PERF203 (a handful of scores)
+                raise NotFittedError(f"{error} Use --train CACHE.") from error
+            except DubitoError as error:
+                if self.score:
+                    raise
+                chosen.left_out[name] = str(error)
+        if not self.score and not loaded:
+            every = available_scores(table, learned, settings=values, head=False)
+            chosen = replace(every, scores=chosen.scores | every.scores)
+        _note(screen, chosen)
+        if not chosen.scores:
+            raise MissingColumnError(f"scores: nothing can be computed from {table.name}; see the notes above.")
+        return chosen.scores
+
+
+@dataclass
+class OneScore:
+    """The options of commands that use one score."""
+
+    score: Annotated[
+        str | None,
+        Option(
+            "--score",
+            "-s",
+            metavar="NAME",
+            help="The uncertainty; by default the entropy, and for an index the model's own head, or max_probability.",
+        ),
+    ] = None
+    settings: _Settings = field(default_factory=list)
+    train: _Train = None
+    head: Annotated[str | None, option("A trained uncertainty head as the score.", "NAME|PATH|HUB")] = None
+
+    def ready(self, screen: Screen, table: "dubito.Table") -> "Score | None":
+        """The one score that `--score` or `--head` names, ready; None for neither."""
+        score, head = self.score, self.head
+        if score and head and score != _HEAD:
+            raise BadParameter(f"--score and --head both name the score. Give --score {score} or --head {head}.")
+        if not score and not head:
+            if self.settings or self.train:
+                raise BadParameter("--set and --train belong to a score, and none is named. Give --score NAME, too.")
+            return None
+        several = ScoreOptions([score or _HEAD], self.settings, self.train, [head] if head else [])
+        scores = several.ready(screen, table)
+        if len(scores) > 1:
+            raise BadParameter(f"--score must name one score; got {', '.join(scores)}. Set {score}.of with --set.")
+        return next(iter(scores.values()))
+
+
 @command
-def score(  # noqa: PLR0913 (a command's options)
+def score(
     screen: Screen,
     cache: options.Cache,
     *,
-    score: options.Scores = [],  # noqa: B006 (typer copies it)
-    train: options.Train = None,
-    settings: options.Settings = [],  # noqa: B006
-    head: options.Heads = [],  # noqa: B006
-    to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the scores of all images as .csv or .npz.")
-    ] = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="Show the N most uncertain images.")] = 10,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the fitted scores there.")] = None,
-    load: options.Load = None,
+    scores: ScoreOptions,
+    to: Annotated[Path | None, option("Write the scores of all images as .csv or .npz.", "FILE")] = None,
+    top: Annotated[int, option("Show the N most uncertain images.", "N", min=0)] = 10,
+    save: Annotated[Path | None, option("Keep the fitted scores there.", "DIR")] = None,
 ) -> None:
     """Score every image of a CACHE: higher = more uncertain, always.
 
     The most uncertain ones are shown, by the first score.
     """
     if to is not None and to.suffix.lower() not in _ENDINGS:
-        raise typer.BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; got '{to}'.")
+        raise BadParameter(f"--to takes a file that ends in {' or '.join(_ENDINGS)}; got '{to}'.")
     with screen.waiting("opening the cache"):
         table = dubito.open(cache)
     with screen.waiting("scoring"):
-        chosen = ready_scores(screen, table, names=score, settings=settings, train=train, heads=head, load=load)
+        chosen = scores.ready(screen, table)
         columns = _columns(table, chosen)
     if save is not None:
         for name, one in chosen.items():
@@ -63,7 +160,7 @@ def score(  # noqa: PLR0913 (a command's options)
     screen.show(_summary(cache, columns, chosen, top), written={"to": to, "saved": save})
 
 
-def _columns(table: "Table", scores: Mapping[str, "Score"]) -> dict[str, Any]:
+def _columns(table: "dubito.Table", scores: Mapping[str, "Score"]) -> dict[str, Any]:
     """Every image: its name, prediction, probability and label, and its uncertainty by every score."""
     import torch
 
@@ -136,79 +233,7 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
-def one_score(
-    screen: Screen,
-    table: "Table",
-    *,
-    score: str | None,
-    settings: Sequence[ScoreSetting],
-    train: Path | None,
-    head: str | None,
-) -> "Score | None":
-    """The one score that `--score` or `--head` names, ready; None for neither."""
-    if score and head and score != _HEAD:
-        raise typer.BadParameter(f"--score and --head both name the score. Give --score {score} or --head {head}.")
-    if not score and not head:
-        if settings or train:
-            raise typer.BadParameter("--set and --train belong to a score, and none is named. Give --score NAME, too.")
-        return None
-    names, heads = [score or _HEAD], ([head] if head else [])
-    scores = ready_scores(screen, table, names=names, settings=settings, train=train, heads=heads)
-    if len(scores) > 1:
-        raise typer.BadParameter(f"--score must name one score; got {', '.join(scores)}. Set {score}.of with --set.")
-    return next(iter(scores.values()))
-
-
-def ready_scores(
-    screen: Screen,
-    table: "Table",
-    *,
-    names: Sequence[str] = (),
-    settings: Sequence[ScoreSetting] = (),
-    train: "Path | Table | None" = None,
-    heads: Sequence[str] = (),
-    load: Path | None = None,
-) -> dict[str, "Score"]:
-    """The scores that `--score`, `--set`, `--train`, `--head` and `--load` name, ready for a table.
-
-    Without names all that can be made; a note says what is left out.
-    """
-    from dubito.scores.available import AvailableScores, available_scores
-    from dubito.scores.registry import SCORES
-    from dubito.validate import check_same_model, warn_shared
-
-    learned = dubito.open(train) if isinstance(train, Path) else train
-    if learned is not None and isinstance(train, Path):
-        check_same_model(table, {"train": learned}, by="scores")
-        warn_shared(table, learned, by="scores", what="train", harm=_SELF)
-    loaded = _load_scores(load) if load else {}
-    # A head is trained by `dubito train`, never in passing; one that is given stands for the name.
-    chosen = AvailableScores(_open_heads(heads, table))
-    wanted = [name for name in dict.fromkeys(names or loaded) if not (heads and name == _HEAD)]
-    values = _values(settings, [name for name in wanted or SCORES if name not in loaded])
-    for name in wanted:
-        try:
-            if name in loaded:
-                loaded[name].check_columns(table)
-                chosen.scores[name] = loaded[name]
-            else:
-                chosen.scores |= available_scores(table, learned, names=[name], settings=values).scores
-        except NotFittedError as error:  # noqa: PERF203 (a handful of scores)
-            raise NotFittedError(f"{error} Use --train CACHE.") from error
-        except DubitoError as error:
-            if names:
-                raise
-            chosen.left_out[name] = str(error)
-    if not names and not loaded:
-        every = available_scores(table, learned, settings=values, head=False)
-        chosen = replace(every, scores=chosen.scores | every.scores)
-    _note(screen, chosen)
-    if not chosen.scores:
-        raise MissingColumnError(f"scores: nothing can be computed from {table.name}; see the notes above.")
-    return chosen.scores
-
-
-def _values(settings: Sequence[ScoreSetting], made: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _values(settings: Sequence[Assignments], made: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By score, the settings as values of its own types."""
     from dubito.scores.registry import SCORES, make_score
     from dubito.types import Score
@@ -219,9 +244,10 @@ def _values(settings: Sequence[ScoreSetting], made: Sequence[str]) -> dict[str, 
         return make_score(name, **({"of": of} if of else {}))
 
     texts: dict[str, dict[str, str]] = {}
-    for name, key, text in settings:
+    for place, text in (item for one in settings for item in one.items()):
+        name, _, key = place.partition(".")
         if name not in made:
-            raise typer.BadParameter(f"--set names '{name}', which is not made here, only {', '.join(made) or 'none'}.")
+            raise BadParameter(f"--set names '{name}', which is not made here, only {', '.join(made) or 'none'}.")
         texts.setdefault(name, {})[key] = text
     return {
         name: read_settings(SCORES[name], texts[name], f"--set: {name}", parsers={Score: inner})
@@ -253,7 +279,7 @@ def _load_scores(folder: Path) -> dict[str, "Score"]:
     return {score.name if times[score.name] == 1 else name: score for name, score in scores.items()}
 
 
-def _open_heads(values: Sequence[str], table: "Table") -> dict[str, "Score"]:
+def _open_heads(values: Sequence[str], table: "dubito.Table") -> dict[str, "Score"]:
     """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
     heads: dict[str, Score] = {}
     for name, value in options.short_names(dict.fromkeys(values)).items():
@@ -263,7 +289,7 @@ def _open_heads(values: Sequence[str], table: "Table") -> dict[str, "Score"]:
     return {_HEAD: head} if len(heads) == 1 else heads
 
 
-def _place(value: str, table: "Table") -> str:
+def _place(value: str, table: "dubito.Table") -> str:
     """What from_pretrained takes: the value itself, or for auto the folder of the head that fits the model."""
     from dubito.heads.shelf import entry_for
 

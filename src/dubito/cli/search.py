@@ -1,50 +1,31 @@
 """`dubito search`: an index of a cache, and its answers; uncertain queries are refused, uncertain items left out."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import dubito
 from dubito.choices import Clean
 from dubito.cli import _console as options
-from dubito.cli._console import CommandResult, Screen, command
-from dubito.cli.score import one_score
+from dubito.cli._console import CommandResult, Screen, command, option
+from dubito.cli.score import OneScore
 from dubito.errors import TableError
 from dubito.result import plain
 
-if TYPE_CHECKING:
-    from dubito.search import SafeIndex
-    from dubito.table import Table
-
 
 @command
-def build(  # noqa: PLR0913 (a command's options)
+def build(
     screen: Screen,
     cache: options.Cache,
     *,
-    to: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of the index: new, empty, or an index to replace.")
-    ],
-    score: Annotated[
-        str | None,
-        typer.Option("--score", "-s", metavar="NAME", help="By default the model's own head, or max_probability."),
-    ] = None,
-    train: options.Train = None,
-    settings: options.Settings = [],  # noqa: B006 (typer copies it)
-    head: options.OneHead = None,
-    quantile: Annotated[float, typer.Option(metavar="Q", help="The share of items that is kept.")] = 0.9,
-    clean: Annotated[
-        Clean, typer.Option(help="Refuse uncertain queries, leave uncertain items out, both or none.")
-    ] = "both",
-    per_class: Annotated[
-        bool, typer.Option("--per-class", help="The quantile in each class; then queries need labels, too.")
-    ] = False,
-    approximate: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Faster, not exact: auto, HNSW32, IVF1024,SQ8 ...")
-    ] = None,
+    to: Annotated[Path, option("The folder of the index: new, empty, or an index to replace.", "DIR")],
+    score: OneScore,
+    quantile: Annotated[float, option("The share of items that is kept.", "Q")] = 0.9,
+    clean: Annotated[Clean, option("Refuse uncertain queries, leave uncertain items out, both or none.")] = "both",
+    per_class: Annotated[bool, Option("--per-class", help="A quantile per class; queries need labels, too.")] = False,
+    approximate: Annotated[str | None, option("Faster, not exact: auto, HNSW32, IVF1024,SQ8 ...", "KIND")] = None,
 ) -> None:
     """Build an index of the images of a CACHE, searched by the cosine of their features."""
     with screen.waiting("opening the cache"):
@@ -60,11 +41,12 @@ def build(  # noqa: PLR0913 (a command's options)
                 f"(images in class folders, or dubito extract --labels FILE), or leave --per-class out."
             )
     with screen.waiting("scoring and building"):
-        if score is None and head is None:
-            head, score = ("auto", None) if entry_for(table.provenance) else (None, "max_probability")
+        if score.score is None and score.head is None:
+            head = entry_for(table.provenance)
+            score = replace(score, head="auto") if head else replace(score, score="max_probability")
             name = "the uncertainty head of this model" if head else "max_probability: there is no head for this model"
             screen.note(f"uncertainty by {name}. Choose another with --score or --head.")
-        chosen: Any = one_score(screen, table, score=score, settings=settings, train=train, head=head)
+        chosen: Any = score.ready(screen, table)
         index = SafeIndex.build(table, chosen, quantile=quantile, clean=clean, per_class=per_class)
         if approximate is not None:
             index.approximate(None if approximate == "auto" else approximate)
@@ -78,22 +60,18 @@ def build(  # noqa: PLR0913 (a command's options)
 
 
 @command
-def query(  # noqa: PLR0913 (a command's options)
+def query(
     screen: Screen,
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.")],
-    queries: Annotated[str, typer.Argument(metavar="CACHE|IMAGES", help="What to look for: a cache, or images.")],
+    index: Annotated[Path, Argument(metavar="INDEX", help="A folder that `dubito search build` wrote.")],
+    queries: Annotated[str, Argument(metavar="CACHE|IMAGES", help="What to look for: a cache, or images.")],
     *,
-    k: Annotated[int, typer.Option("--k", "-k", min=1, metavar="K", help="Neighbours of each query.")] = 5,
-    sets: Annotated[
-        bool, typer.Option("--sets", help="Also all items that lie within each query's uncertainty.")
-    ] = False,
-    at_most: Annotated[int, typer.Option(min=1, metavar="N", help="Largest size of a set.")] = 100,
-    others: Annotated[
-        bool, typer.Option("--others", help="Never an item of the query's own id: for queries that are items.")
-    ] = False,
+    k: Annotated[int, Option("--k", "-k", min=1, metavar="K", help="Neighbours of each query.")] = 5,
+    sets: Annotated[bool, Option("--sets", help="Also all items that lie within each query's uncertainty.")] = False,
+    at_most: Annotated[int, option("Largest size of a set.", "N", min=1)] = 100,
+    others: Annotated[bool, Option("--others", help="Skip the query's own id: for queries that are items.")] = False,
     refuse_above: Annotated[
         float | None,
-        typer.Option(metavar="U", help="Refuse queries above this uncertainty; by default as the index does."),
+        option("Refuse above this uncertainty instead of the index's.", "U"),
     ] = None,
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
@@ -112,7 +90,7 @@ def query(  # noqa: PLR0913 (a command's options)
     screen.show(result, index=str(index), queries_from=queries, **counts)
 
 
-def _summary(index: "SafeIndex", cache: Path, to: Path) -> CommandResult:
+def _summary(index: "dubito.SafeIndex", cache: Path, to: Path) -> CommandResult:
     """How many items are searched, and by which uncertainty."""
     rule, approximation = index.rule, index.backend.approximation
     score, threshold = index.score.name if index.score else None, index.thresholds.overall
@@ -138,11 +116,13 @@ def _summary(index: "SafeIndex", cache: Path, to: Path) -> CommandResult:
     return CommandResult(f"index of {cache}", values, facts)
 
 
-def _query_table(screen: Screen, index: "SafeIndex", queries: str, model: str | None, weights: str | None) -> "Table":
+def _query_table(
+    screen: Screen, index: "dubito.SafeIndex", queries: str, model: str | None, weights: str | None
+) -> "dubito.Table":
     """A cache as it is; images through the model of the index."""
     if options.is_cache(queries):
         return dubito.open(Path(queries))
-    name = options.stored_model(model, index.provenance, "the index")
+    name = options.stored_model(model, index, "the index")
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=weights)
     from dubito.cache.manifest import model_identity
@@ -161,7 +141,7 @@ def _query_table(screen: Screen, index: "SafeIndex", queries: str, model: str | 
     )
 
 
-def _check_classes(index: "SafeIndex", queries: "Table") -> None:
+def _check_classes(index: "dubito.SafeIndex", queries: "dubito.Table") -> None:
     """Raise for queries that no threshold of a class is for, with the options that help."""
     thresholds = index.thresholds
     if thresholds.by_class is None or not index.rule.refuses_queries:

@@ -1,57 +1,48 @@
 """`dubito train`: an uncertainty head from caches, for one seed or several."""
 
-# ruff: noqa: PLC0415 (torch is not imported before a command runs)
-
 import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Option
 
 import dubito
-from dubito.cli._console import Assignments, CommandResult, Screen, command, read_settings
+from dubito.cli._console import Assignments, CommandResult, Screen, command, option, read_settings
 
 if TYPE_CHECKING:
     from dubito.heads import Recipe
     from dubito.heads.score import Training
-    from dubito.table import Table
 
 _FIT = "fit"
 
 
 @command
-def train(  # noqa: PLR0913 (a command's options)
+def train(
     screen: Screen,
-    caches: Annotated[
-        list[Path], typer.Argument(metavar="CACHE...", help="Folders that `dubito extract` filled, joined.")
-    ],
+    caches: Annotated[list[Path], Argument(metavar="CACHE...", help="Folders that `dubito extract` filled, joined.")],
     *,
-    to: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="A name, which `dubito list heads` will show, or a path.")
-    ],
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="One head for each seed.")] = "1",
+    to: Annotated[str, option("A name, which `dubito list heads` will show, or a path.", "NAME|DIR")],
+    seeds: Annotated[str, option("One head for each seed.", "N,N,...")] = "1",
     held_out: Annotated[
         str | None,
-        typer.Option(metavar="CACHE|SHARE", help="Measure R-AUROC on this cache, or on a share of the images."),
+        option("Measure R-AUROC on this cache or share of images.", "CACHE|SHARE"),
     ] = None,
     settings: Annotated[
         list[Assignments],
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             parser=Assignments.parse,
             help="A setting of the recipe, such as target=expected or lr=0.001; repeat it for several. temperature=fit "
             "estimates the temperature from labels. Keys and defaults: `dubito list recipe`.",
         ),
-    ] = [],  # noqa: B006 (typer copies it)
-    width: Annotated[int, typer.Option(min=1, help="Width of the hidden layers.")] = 512,
-    depth: Annotated[int, typer.Option(min=0, help="Number of hidden layers.")] = 2,
-    corpus: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Which images these are, for the model card.")
-    ] = None,
-    float16: Annotated[bool, typer.Option("--float16", help="Save the weights in half the space.")] = False,
+    ] = [],
+    width: Annotated[int, option("Width of the hidden layers.", min=1)] = 512,
+    depth: Annotated[int, option("Number of hidden layers.", min=0)] = 2,
+    corpus: Annotated[str | None, option("Which images these are, for the model card.", "TEXT")] = None,
+    float16: Annotated[bool, Option("--float16", help="Save the weights in half the space.")] = False,
 ) -> None:
     """Train an uncertainty head on features and losses of CACHEs.
 
@@ -60,7 +51,7 @@ def train(  # noqa: PLR0913 (a command's options)
     try:
         chosen = [int(part) for part in seeds.split(",")]
     except ValueError as error:
-        raise typer.BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; got '{seeds}'.") from error
+        raise BadParameter(f"--seeds takes whole numbers with commas, such as 1,2,3; got '{seeds}'.") from error
     with screen.waiting("opening the caches"):
         texts = {key: text for one in settings for key, text in one.items()}
         recipe = _recipe(texts)
@@ -124,11 +115,11 @@ def _recipe(texts: dict[str, str]) -> "Recipe":
     fixed = {key: text for key, text in texts.items() if (key, text) != ("temperature", _FIT)}
     recipe = dubito.heads.Recipe(**read_settings(dubito.heads.Recipe, fixed, "--set"))
     if "temperature" in texts and recipe.target == "observed":
-        raise typer.BadParameter("--set temperature is for expected losses: --set target=expected, or mixed.")
+        raise BadParameter("--set temperature is for expected losses: --set target=expected, or mixed.")
     return recipe
 
 
-def _split(table: "Table", held_out: str | None) -> tuple["Table", "Table | None"]:
+def _split(table: "dubito.Table", held_out: str | None) -> tuple["dubito.Table", "dubito.Table | None"]:
     """The rows to learn from, and those that are held out: another cache, or a share of the images."""
     from dubito.heads.loop import split
     from dubito.validate import check_disjoint
@@ -139,7 +130,7 @@ def _split(table: "Table", held_out: str | None) -> tuple["Table", "Table | None
         try:
             share = float(held_out)
         except ValueError as error:
-            raise typer.BadParameter(f"--held-out takes a cache, or a share such as 0.1; got '{held_out}'.") from error
+            raise BadParameter(f"--held-out takes a cache, or a share such as 0.1; got '{held_out}'.") from error
         # Split off here, before a temperature is fitted to what is left.
         return split(table, share)
     watched = dubito.open(held_out)

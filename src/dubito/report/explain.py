@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from dubito.explain.causes import SCORES, Causes, Estimate, points
+from dubito.explain.causes import Causes, Estimate, points
 from dubito.explain.collapse import EnsembleDiagnosis
 from dubito.explain.diagnosis import Diagnosis
 from dubito.metrics import Interval
@@ -31,8 +30,8 @@ def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
     names = list(diagnosis.by_set)
     what = names[0] if len(names) == 1 else f"{len(names)} sets of out-of-distribution images"
     findings = diagnosis.findings_by_set()
-    everywhere = [end for causes in diagnosis.all for part in causes.causes.values() for end in (part.low, part.high)]
-    axis = Axis(min(0.0, *(100 * end for end in everywhere)), max(1.0, *(100 * end for end in everywhere)))
+    parts = [part for causes in diagnosis.all for part in causes.causes.values()]
+    axis = Axis(100 * min(0.0, *(part.low for part in parts)), 100 * max(0.01, *(part.high for part in parts)))
     return render(
         "diagnosis.html.j2",
         to,
@@ -45,20 +44,11 @@ def write_diagnosis_page(diagnosis: Diagnosis, to: str | Path) -> Path:
             f"density fitted on {diagnosis.fitted_on}",
             f"D: {diagnosis.density}",
         ],
-        notes=diagnosis.notes,
-        draws=diagnosis.draws,
-        confidence=f"{diagnosis.confidence:.0%}",
-        rows=[{"name": causes.name, "cells": list(_cells(causes))} for causes in diagnosis.all],
+        diagnosis=diagnosis,
+        points=points,
         bars=[_bars(causes, axis) for causes in diagnosis.all],
-        in_distribution=diagnosis.in_distribution,
-        sets=[
-            {
-                "name": name,
-                "histograms": list(_histograms(diagnosis, name)),
-                "findings": findings[name][len(names) == 1 :],  # the verdict on a single set is at the top of the page
-            }
-            for name in names
-        ],
+        # The verdict on a single set is at the top of the page.
+        sets=[(name, [*_histograms(diagnosis, name)], findings[name][len(names) == 1 :]) for name in names],
     )
 
 
@@ -68,6 +58,11 @@ def write_ensemble_page(diagnosis: EnsembleDiagnosis, to: str | Path) -> Path:
     first, *larger = diagnosis.ensembles
     sizes = f", {len(diagnosis.ensembles)} model sizes" if larger else ""
     facts = [f"{first.name}, {first.rows:,} images", f"{first.members} {diagnosis.of}{sizes}", first.order]
+    sets = [
+        (one, [_histogram(one.scores[at.size], one.ood_scores[at.size], str(at), at.auroc) for at in one.levels])
+        for one in diagnosis.ensembles
+        if one.ood is not None
+    ]
     return render(
         "ensemble.html.j2",
         to,
@@ -75,31 +70,12 @@ def write_ensemble_page(diagnosis: EnsembleDiagnosis, to: str | Path) -> Path:
         verdict=diagnosis.verdict,
         findings=diagnosis.findings()[1:],
         facts=facts + ([f"out-of-distribution: {first.ood}"] if first.ood else []),
-        confidence=f"{diagnosis.confidence:.0%}",
+        diagnosis=diagnosis,
         header=header,
         lines=body,
         curves=_curves(diagnosis),
-        sets=[
-            {
-                "in_distribution": one.name,
-                "ood": one.ood,
-                "of": "" if one.key is None else f", models of {one.key:g}",
-                "histograms": [
-                    _histogram(one.scores[level.size], one.ood_scores[level.size], str(level), level.auroc)
-                    for level in one.levels
-                ],
-            }
-            for one in diagnosis.ensembles
-            if one.ood is not None
-        ],
+        sets=sets,
     )
-
-
-def _cells(causes: Causes) -> Iterator[dict[str, Any]]:
-    for place, (key, part) in enumerate([*causes.auroc.items(), *causes.causes.items()]):
-        low, value, high = (points(end) for end in (part.low, part.value, part.high))
-        style = ["first"] * (place == len(SCORES)) + ["largest"] * (key == causes.dominant)
-        yield {"value": value, "small": [f"[{low}, {high}]", f"±{100 * part.spread:.2f}"], "style": " ".join(style)}
 
 
 def _bars(causes: Causes, axis: Axis) -> tuple[str, str, str]:

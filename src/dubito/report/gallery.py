@@ -22,8 +22,7 @@ from PIL import Image
 from dubito.data import open_images
 from dubito.errors import TableError, ValueRangeError
 from dubito.metrics import Array
-from dubito.report.page import read_pixels, render, thumbnail
-from dubito.report.svg import number
+from dubito.report.page import number, read_pixels, render, thumbnail
 from dubito.table import to_tensor
 from dubito.types import Images, finite
 from dubito.validate import check_number

@@ -39,6 +39,11 @@ def render(template: str, to: str | Path, **values: Any) -> Path:
     return export(to, text.encode(errors="replace"))  # names of files may hold bytes that are not UTF-8
 
 
+def draw(name: str, *values: Any) -> Markup:
+    """The SVG of a drawing, by a macro of templates/svg.html.j2."""
+    return Markup(getattr(_environment().get_template("svg.html.j2").module, name)(*values))  # noqa: S704 (it escapes)
+
+
 def script_data(value: Any) -> Markup:
     """Plain values as JSON that may stand inside a `<script>`: nothing in it can end the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -73,6 +78,15 @@ def minus(text: str) -> str:
     return _NEGATIVE.sub("\N{MINUS SIGN}", text)
 
 
+def number(value: float, places: int = 1) -> str:
+    """With thousands separators and a real minus sign, and never a negative zero.
+
+    >>> number(-1234.56), number(-0.01)
+    ('−1,234.6', '0.0')
+    """
+    return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -82,7 +96,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"minus": minus, "words": lambda name: name.replace("_", " "), "code": _code}
+    environment.filters |= {"minus": minus, "number": number, "code": _code, "px": "{:.1f}".format}
+    environment.filters["words"] = lambda name: name.replace("_", " ")
     environment.globals["asset"] = _asset
     return environment
 

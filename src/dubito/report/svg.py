@@ -11,10 +11,12 @@ from typing import final
 
 import numpy as np
 from jaxtyping import Float
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-_WIDTH, _HEIGHT, _BASE, _ROW = 300, 190, 130, 30
-"""In pixels: the width of all drawings, the height of lines, of a histogram above its ticks, and of each bar."""
+from dubito.report.page import draw, number
+
+_WIDTH, _HEIGHT, _BASE = 300, 190, 130
+"""In pixels: the width of all drawings, the height of lines, and of a histogram above its ticks."""
 _TOP = 8
 _BINS = 36
 _TAIL = 0.005
@@ -101,15 +103,7 @@ def lines(drawn: Sequence[Line], *, x: Axis, y: Axis, label: str, x_ticks: Seque
         x_ticks: Values written below the horizontal axis.
     """
     frame = _Frame(x, y, left=40, right=_WIDTH - 8, bottom=_HEIGHT - 24)
-    grid = "".join(
-        f'<line class="grid" x1="{frame.left}" x2="{_WIDTH}" y1="{height:.1f}" y2="{height:.1f}"/>'
-        f'<text x="{frame.left - 6}" y="{height + 4:.1f}" text-anchor="end">{text}</text>'
-        for height, text in ((frame.height(share), text) for share, text in y.ticks())
-    )
-    ticks = "".join(
-        f'<text x="{frame.x(value):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{value:g}</text>' for value in x_ticks
-    )
-    return _svg(_HEIGHT, label, f"{grid}{ticks}{''.join(_line(frame, line) for line in drawn)}")
+    return draw("lines", frame, drawn, x_ticks, label)
 
 
 def histogram(in_distribution: Float[np.ndarray, "n"], ood: Float[np.ndarray, "m"], *, log: bool = False) -> Markup:
@@ -126,20 +120,11 @@ def histogram(in_distribution: Float[np.ndarray, "n"], ood: Float[np.ndarray, "m
     edges = np.linspace(linear.low, linear.high, _BINS + 1)
     shares = [np.histogram(values.clip(edges[0], edges[-1]), edges)[0] / len(values) for values in both]
     frame = _Frame(linear, Axis(0.0, float(np.max(shares))), bottom=_BASE)
-    drawn = ""
-    for name, share in zip(("in", "out"), shares, strict=True):
-        # The outline, from the axis up and back to it.
-        outline = zip(np.repeat(edges, 2).tolist(), [0.0, *np.repeat(share, 2).tolist(), 0.0], strict=True)
-        drawn += f'<path class="{name}" d="{frame.path(outline)}Z"/>'
-    drawn += f'<line class="axis" x1="0" x2="{_WIDTH}" y1="{_BASE}" y2="{_BASE}"/>'
-    for place, text in Axis(linear.low, linear.high, log).ticks():
-        x, anchor = place * _WIDTH, "start" if place < 0.04 else "end" if place > 0.96 else "middle"
-        drawn += (
-            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_BASE}" y2="{_BASE + 4}"/>'
-            f'<text x="{x:.1f}" y="{_BASE + 16}" text-anchor="{anchor}">{text}</text>'
-        )
+    # The outline, from the axis up and back to it.
+    corners = [(np.repeat(edges, 2), [0.0, *np.repeat(share, 2), 0.0]) for share in shares]
+    outlines = {name: frame.path(*points) for name, points in zip(("in", "out"), corners, strict=True)}
     label = f"Histogram of {len(both[0])} in-distribution and {len(both[1])} out-of-distribution images"
-    return _svg(_BASE + 20, label, drawn)
+    return draw("histogram", frame, outlines, Axis(linear.low, linear.high, log).ticks(), label)
 
 
 def bars(values: Mapping[str, tuple[float, float, float]], x: Axis) -> Markup:
@@ -149,21 +134,8 @@ def bars(values: Mapping[str, tuple[float, float, float]], x: Axis) -> Markup:
         values: By name: value, low and high.
         x: The horizontal axis.
     """
-    frame = _Frame(x, Axis(0.0, 1.0), left=92, right=_WIDTH - 44)
-    zero, drawn = frame.x(0.0), ""
-    for place, (name, (value, low, high)) in enumerate(values.items()):
-        y = place * _ROW + 8
-        start, end = sorted((zero, frame.x(value)))
-        drawn += (
-            f'<text class="name" x="0" y="{y + 11}">{escape(name)}</text>'
-            f'<rect class="bar{" negative" if value < 0 else ""}" x="{start:.1f}" y="{y}" '
-            f'width="{max(end - start, 0.5):.1f}" height="14"/>'
-            f'<line class="whisker" x1="{frame.x(low):.1f}" x2="{frame.x(high):.1f}" y1="{y + 7}" y2="{y + 7}"/>'
-            f'<text class="value" x="{frame.x(max(high, 0.0)) + 6:.1f}" y="{y + 11}">{number(value)}</text>'
-        )
-    drawn += f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{len(values) * _ROW}"/>'
     label = ", ".join(f"{name} {number(value)}" for name, (value, _, _) in values.items())
-    return _svg(len(values) * _ROW, label, drawn)
+    return draw("bars", _Frame(x, Axis(0.0, 1.0), left=92, right=_WIDTH - 44), values, label)
 
 
 def palette(names: Sequence[str]) -> dict[str, str]:
@@ -177,15 +149,6 @@ def palette(names: Sequence[str]) -> dict[str, str]:
     return {name: "#" + bytes(mixed).hex() for name, *mixed in zip(names, *parts, strict=True)}
 
 
-def number(value: float, places: int = 1) -> str:
-    """With thousands separators and a real minus sign, and never a negative zero.
-
-    >>> number(-1234.56), number(-0.01)
-    ('−1,234.6', '0.0')
-    """
-    return f"{round(value, places) + 0.0:,.{places}f}".replace("-", "\N{MINUS SIGN}")
-
-
 @dataclass(frozen=True)
 class _Frame:
     """Two axes and the pixels between which they lie."""
@@ -195,6 +158,7 @@ class _Frame:
     left: int = 0
     right: int = _WIDTH
     bottom: int = 0
+    width: int = _WIDTH
 
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * self.across.share(value)
@@ -205,29 +169,10 @@ class _Frame:
     def height(self, share: float) -> float:
         return self.bottom - (self.bottom - _TOP) * share
 
-    def path(self, points: Iterable[tuple[float, float]]) -> str:
-        return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-
-
-def _line(frame: _Frame, line: Line) -> str:
-    stroke = f' style="stroke: {line.colour}"' if line.colour else ""
-    title = f"<title>{escape(line.name)}</title>" if line.name else ""
-    css = "line dashed" if line.dashed else "line"
-    drawn = f'<path class="{css}"{stroke} d="{frame.path(zip(line.x, line.y, strict=True))}">{title}</path>'
-    for value, y, (low, high) in zip(line.x, line.y, line.intervals, strict=False):
-        x = frame.x(value)
-        drawn += (
-            f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(low):.1f}" y2="{frame.y(high):.1f}"/>'
-            f'<circle class="dot" cx="{x:.1f}" cy="{frame.y(y):.1f}" r="3"/>'
-        )
-    return drawn
-
-
-def _svg(height: int, label: str, content: str) -> Markup:
-    return Markup(  # noqa: S704 (every text in the content is escaped or a number)
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">{content}</svg>'
-    )
+    def path(self, x: Iterable[float], y: Iterable[float]) -> str:
+        return "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in zip(x, y, strict=True))
 
 
 def _power(exponent: float) -> str:
-    return "1" if exponent == 0 else f'10<tspan dy="-4" font-size="8">{number(exponent, 0)}</tspan>'
+    text = Markup('10<tspan dy="-4" font-size="8">{}</tspan>').format(number(exponent, 0))
+    return "1" if exponent == 0 else text
