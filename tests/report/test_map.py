@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from dubito import Entropy, Table
 from dubito.errors import MissingColumnError, MissingPackageError, TableError, ValueRangeError
 from dubito.report import Map
-from dubito.report.map import lay_out, principal_components
+from dubito.report.map import principal_components
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,15 +89,16 @@ def test_umap_needs_its_package(monkeypatch):
 UMAP = """
 import numpy as np, torch
 from dubito import Table
-from dubito.report.map import lay_out
+from dubito.report import Map
 label = np.arange(14) % 2
 feature = 8 * torch.eye(2, 4)[label] + torch.randn(14, 4, generator=torch.Generator().manual_seed(0))
-first, second = (lay_out(Table(feature=feature), "umap", neighbours=4) for _ in range(2))
+options = {"method": "umap", "neighbours": 4}
+first, second = (Map.of(Table(feature=feature), [0.0] * 14, **options).points for _ in range(2))
 assert np.array_equal(first, second)
 pairs = np.linalg.norm(first[:, None] - first[None], axis=-1) + 1e9 * np.eye(14)
 assert (label[pairs.argmin(1)] == label).all()
 # All on one line, and fewer rows than neighbours: a layout that began on a line was NaN.
-assert np.isfinite(lay_out(Table(feature=torch.arange(6.0)[:, None]), "umap")).all()
+assert np.isfinite(Map.of(Table(feature=torch.arange(6.0)[:, None]), [0.0] * 6, method="umap").points).all()
 """
 
 
@@ -139,7 +140,7 @@ def test_few_points_have_a_place(n):
 
 def test_features_that_are_all_alike_or_one_wide():
     for value in (1.0, 0.1, 1234.567):
-        assert lay_out(Table(feature=torch.full((12, 3), value)), "tsne").tolist() == [[0, 0]] * 12
+        assert Map.of(Table(feature=torch.full((12, 3), value)), [0.0] * 12).points.tolist() == [[0, 0]] * 12
     narrow = Map.of(Table(feature=torch.arange(12.0)[:, None]), [0.0] * 12)
     assert np.isfinite(narrow.points).all()
     assert (np.ptp(narrow.points, axis=0) > 1).all()  # points that began on a line could never leave it
@@ -187,9 +188,10 @@ def test_columns_that_a_map_does_not_show_are_not_read():
 
 def test_a_map_has_no_scale():
     table = images(30)
-    whole = lay_out(table, "tsne")
+    whole = Map.of(table, [0.0] * 30).points
     for scale in (2.0**-100, 2.0**100):  # exact in floating point
-        np.testing.assert_array_equal(lay_out(Table(feature=table.feature.double() * scale), "tsne"), whole)
+        scaled = Table(feature=table.feature.double() * scale)
+        np.testing.assert_array_equal(Map.of(scaled, [0.0] * 30).points, whole)
 
 
 def test_what_cannot_be_drawn_is_refused():

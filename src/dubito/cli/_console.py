@@ -71,8 +71,7 @@ def option(text: str, metavar: str | None = None, **settings: Any) -> Any:
 
 Weights = Annotated[str | None, option("Weights file, or none for random weights.", "PATH|none", parser=parse_weights)]
 OtherModel = Annotated[
-    str | None,
-    option("source:name, or python:FILE.py:FUNCTION.", "MODEL", show_default="the folder's own"),
+    str | None, option("source:name, or python:FILE.py:FUNCTION.", "MODEL", show_default="the folder's own")
 ]
 Device = Annotated[str | None, option("cpu, cuda or mps.", show_default="cpu")]
 Cache = Annotated[Path, Argument(metavar="CACHE", help="A folder that `dubito extract` filled.")]

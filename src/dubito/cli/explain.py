@@ -65,10 +65,7 @@ def ensemble(
     ],
     *,
     of: options.Ensemble = "members",
-    ood: Annotated[
-        list[Path],
-        option("Out-of-distribution images; one for each CACHE, in order.", "CACHE"),
-    ] = [],
+    ood: Annotated[list[Path], option("Out-of-distribution images; one for each CACHE, in order.", "CACHE")] = [],
     partitions: Annotated[int, option("Random partitions of each size; 0: members in their order.", "N", min=0)] = 5,
     bootstrap: Bootstrap,
     html: options.Html = None,

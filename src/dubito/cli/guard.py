@@ -26,8 +26,7 @@ def fit(
     score: options.Scores = [],
     train: Annotated[Path | None, option("What scores learn from; by default a part of CACHE.", "CACHE")] = None,
     sets: Annotated[
-        float | None,
-        option("Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow"),
+        float | None, option("Coverage of prediction sets; 0 for none.", show_default="0.9 where labels allow")
     ] = None,
     class_wise: Annotated[bool, Option("--class-wise", help="Prediction sets that cover every class.")] = False,
     set_method: Annotated[choices.SetMethod, option("Of prediction sets: small ones, or never empty ones.")] = "lac",
@@ -73,8 +72,7 @@ def run(
     screen: Screen,
     guard: _Folder,
     images: Annotated[
-        str,
-        Argument(metavar="IMAGES", help="A folder, an image, .csv, .zip or .npz; or a cache: needs no model."),
+        str, Argument(metavar="IMAGES", help="A folder, an image, .csv, .zip or .npz; or a cache: needs no model.")
     ],
     *,
     model: options.OtherModel = None,

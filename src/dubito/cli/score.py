@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dubito.types import Score
 
 _ENDINGS = (".csv", ".npz")
-_HEAD, _AUTO = "head", "auto"
+_HEAD = "head"
 _SELF = "Each of them is compared with itself, and its nearest neighbour is itself. Give other images of the same kind."
 
 
@@ -281,25 +281,18 @@ def _load_scores(folder: Path) -> dict[str, "Score"]:
 
 def _open_heads(values: Sequence[str], table: "dubito.Table") -> dict[str, "Score"]:
     """The heads of `--head`: "head" if there is one, "head:NAME" if there are several."""
+    from dubito.heads.shelf import entry_for
+
     heads: dict[str, Score] = {}
     for name, value in options.short_names(dict.fromkeys(values)).items():
-        head = dubito.UncertaintyHead.from_pretrained(_place(value, table))
+        entry = entry_for(table.provenance) if value == "auto" else None
+        if value == "auto" and entry is None:
+            model = (table.provenance.model if table.provenance else None) or "its model"
+            raise ArtefactError(
+                f"--head auto: no head here was trained for {model} with these weights and this transform, which made "
+                f"{table.name}. See `dubito list heads`, or train one with `dubito train`."
+            )
+        head = dubito.UncertaintyHead.from_pretrained(str(entry.path) if entry else value)
         head.check_columns(table)
         heads[f"{_HEAD}:{name}"] = head
     return {_HEAD: head} if len(heads) == 1 else heads
-
-
-def _place(value: str, table: "dubito.Table") -> str:
-    """What from_pretrained takes: the value itself, or for auto the folder of the head that fits the model."""
-    from dubito.heads.shelf import entry_for
-
-    if value != _AUTO:
-        return value
-    entry = entry_for(table.provenance)
-    if entry is None:
-        model = (table.provenance.model if table.provenance else None) or "its model"
-        raise ArtefactError(
-            f"--head auto: no head here was trained for {model} with these weights and this transform, which made "
-            f"{table.name}. See `dubito list heads`, or train one with `dubito train`."
-        )
-    return str(entry.path)

@@ -69,10 +69,7 @@ def query(
     sets: Annotated[bool, Option("--sets", help="Also all items that lie within each query's uncertainty.")] = False,
     at_most: Annotated[int, option("Largest size of a set.", "N", min=1)] = 100,
     others: Annotated[bool, Option("--others", help="Skip the query's own id: for queries that are items.")] = False,
-    refuse_above: Annotated[
-        float | None,
-        option("Refuse above this uncertainty instead of the index's.", "U"),
-    ] = None,
+    refuse_above: Annotated[float | None, option("Refuse above this uncertainty instead of the index's.", "U")] = None,
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
 ) -> None:

@@ -175,10 +175,7 @@ def _shown(card: Card, spans: Mapping[str, tuple[float, float]]) -> dict[str, An
         **{name: getattr(card, name) for name in ("title", "detail", "caption", "group", "mark")},
         "address": thumbnail(card.image),
         "data": json.dumps([[value, round(shares[name], 3)] for name, value in card.scores.items()]),
-        "bars": [
-            {"name": name, "share": f"{shares[name]:.3f}", "text": number(value, places[name])}
-            for name, value in card.scores.items()
-        ],
+        "bars": [(name, f"{shares[name]:.3f}", number(value, places[name])) for name, value in card.scores.items()],
     }
 
 

@@ -125,8 +125,8 @@ class Map(Result):
             table: A table with features.
             u: A fitted score, or (n) uncertainties, higher = more uncertain.
             method: "tsne" or "umap", which requires umap-learn.
-            perplexity: Perplexity of t-SNE.
-            neighbours: Number of neighbours of UMAP.
+            perplexity: Perplexity of t-SNE, at least 1; at most a third of the other rows is used.
+            neighbours: Number of neighbours of UMAP; at most the number of other rows is used.
             components: Number of principal components that are laid out.
             most: Of a larger table, this many images are drawn at random.
             seed: Seed of the draw and of the layout.
@@ -142,7 +142,7 @@ class Map(Result):
         drawn = table.select(*(name for name in ("feature", "label", "logit", "id") if name in table))
         if len(rows) < len(table):
             drawn = drawn.rows(torch.from_numpy(rows))
-        points = lay_out(drawn, method, perplexity=perplexity, neighbours=neighbours, components=components, seed=seed)
+        points = _lay_out(drawn, method, perplexity=perplexity, neighbours=neighbours, components=components, seed=seed)
         labels = drawn.label.tolist() if "label" in drawn else None
         predicted = None
         if "logit" in drawn:
@@ -277,19 +277,10 @@ def map_figure(drawn: Map, *, colour: Colouring | None = None) -> Any:
     return figure
 
 
-def lay_out(
-    table: Table, method: str, *, perplexity: float = 30.0, neighbours: int = 15, components: int = 50, seed: int = 0
+def _lay_out(
+    table: Table, method: str, *, perplexity: float, neighbours: int, components: int, seed: int
 ) -> Float64[np.ndarray, "n 2"]:
-    """Two coordinates per row; a perplexity, or a number of neighbours, too large for the rows is reduced.
-
-    Args:
-        table: A table with features.
-        method: "tsne" or "umap".
-        perplexity: Perplexity of t-SNE, at least 1; at most a third of the other rows is used.
-        neighbours: Number of neighbours of UMAP; at most the number of other rows is used.
-        components: Number of principal components that are kept.
-        seed: Seed of the layout.
-    """
+    """Two coordinates per row; a perplexity, or a number of neighbours, too large for the rows is reduced."""
     check_number(perplexity, "[1, inf)", by="map", what="perplexity", hint="30 is usual.")
     check_number(neighbours, "[2, inf)", by="map", what="neighbours", whole=True, hint="15 is usual.")
     check_number(components, "[2, inf)", by="map", what="components", whole=True, hint="50 is usual.")
@@ -373,16 +364,10 @@ def _umap(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], neig
     return umap.UMAP(n_neighbors=neighbours, init=initial, random_state=seed, n_jobs=1).fit_transform(x)
 
 
-def check_colour(colour: str | None, available: Iterable[str]) -> None:
-    """Raise ValueRangeError unless images can be coloured so; None is left to `colour_by`."""
-    if colour is not None:
-        check_choice(colour, [*available, "uncertainty"], by="map", what="colour")
-
-
 def colour_by(drawn: Map, colour: Colouring | None) -> str:
     """`colour` if given; else labels or predictions if the colours suffice for half of the images; else uncertainty."""
-    check_colour(colour, drawn.class_names)
     if colour is not None:
+        check_choice(colour, [*drawn.class_names, "uncertainty"], by="map", what="colour")
         return colour
     for name, texts in drawn.class_names.items():
         count = Counter(texts)

@@ -18,25 +18,13 @@ from dubito.data import open_images
 from dubito.errors import ArtefactError, BrokenImageError, TableError, ValueRangeError
 from dubito.explain.pictures import new_figure
 from dubito.metrics import Array
-from dubito.report.map import (
-    COLOURS,
-    METHODS,
-    OTHER,
-    Map,
-    check_colour,
-    colour_by,
-    format_u,
-    map_figure,
-    opacity,
-    radius,
-    ranked,
-    size_key,
-)
+from dubito.report import map as maps
+from dubito.report.map import Map, format_u
 from dubito.report.page import read_pixels, render, script_data, thumbnail
 from dubito.storage import export
 from dubito.table import Table
 from dubito.types import Images, Json, Score
-from dubito.validate import check_number
+from dubito.validate import check_choice, check_number
 
 SIDE = 96
 _QUALITY = 60
@@ -71,7 +59,8 @@ def draw_map(
         layout: perplexity, neighbours, components, most and seed of `Map.of`.
     """
     # A layout can take minutes: whatever can be rejected is rejected before it.
-    check_colour(colour, [name for name, column in _COLUMNS.items() if column in table])
+    available = [name for name, column in _COLUMNS.items() if column in table]
+    check_choice(colour or "uncertainty", [*available, "uncertainty"], by="map", what="colour")
     _check_paths(to, png)
     if images is not None and to is None:
         raise ValueRangeError("draw_map: images are for the thumbnails of the page, but no page is written. Give to=.")
@@ -84,7 +73,7 @@ def draw_map(
         write_map_page(drawn, to, images=opened, thumbnails=thumbnails, colour=colour)
     if png is not None:
         data = io.BytesIO()
-        map_figure(drawn, colour=colour).savefig(data, dpi=150, format=_file_type(png))
+        maps.map_figure(drawn, colour=colour).savefig(data, dpi=150, format=Path(png).suffix[1:].lower())
         export(png, data.getvalue())
     return drawn
 
@@ -111,37 +100,29 @@ def write_map_page(
         colour: What the circles are coloured by at first, as in `draw_map`.
     """
     _check_thumbnails(thumbnails, side)
-    first = colour_by(drawn, colour)
+    first = maps.colour_by(drawn, colour)
     shown = {} if images is None else _thumbnails(drawn, open_images(images), thumbnails, side=side, seed=seed)
-    facts = [drawn.name.rstrip("/").rpartition("/")[2], METHODS[drawn.method]]
+    facts = [drawn.name.rstrip("/").rpartition("/")[2], maps.METHODS[drawn.method]]
     if drawn.score != "uncertainty":
         facts.append(f"uncertainty: {drawn.score.replace('_', ' ')}")
     if drawn.images > len(drawn):
         facts.append(f"drawn at random from {drawn.images:,} images")
     if images is not None:
         facts.append(f"{len(shown):,} of {len(drawn):,} images have a thumbnail")
+    order = np.argsort(-drawn.u, kind="stable")
     return render(
         "map.html.j2",
         to,
         title=f"A map of {len(drawn):,} image{'s' if len(drawn) > 1 else ''}",
         facts=facts,
-        score=drawn.score,
         sizes=[
-            (f"{share:.2f}", f"{2 * drawn.smallest * radius(share):.1f}", f"{opacity(share):.3f}", text)
-            for share, text in size_key(drawn)
+            (f"{share:.2f}", f"{2 * drawn.smallest * maps.radius(share):.1f}", f"{maps.opacity(share):.3f}", text)
+            for share, text in maps.size_key(drawn)
         ],
         data=script_data(_data(drawn, shown, first)),
-        names=list(drawn.class_names),
-        most_uncertain=[
-            {
-                "place": place,
-                "thumbnail": shown.get(place),
-                "id": drawn.ids[place],
-                "u": format_u(drawn.u[place], drawn),
-                "classes": [texts[place] for texts in drawn.class_names.values()],
-            }
-            for place in np.argsort(-drawn.u, kind="stable")[:_LISTED].tolist()
-        ],
+        drawn=drawn,
+        thumbnails=shown,
+        most_uncertain={place: format_u(drawn.u[place], drawn) for place in order[:_LISTED].tolist()},
     )
 
 
@@ -152,7 +133,7 @@ def _data(drawn: Map, thumbnails: Mapping[int, str], first: str) -> Json:
     places = 0.5 + (drawn.points - middle) / span
     colourings: Json = {}
     for name, texts in drawn.class_names.items():
-        number = {one: i for i, one in enumerate(ranked(texts))}
+        number = {one: i for i, one in enumerate(maps.ranked(texts))}
         colourings[name] = {"classes": list(number), "of": [number[text] for text in texts]}
     ends = np.array([0.0, 1.0])
     return {
@@ -163,12 +144,12 @@ def _data(drawn: Map, thumbnails: Mapping[int, str], first: str) -> Json:
         "share": np.round(drawn.share, 3).tolist(),
         "id": list(drawn.ids),
         "score": drawn.score,
-        "radius": np.round(drawn.smallest * radius(ends), 2).tolist(),
-        "opacity": opacity(ends).round(3).tolist(),
+        "radius": np.round(drawn.smallest * maps.radius(ends), 2).tolist(),
+        "opacity": maps.opacity(ends).round(3).tolist(),
         "colourings": colourings,
         "first": first,
-        "colours": COLOURS,
-        "other": OTHER,
+        "colours": maps.COLOURS,
+        "other": maps.OTHER,
         "thumbnails": {str(place): address for place, address in thumbnails.items()},
     }
 
@@ -225,11 +206,7 @@ def _check_paths(to: str | Path | None, png: str | Path | None) -> None:
         raise ValueRangeError(f"draw_map: to and png must be two files; got '{to}' for both. Give them two names.")
     if png is not None:
         endings = new_figure(1, 1)[0].canvas.get_supported_filetypes()
-        if _file_type(png) not in endings:
+        if Path(png).suffix[1:].lower() not in endings:
             raise ValueRangeError(
                 f"draw_map: png must end in one of {', '.join(sorted(endings))}; got '{png}'. Name it map.png."
             )
-
-
-def _file_type(path: str | Path) -> str:
-    return Path(path).suffix[1:].lower()

@@ -7,7 +7,7 @@ ensembles, a dashed one for the original model. The figure requires matplotlib.
 from pathlib import Path
 from typing import Any
 
-from dubito.evaluate.rejection_result import METRICS, ORIGINAL, UNCERTAINTIES, RejectionCurves, RejectionStudy
+from dubito.evaluate.rejection_result import METRICS, ORIGINAL, UNCERTAINTIES, RejectionStudy
 from dubito.explain.pictures import new_figure
 from dubito.report.page import render
 from dubito.report.svg import Axis, Line, lines, palette
@@ -36,7 +36,8 @@ def write_rejection_page(study: RejectionStudy, to: str | Path) -> Path:
         ],
         findings=study.findings(),
         header=header,
-        rows=[_row(result, line) for result, line in zip(study.results, body, strict=True)],
+        rows=body,
+        better=[{2: result.better("auroc"), 0: result.better("aurc")} for result in study.results],
         sections=[
             _section(study, uncertainty, temperature)
             for uncertainty in study.uncertainties
@@ -67,17 +68,6 @@ def rejection_figure(study: RejectionStudy, uncertainty: str, *, kind: str = "ac
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize="small")
     figure.suptitle(f"{study.model}, {study.images} images: {kind} by {UNCERTAINTIES[uncertainty]}", fontsize="medium")
     return figure
-
-
-def _row(result: RejectionCurves, line: list[str]) -> dict[str, Any]:
-    name, ensemble, *cells = line
-    marks = {len(cells) - 3: result.better("auroc"), len(cells) - 1: result.better("aurc")}
-    shown = []
-    for place, cell in enumerate(cells):
-        value, bracket, bounds = cell.partition(" [")
-        style = {1: "better", -1: "worse"}.get(marks.get(place, 0), "")
-        shown.append({"value": value, "interval": bracket.strip() + bounds, "style": style})
-    return {"name": name, "ensemble": ensemble, "cells": shown}
 
 
 def _section(study: RejectionStudy, uncertainty: str, temperature: float) -> dict[str, Any]:
