@@ -303,7 +303,7 @@ def test_text():
     ("call", "error", "text"),
     [
         (lambda: diagnose_ensemble(table(m=1)), TableError,
-         r"needs at least 2 members; mine has 1\. One model cannot disagree with itself: add models, or run one model"),
+         r"members of mine must be a number, at least 2; got 1\. One cannot disagree with itself: add models, or run one"),
         (lambda: diagnose_ensemble(Table(logit=torch.zeros(3, 2)), of="views"), MissingColumnError,
          r"diagnose_ensemble\(of='views'\) needs column 'views_logit' or 'views'; table in memory has logit\. Extract"),
         (lambda: diagnose_ensemble(table(1)), TableError, r"table needs at least 2 rows; mine has 1"),
@@ -324,7 +324,7 @@ def test_text():
         (lambda: diagnose_ensemble({1: table()}), TableError,
          r"with 1: the number of models must be a number, at least 2; got 1"),
         (lambda: diagnose_ensemble({"a": table(), "b": table()}), TableError,
-         r"with 'a', 'b': the size of the models must be a number, above 0; got 'a'. Give"),
+         r"with 'a', 'b': the size of the models must be a number, above 0; got 'a'. Pass"),
         (lambda: diagnose_ensemble({0: table(), 1: table()}), TableError,
          r"the size of the models must be a number, above 0; got 0"),
         (lambda: diagnose_ensemble({1: table(), 2: table()}, ood=table()), TableError,

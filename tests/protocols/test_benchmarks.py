@@ -293,7 +293,9 @@ def test_class_split_counts_named_classes_without_images():
 
 def test_class_split_errors():
     images = open_images(np.zeros((2, 4, 4), np.uint8))
-    with pytest.raises(ImagesError, match="class_split needs labels; 'images in memory' has none"):
+    with pytest.raises(
+        ImagesError, match="class_split needs labels of at least two classes; 'images in memory' has none"
+    ):
         class_split(images)
     with pytest.raises(ValueRangeError, match="half must be one of first, second; got 'third'"):
         class_split(images, half="third")

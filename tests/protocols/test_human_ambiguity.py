@@ -11,13 +11,7 @@ from scipy.stats import entropy as scipy_entropy
 from dubito import metrics
 from dubito.data.labels import Votes, read_label_sets, read_votes
 from dubito.errors import ImagesError, MissingColumnError, TableError, ValueRangeError
-from dubito.protocols.human_ambiguity import (
-    ambiguous_images,
-    ambiguous_sets,
-    human_ambiguity,
-    vote_degree,
-    vote_entropy,
-)
+from dubito.protocols.human_ambiguity import ambiguous_images, human_ambiguity, vote_degree, vote_entropy
 from dubito.scores import Entropy, Margin, MaxProbability
 from dubito.table import Table
 
@@ -33,15 +27,12 @@ def table() -> Table:
 
 def test_sets():
     sets = [(970,), (970, 795), (), (3, 3)]
-    flags, keep = ambiguous_sets(sets)
-    assert (flags.tolist(), keep.tolist()) == ([False, True, True, False], [True] * 4)
-    flags, keep = ambiguous_sets(sets, none="drop")
-    assert (flags[keep].tolist(), keep.tolist()) == ([False, True, False], [True, True, False, True])
+    assert ambiguous_images(dict(enumerate(sets)), none="drop") == {0: False, 1: True, 3: False}  # by row
     by_image = dict(zip("abcd", sets, strict=True))
     assert ambiguous_images(by_image) == {"a": False, "b": True, "c": True, "d": False}
     assert ambiguous_images(by_image, none="drop") == {"a": False, "b": True, "d": False}
     with pytest.raises(ValueRangeError, match="none must be one of ambiguous, drop; got 'clear'"):
-        ambiguous_sets(sets, none="clear")
+        ambiguous_images(by_image, none="clear")
 
 
 def test_vote_entropy():

@@ -388,7 +388,7 @@ def _collapse(
         aleatoric=interval(means[:, 1]),
         levels=levels,
         decay=_fitted(mi, [level.size for level in levels], confidence, averaging),
-        largest=float(inside.epistemic.max()),
+        largest=float(inside.between[0].max()),
         ood=None if outside is None else outside.name,
         change=None if aurocs is None or len(levels) < 2 else interval(aurocs[0][:, -1] - aurocs[0][:, 0]),
         scores=inside.first,

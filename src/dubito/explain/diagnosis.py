@@ -257,11 +257,9 @@ def _fitted_density(
     if density is not None and density.is_fitted and train is None:
         return None, table, density, "what it was fitted on before"
     if train is None:
-        if len(table) < 4:
-            raise TableError(
-                f"{_BY}: without train, table is split in two halves and needs at least 4 rows; it has {len(table)}. "
-                f"Pass train, a table of training images."
-            )
+        halves = "It is split in two halves. Pass train, a table of training images."
+        what = "the number of rows of table, without train,"
+        check_number(len(table), "[4, inf)", by=_BY, what=what, hint=halves, error=TableError)
         order, half = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed)), len(table) // 2
         train, scored = (chosen_rows(table, rows.sort().values) for rows in (order[:half], order[half:]))
         name = f"half of {short_name(table, 'table')} ({half} rows drawn with seed {seed}), which is not scored"
@@ -299,26 +297,19 @@ def _notes(
 ) -> tuple[str, ...]:
     """Images on both sides cannot be separated, whatever the scores do; how much that can matter."""
     name, notes = short_name(table, "table"), []
-
-    def shared(one: Table, other: Table, called: str) -> tuple[float, str]:
+    harm, repair = "They draw AUROCs towards 50 %", "Leave them out."
+    overlaps = [(called, one, table, f"in {name}", harm, 2, repair) for called, one in ood.items()]
+    if train is not None:
+        harm, repair = "It knows them too well, so D is too high", "Fit it on other images."
+        overlaps.append((name, scored, train, "among those that the density was fitted on", harm, 1, repair))
+    for called, one, other, where, harm, part, repair in overlaps:
         same = len(shared_rows(one, other).here)
-        return same / len(one), f"{same} of {len(one)} images of {called} ({points(same / len(one))} %) are also "
-
-    for called, one in ood.items():
-        share, images = shared(one, table, called)
-        if share:
+        if share := same / len(one):
             notes.append(
-                f"{images}in {name}, by their features. They draw AUROCs towards 50 % by at most about "
-                f"{points(share / 2)} points. Leave them out."
+                f"{same} of {len(one)} images of {called} ({points(share)} %) are also {where}, by their features. "
+                f"{harm} by at most about {points(share / part)} points. {repair}"
             )
-    share, images = (0.0, "") if train is None else shared(scored, train, name)
-    if share:
-        notes.append(
-            f"{images}among those that the density was fitted on, by their features. It knows them too well, so D is "
-            f"too high by at most about {points(share)} points. Fit it on other images."
-        )
-    for note in notes:
-        warnings.warn(note, DubitoWarning, stacklevel=3)
+            warnings.warn(notes[-1], DubitoWarning, stacklevel=3)
     if train is None and density.learned:  # no warning: usually it is fine
         notes.append(
             f"The density was fitted before; whether on images of {name} cannot be checked. If it was, D is too high."

@@ -118,24 +118,32 @@ class Filtering(Result):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per quantity: median and central 90 % on either side, and the AUROC."""
-        aurocs = {"norm": self.norm_auroc, "max_cosine": self.max_cosine_auroc}
         return [
             {
                 "of": title,
                 "in_distribution": getattr(self.in_distribution, key).central,
                 "ood": getattr(self.ood, key).central,
-                "auroc": aurocs.get(key),
+                "auroc": getattr(self, f"{key}_auroc", None),
             }
             for key, title in _QUANTITIES.items()
         ]
 
     def findings(self) -> list[str]:
         """What the numbers mean."""
-        inside, ood = self.in_distribution, self.ood
-        return [
-            _finding(_STRENGTH, inside.norm, ood.norm, self.norm_auroc),
-            _finding(_COMBINATION, inside.max_cosine, ood.max_cosine, self.max_cosine_auroc),
-        ]
+        sentences = []
+        for key, (what, less, more, by) in {"norm": _STRENGTH, "max_cosine": _COMBINATION}.items():
+            inside, ood = (getattr(side, key).median for side in (self.in_distribution, self.ood))
+            value: Interval = getattr(self, f"{key}_auroc")
+            which, how = f"neither {less} nor {more}", f"no filtering by {by} is seen"
+            if value.low > 0.5:
+                which, how = less, f"the network filters them by {by}"
+            elif value.high < 0.5:
+                which, how = more, f"the network does not filter them by {by}"
+            sentences.append(
+                f"{what} of OOD images are {which}: median {ood:.3g} against {inside:.3g}; {how} "
+                f"(AUROC {value.value:.3f}, {value.low:.3f} to {value.high:.3f})."
+            )
+        return sentences
 
     def plot(self) -> list[Axes]:
         """Fig. 15: histograms of lengths, of all but the largest cosines, and of the largest cosines."""
@@ -218,19 +226,6 @@ def _read(unit: Float[Tensor, "c d"], table: Table) -> tuple[Tensor, Tensor, Dis
     quantiles, bars = dict(zip(QUANTILES, at.tolist(), strict=True)), counts.view(-1, _PER_BAR).sum(1)
     other = Distribution(total / float(running[-1]), low, high, quantiles, edges[::_PER_BAR].clone(), bars)
     return torch.cat(norm), torch.cat(largest), other
-
-
-def _finding(words: tuple[str, str, str, str], inside: Distribution, ood: Distribution, value: Interval) -> str:
-    """Which way the OOD images lie, by the interval."""
-    what, less, more, by = words
-    medians = f"median {ood.median:.3g} against {inside.median:.3g}"
-    if value.low > 0.5:
-        verdict = f"{what} of OOD images are {less}: {medians}; the network filters them by {by}"
-    elif value.high < 0.5:
-        verdict = f"{what} of OOD images are {more}: {medians}; the network does not filter them by {by}"
-    else:
-        verdict = f"{what} of OOD images are neither {less} nor {more}: {medians}; no filtering by {by} is seen"
-    return f"{verdict} (AUROC {value.value:.3f}, {value.low:.3f} to {value.high:.3f})."
 
 
 def _distributions(sides: Sequence[Float64[Tensor, "_"]]) -> list[Distribution]:

@@ -236,11 +236,10 @@ def _network(model: nn.Module | Classifier) -> tuple[nn.Module, str, Callable[[T
 def _patterns(draw: Int64[Tensor, "c k"], shape: tuple[int, ...], batch: int, seed: int) -> UInt8[Tensor, "c k ..."]:
     """The inputs behind the numbers, each batch made once more; zeros where there is none."""
     inputs = torch.zeros(*draw.shape, *shape, dtype=torch.uint8)
-    index = torch.where(draw >= 0, draw.div(batch, rounding_mode="floor"), -1)
-    for i in sorted(set(index.flatten().tolist())):
-        if i >= 0:
-            where = index == i
-            inputs[where] = binary_inputs(shape, batch, seed=seed, index=i)[draw[where] % batch]
+    index = draw.div(batch, rounding_mode="floor")
+    for i in index[draw >= 0].unique().tolist():
+        where = index == i
+        inputs[where] = binary_inputs(shape, batch, seed=seed, index=i)[draw[where] % batch]
     return inputs
 
 

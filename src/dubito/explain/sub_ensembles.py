@@ -17,7 +17,7 @@ from dubito.metrics import SUMMARY, balanced_auroc, decompose, partitioned, sub_
 from dubito.metrics.bootstrap import draw_rows
 from dubito.table import Table, settings_difference
 from dubito.types import finite
-from dubito.validate import check_rows
+from dubito.validate import check_number, check_rows
 
 BY = "diagnose_ensemble"
 _NEIGHBOURS = "neighbours, in their stored order"
@@ -36,7 +36,6 @@ class Partitioned(NamedTuple):
         total: H of the mean.
         aleatoric: The mean of the members' H.
         between: I[Y; K] by size: one or several partitions (n, r) each.
-        model_id: Which models made the table, in which order; None where that is not known.
         classes: The number of classes, where logits are there.
     """
 
@@ -47,13 +46,7 @@ class Partitioned(NamedTuple):
     total: Float64[Tensor, "n"]
     aleatoric: Float64[Tensor, "n"]
     between: tuple[Float64[Tensor, "n _"], ...]
-    model_id: str | None = None
     classes: int | None = None
-
-    @property
-    def epistemic(self) -> Float64[Tensor, "n"]:
-        """I[Y; M], of single members."""
-        return self.between[0][:, 0]
 
     @property
     def first(self) -> dict[int, Float64[Tensor, "n"]]:
@@ -85,7 +78,7 @@ def check_same(table: Table, ood: Table, of: str, inside: Partitioned, outside: 
         ("partitions", inside.order, outside.order),
         ("sub-ensembles", inside.partitions, outside.partitions),
         ("classes", inside.classes, outside.classes),
-        ("models, in the same order", inside.model_id, outside.model_id),
+        ("models, in the same order", table.model_id, ood.model_id),
     ):
         if None not in (mine, theirs) and mine != theirs:
             raise TableError(
@@ -144,7 +137,7 @@ def _from_logits(table: Table, of: str, name: str, partitions: int, seed: int) -
         parts.append([whole.total, whole.aleatoric, whole.epistemic[:, None], *between])
     total, aleatoric, *all_between = (torch.cat(values) for values in zip(*parts, strict=True))
     order = f"{partitions} random partitions of each size, averaged" if partitions else _NEIGHBOURS
-    return Partitioned(name, members, sizes, order, total, aleatoric, tuple(all_between), table.model_id, classes)
+    return Partitioned(name, members, sizes, order, total, aleatoric, tuple(all_between), classes)
 
 
 def _from_summary(table: Table, of: str, name: str) -> Partitioned:
@@ -163,13 +156,10 @@ def _from_summary(table: Table, of: str, name: str) -> Partitioned:
         between += tuple(column[:, None] for column in columns.unbind(1))
     else:
         sizes = sizes[:1]
-    return Partitioned(name, members, sizes, _NEIGHBOURS, field["total"], field["aleatoric"], between, table.model_id)
+    return Partitioned(name, members, sizes, _NEIGHBOURS, field["total"], field["aleatoric"], between)
 
 
 def _sizes(members: int, name: str) -> tuple[tuple[int, int], ...]:
-    if members < 2:
-        raise TableError(
-            f"{BY} needs at least 2 members; {name} has {members}. One model cannot disagree with itself: add models, "
-            f"or run one model several times (tiles, dropout, views, masks)."
-        )
+    alone = "One cannot disagree with itself: add models, or run one several times (tiles, dropout, views, masks)."
+    check_number(members, "[2, inf)", by=BY, what=f"the number of members of {name}", hint=alone, error=TableError)
     return sub_ensembles(members)

@@ -5,7 +5,6 @@ from dubito.protocols.corruption_curve import CorruptionCurves, corruption_curve
 from dubito.protocols.human_ambiguity import (
     HumanAmbiguity,
     ambiguous_images,
-    ambiguous_sets,
     human_ambiguity,
     vote_degree,
     vote_entropy,
@@ -19,7 +18,6 @@ __all__ = [
     "OodAurocByDataset",
     "Transfer",
     "ambiguous_images",
-    "ambiguous_sets",
     "class_split",
     "corruption_curve",
     "human_ambiguity",

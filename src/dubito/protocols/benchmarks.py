@@ -82,13 +82,12 @@ def class_split(images: Images, *, half: str = "second") -> Subset:
     """
     check_choice(half, ("first", "second"), by="class_split", what="half")
     labels = images.labels
-    if labels is None:
+    count = 0 if labels is None else int(labels.max()) + 1 if images.classes is None else len(images.classes)
+    if labels is None or count < 2:
         raise ImagesError(
-            f"class_split needs labels; '{images.name}' has none. Put its images into class folders, or pass labels=."
+            f"class_split needs labels of at least two classes; '{images.name}' has {count or 'none'}. Put its images "
+            f"into class folders, or pass labels=."
         )
-    count = int(labels.max()) + 1 if images.classes is None else len(images.classes)
-    if count < 2:
-        raise ImagesError(f"class_split needs at least two classes; '{images.name}' has {count}. Nothing can be split.")
     chosen = labels < count // 2 if half == "first" else labels >= count // 2
     return Subset(images, chosen.nonzero()[:, 0].tolist())
 

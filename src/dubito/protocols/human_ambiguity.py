@@ -9,13 +9,13 @@ an image without a label counts as ambiguous (0.7007; without those images 0.701
 label only have the degree 0, however divided they are; where nobody said yes or maybe to any label, there is none.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubito.data.labels import Votes, find_rows
@@ -29,27 +29,18 @@ from dubito.types import Score, finite
 from dubito.validate import check_choice, check_per_row
 
 
-def ambiguous_sets(
-    sets: Sequence[Collection[int]], none: str = "ambiguous"
-) -> tuple[Bool[Tensor, "n"], Bool[Tensor, "n"]]:
-    """Which images do not have exactly one label, and which images count.
+def ambiguous_images(sets: Mapping[Any, Collection[int]], none: str = "ambiguous") -> dict[Any, bool]:
+    """Whether each image has several labels or none, for `read_label_sets`.
 
     Args:
-        sets: The labels that people accept, one collection per image.
+        sets: By image, the labels that people accept.
         none: An image without any label is "ambiguous", as in the paper, or left out, "drop".
 
-    >>> [flags.tolist() for flags in ambiguous_sets([{3}, {3, 5}, set()], none="drop")]
-    [[False, True, True], [True, True, False]]
+    >>> ambiguous_images({"a": {3}, "b": {3, 5}, "c": set()}, none="drop")
+    {'a': False, 'b': True}
     """
-    check_choice(none, ("ambiguous", "drop"), by="ambiguous_sets", what="none")
-    sizes = torch.tensor([len(set(labels)) for labels in sets], dtype=torch.long)
-    return sizes != 1, (sizes > 0) | (none == "ambiguous")
-
-
-def ambiguous_images(sets: Mapping[str, Collection[int]], none: str = "ambiguous") -> dict[str, bool]:
-    """`ambiguous_sets` by image, for `read_label_sets`; images that do not count are left out."""
-    flags, keep = ambiguous_sets(list(sets.values()), none)
-    return {name: flag for name, flag, kept in zip(sets, flags.tolist(), keep.tolist(), strict=True) if kept}
+    check_choice(none, ("ambiguous", "drop"), by="ambiguous_images", what="none")
+    return {name: len(set(labels)) != 1 for name, labels in sets.items() if labels or none == "ambiguous"}
 
 
 def vote_entropy(counts: Array) -> Float[Tensor, "n"]:
@@ -88,7 +79,7 @@ def human_ambiguity(
     resamples: int = 1000,
     seed: int = 0,
 ) -> "HumanAmbiguity":
-    """Every score, and the classifier's own max-probability and entropy, against what people said.
+    """Every score, and the classifier's own max-probability and entropy, against people's annotations.
 
     Args:
         scores: Fitted scores, or arrays (n,) with the uncertainties of the table's rows, by name.
@@ -102,7 +93,7 @@ def human_ambiguity(
     """
     if ambiguous is None and degree is None:
         raise TableError(
-            "human_ambiguity needs ambiguous= or degree=; got neither. Pass what people said, by image or by row."
+            "human_ambiguity needs ambiguous= or degree=; got neither. Pass annotations by image or by row."
         )
     values = uncertainties(scores, table, by="human_ambiguity", baselines=(Entropy.name, MaxProbability.name))
     bootstrap = partial(interval, confidence=confidence, resamples=resamples, seed=seed)
@@ -144,7 +135,7 @@ class HumanAmbiguity(Result):
     titles: ClassVar[Mapping[str, str]] = {"auroc": "AUROC", "spearman": "Spearman"}
 
     def title(self) -> str:
-        """The table and what people said about it."""
+        """The table and its annotations."""
         parts = [f"{self.ambiguous} of {self.annotated} images ambiguous"] if self.auroc else []
         parts += [f"{self.graded} images with a degree"] if self.spearman else []
         return f"{self.name}: {', '.join(parts)}"

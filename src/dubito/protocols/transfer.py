@@ -191,9 +191,7 @@ def ood_auroc_by_dataset(
     """
     check_fitted_scores(scores, by="ood_auroc_by_dataset")
     if not ood:
-        raise TableError(
-            "ood_auroc_by_dataset needs at least one OOD table; got none. Pass some by name: {'cub200': table}."
-        )
+        raise TableError("ood_auroc_by_dataset needs at least one OOD table; got none. Pass {'cub200': table, ...}.")
     bootstrap = partial(interval, auroc, confidence=confidence, resamples=resamples, seed=seed)
     u_id = uncertainties(scores, in_distribution, by=f"ood_auroc_by_dataset ({in_distribution.name})")
     u_ood = {name: uncertainties(scores, table, by=f"ood_auroc_by_dataset ({name})") for name, table in ood.items()}
