@@ -68,8 +68,8 @@ def test_text_becomes_the_declared_type(name, text, value):
         ("kind", "diagonal", r"demo: kind must be one of full, tied; got 'diagonal'\."),
         ("several", "few", r"demo: several must be a whole number or none; got 'few'\."),
         ("pair", "0.5", r"demo: pair must be 2 items separated by commas, each a number; got '0.5'\."),
-        ("kinds", "full", r"demo has no setting 'kinds'; it has number, share, .*\. Did you mean kind\?"),
-        ("learned", "1", r"demo has no setting 'learned'"),
+        ("kinds", "full", r"demo: a setting must be one of number, share, .*; got 'kinds'\. Did you mean kind\?"),
+        ("learned", "1", r"demo: a setting must be one of .*; got 'learned'"),
     ],
 )
 def test_text_that_is_not_of_the_type_is_refused(name, text, message):

@@ -119,16 +119,28 @@ class Result:
         return "\n".join([facts, *aligned(self.lines()), *self._sentences()])
 
     def __rich__(self) -> "RenderableType":
-        from rich.console import Group  # noqa: PLC0415 (only to print)
+        from rich.box import SIMPLE_HEAD  # noqa: PLC0415 (only to print)
+        from rich.console import Group  # noqa: PLC0415
+        from rich.table import Column, Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        parts: list[RenderableType] = [fact_list(self.title(), self.facts())]
-        if lines := self.lines():
-            # A value above its interval: eight metrics side by side fit a terminal.
-            body = [[text.replace(" [", "\n[") for text in line] for line in lines[1:]]
-            columns = [[one.get(key) for one in self.records()] for key in self.columns or _keys(self.records())]
-            numbers = len(list(takewhile(lambda values: all(map(_is_number, values)), reversed(columns))))
-            parts.append(grid(lines[0], body, numbers=numbers))
+        facts = Table(Column(style="dim"), Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
+        for name, text in self.facts().items():
+            facts.add_row(Text(name), Text(text))
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        header, *rows = self.lines() or [[]]
+        columns = [[one.get(key) for one in self.records()] for key in self.columns or _keys(self.records())]
+        numbers = len(list(takewhile(lambda values: all(map(_is_number, values)), reversed(columns))))
+        for place, name in enumerate(header):
+            longest = max(len(row[place]) for row in rows)
+            if place >= len(header) - numbers:
+                table.add_column(name, justify="right", overflow="fold", no_wrap=True)
+            else:
+                table.add_column(name, overflow="fold", min_width=min(_LEGIBLE, longest))
+        for row in rows:  # a value above its interval: eight metrics side by side fit a terminal
+            table.add_row(*(Text(text.replace(" [", "\n[")) for text in row))
+        parts: list[RenderableType] = [Text(self.title(), style="bold")]
+        parts += [part for part in (facts, table) if part.row_count]
         return Group(*parts, *(Text(sentence) for sentence in self._sentences()))
 
     def _repr_html_(self) -> str:
@@ -185,38 +197,6 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells as lines of text, every column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-
-
-def grid(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> "RenderableType":
-    """A rich table; the last `numbers` columns stand to the right."""
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 (only to print)
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for place, name in enumerate(header):
-        longest = max((len(row[place]) for row in rows), default=0)
-        if place >= len(header) - numbers:
-            table.add_column(name, justify="right", overflow="fold", no_wrap=True)
-        else:
-            table.add_column(name, overflow="fold", min_width=min(_LEGIBLE, longest))
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def fact_list(title: str, pairs: Mapping[str, str]) -> "RenderableType":
-    """A bold title and a few named facts below it, for rich."""
-    from rich.console import Group  # noqa: PLC0415 (only to print)
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in pairs.items():
-        table.add_row(Text(name), Text(value))
-    return Group(Text(title, style="bold"), table) if pairs else Text(title, style="bold")
 
 
 def axes(ax: Axes | None = None, *, size: tuple[float, float] = (5, 4)) -> Axes:

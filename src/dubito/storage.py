@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,19 +38,8 @@ if TYPE_CHECKING:
 Loaded = TypeVar("Loaded")
 UNFINISHED = ".part"
 LOCK = ".lock"
-_UNREADABLE = (
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SafetensorError,
-    TypeError,
-    ValueError,
-    csv.Error,
-    struct.error,
-    DubitoError,
-)
+_DAMAGED = (SafetensorError, DubitoError, csv.Error, struct.error, zlib.error, zipfile.BadZipFile)
+_UNREADABLE = (AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, *_DAMAGED)
 """What reading files that are not as they were written may raise."""
 _BYTES = 1 << 22
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -116,9 +106,8 @@ def locked(
         lock = FileLock(folder / LOCK, timeout=0)
         lock.acquire()
     except Timeout as error:
-        raise busy(
-            f"another process is writing into '{folder}'. Wait until it has ended, or choose another folder."
-        ) from error
+        repair = "Wait until it has ended, or choose another folder."
+        raise busy(f"another process is writing into '{folder}'. {repair}") from error
     except OSError as error:
         raise refused(f"the folder '{folder}' cannot be written ({error.strerror}). Choose another one.") from error
     try:
@@ -138,9 +127,8 @@ def writing(what: str, folder: Path) -> Iterator[None]:
                 f"no space left for {what} in '{folder}'. What is in memory is safe, and so is what was saved there "
                 f"before: free some space and save again."
             ) from error
-        raise ArtefactError(
-            f"{what} cannot be saved in '{folder}' ({error.strerror or error}). Choose another place."
-        ) from error
+        reason = error.strerror or error
+        raise ArtefactError(f"{what} cannot be saved in '{folder}' ({reason}). Choose another place.") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], notes: Mapping[str, Any]) -> None:
@@ -149,7 +137,8 @@ def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], notes: Mapping[st
 
     whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     # One entry of metadata: several have no fixed order.
-    text = json.dumps({**notes, "digest": _digest_with(notes, whole)}, sort_keys=True)
+    digest = _digest(notes, f"\n{tensors_digest(whole)}")
+    text = json.dumps({**notes, "digest": digest}, sort_keys=True)
     write_file(path, save(whole, {"notes": text}))
 
 
@@ -158,7 +147,7 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     with safe_open(path, framework="pt") as file:
         notes: dict[str, Any] = json.loads(file.metadata()["notes"])
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
-    if notes.pop("digest") != _digest_with(notes, tensors):
+    if notes.pop("digest") != _digest(notes, f"\n{tensors_digest(tensors)}"):
         raise ValueError("its checksum does not match")
     return tensors, notes
 
@@ -235,24 +224,17 @@ class SavedFolder:
 
     def read(self, folder: Path) -> dict[str, Any]:
         """The description, its format and seal checked."""
-        path = folder / self.description
+        path, name = folder / self.description, self.description
         if not path.is_file():
-            raise ArtefactError(
-                f"no {self.kind} in '{folder}': {self.description} is not there. Save one with {self.how}."
-            )
-        with reading(f"{self.kind} in '{folder}'", "Copy it again."):
+            raise ArtefactError(f"no {self.kind} in '{folder}': {name} is not there. Save one with {self.how}.")
+        repair = f"Copy the whole folder again, make the {self.kind} again, or update dubito."
+        with reading(f"the {self.kind} in '{folder}'", repair):
             entries: Any = json.loads(path.read_text(encoding="utf-8"))
-        written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
-        if written != self.format:
-            raise ArtefactError(
-                f"{self.kind} in '{folder}' must be of format {self.format}; got {written}. Update dubito, or make the "
-                f"{self.kind} again."
-            )
-        if entries.get("digest") != _sealed(entries)["digest"]:
-            raise ArtefactError(
-                f"{self.kind} in '{folder}': {self.description} was changed after it was written. Copy the whole "
-                f"folder again, or make the {self.kind} again."
-            )
+            written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
+            if written != self.format:
+                raise ValueError(f"{name} must be of format {self.format}; got {written}")
+            if entries.get("digest") != _sealed(entries)["digest"]:
+                raise ValueError(f"{name} was changed after it was written")
         return dict(entries)
 
     def load(self, folder: Path, read: Callable[[dict[str, Any]], Loaded]) -> Loaded:
@@ -358,15 +340,11 @@ def encode(text: str) -> bytes:
 def _sealed(described: Mapping[str, Any]) -> dict[str, Any]:
     """With the hash of everything that it says."""
     entries = {key: value for key, value in described.items() if key != "digest"}
-    return {**entries, "digest": _digest(json.dumps(entries, sort_keys=True).encode())}
+    return {**entries, "digest": _digest(entries)}
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _digest_with(notes: Mapping[str, Any], tensors: "Mapping[str, Tensor]") -> str:
-    return _digest(f"{json.dumps(notes, sort_keys=True)}\n{tensors_digest(tensors)}".encode())
+def _digest(entries: Mapping[str, Any], tensors: str = "") -> str:
+    return hashlib.blake2b((json.dumps(entries, sort_keys=True) + tensors).encode(), digest_size=16).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:

@@ -162,7 +162,7 @@ class BaseProbe(Protocol):
         mixed: tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n"]] | None = None,
         feature: Float[Tensor, "n d"] | None = None,
     ) -> Mapping[str, Tensor]:
-        """As of any probe; with `feature`, which a SharingProbe has computed, it makes no pass of its own.
+        """As of any probe, but without a pass where a SharingProbe has computed `feature`.
 
         Of images that are mixed from two, `mixed` is the other one's target and the weight of the first.
         """
@@ -180,11 +180,10 @@ class NotingProbe(Protocol):
 
 
 class Score(ABC):
-    """An uncertainty from columns alone: settings in the constructor, learned attributes end in `_`.
+    """An uncertainty from columns alone: a dataclass of its settings; learned attributes end in `_`.
 
-    Subclasses are dataclasses of their settings. They name the columns they read (`needs`), those they learn from
-    (`learns_from`) and the attributes that `fit` sets (`learned`), and implement `score_batch` (and `learn`, if they
-    learn). `provenance_` is that of the table that the score was fitted on.
+    Subclasses name the columns they read (`needs`), those they learn from (`learns_from`) and the attributes that `fit`
+    sets (`learned`), and implement `score_batch` (and `learn`). `provenance_` is that of the table it was fitted on.
     """
 
     name: str
@@ -258,8 +257,7 @@ class Score(ABC):
 
     def check_fitted(self) -> None:
         """Raise NotFittedError while a learned attribute is missing."""
-        missing = [name for name in self.learned if not hasattr(self, name)]
-        if missing:
+        if missing := [name for name in self.learned if not hasattr(self, name)]:
             raise NotFittedError(
                 f"{self.name}.score was called before fit (no {', '.join(missing)}). "
                 f"Call fit(table) first, with a table that has {', '.join(self.learns_from)}."
@@ -270,10 +268,7 @@ TaskLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def depth_weight(place: int, of: int, beta: float) -> float:
-    """exp(beta ((place + 1) / of - 1)): the weight of a layer by its depth, 1 for the last one; place counts from 0.
-
-    A probe leaves layers out by it, and a score weighs them by it.
-    """
+    """exp(beta ((place + 1) / of - 1)): the weight of a layer by its depth, 1 for the last one; place counts from 0."""
     return math.exp(beta * ((place + 1) / of - 1))
 
 
@@ -285,9 +280,6 @@ def finite(
     """The values unchanged; ValueRangeError for NaN or infinity, which have no rank."""
     bad = ~torch.isfinite(values)
     if bad.any():
-        first = int(bad.flatten().nonzero()[0, 0])
-        raise ValueRangeError(
-            f"{what}: {int(bad.sum())} of {values.numel()} values are NaN or infinite, the first at position {first}. "
-            + repair
-        )
+        count, first = f"{int(bad.sum())} of {values.numel()}", int(bad.flatten().nonzero()[0, 0])
+        raise ValueRangeError(f"{what}: {count} values are NaN or infinite, the first at position {first}. {repair}")
     return values

@@ -24,7 +24,12 @@ from dubito.table.provenance import check_provenance
 
 SHARED = 0.01
 """A few images may be the same by chance, in any large collection."""
-_SWITCH = MappingProxyType({"true": True, "false": False, "yes": True, "no": False})
+_WORDS: dict[Any, dict[str, Any]] = {
+    bool: {"true": True, "false": False, "yes": True, "no": False},
+    type(None): {"none": None},
+}
+"""The texts that stand for the values of types with few of them."""
+_SPOKEN: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", type(None): "none"}
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.4, or_first: bool = True) -> list[str]:
@@ -44,13 +49,9 @@ def check_choice(value: Any, known: Collection[str], *, by: str, what: str) -> N
     Traceback (most recent call last):
     dubito.errors.ValueRangeError: evaluate: score must be one of entropy, margin; got 'entropi'. Did you mean entropy?
     """
-    if value in known:
-        return
-    near = nearest(str(value), known, most=1, or_first=False)
-    raise ValueRangeError(
-        f"{by}: {what} must be one of {', '.join(known)}; got {value!r}."
-        + (f" Did you mean {near[0]}?" if near else "")
-    )
+    if value not in known:
+        near = "".join(f" Did you mean {one}?" for one in nearest(str(value), known, most=1, or_first=False))
+        raise ValueRangeError(f"{by}: {what} must be one of {', '.join(known) or 'none'}; got {value!r}.{near}")
 
 
 def check_number(
@@ -95,7 +96,7 @@ def check_per_row(values: Any, table: Table, *, by: str, what: str) -> None:
     if tuple(values.shape) != (len(table),):
         raise TableError(
             f"{by}: {what} must have one value per row of {table.name}, ({len(table)},); got {tuple(values.shape)}. "
-            f"Give one for each of the same images, in their order."
+            f"Pass one for each of the same images, in their order."
         )
 
 
@@ -142,8 +143,7 @@ def settings_from_text(
 ) -> dict[str, Any]:
     """Settings of a dataclass from text, each converted to the type that its field declares.
 
-    Understood are int, float, bool, str, Literal, tuples and lists (items separated by commas), unions, and "none"
-    where None is allowed.
+    Understood are int, float, bool, str, Literal, None, unions, and tuples and lists, with items separated by commas.
 
     Args:
         cls: The dataclass, or by name the type annotations of the settings.
@@ -159,19 +159,11 @@ def settings_from_text(
     ...     batch: int | None = None
     >>> settings_from_text(Settings, {"loss": "l2", "betas": "0.9,0.999", "batch": "none"}, by="recipe")
     {'loss': 'l2', 'betas': (0.9, 0.999), 'batch': None}
-    >>> settings_from_text(Settings, {"batch": "many"}, by="recipe")
-    Traceback (most recent call last):
-    dubito.errors.ValueRangeError: recipe: batch must be a whole number or none; got 'many'.
     """
     kinds = dict(cls) if isinstance(cls, Mapping) else setting_types(cls)
     values = {}
     for name, text in texts.items():
-        if name not in kinds:
-            near = nearest(name, kinds, most=1, cutoff=0.6, or_first=False)
-            raise ValueRangeError(
-                f"{by} has no setting '{name}'; it has {', '.join(kinds) or 'none'}."
-                + (f" Did you mean {near[0]}?" if near else "")
-            )
+        check_choice(name, kinds, by=by, what="a setting")
         try:
             values[name] = _from_text(text, kinds[name], parsers)
         except ValueError as error:
@@ -252,7 +244,7 @@ def check_model_labels(table: Table, *, by: str) -> None:
     if not has_model_labels(table):
         raise TableError(
             f"{by} needs labels of the model's own classes; those of {table.name} are another set's. "
-            f"Give images of the classes that the model was trained for."
+            f"Pass images of the classes that the model was trained for."
         )
 
 
@@ -269,6 +261,7 @@ def _overlap(table: Table, other: Table, *, by: str, what: str, harm: str, allow
 def _from_text(text: str, kind: Any, parsers: Mapping[Any, Callable[[str], Any]]) -> Any:
     """One value; ValueError where the text is none of that type."""
     origin, inner = get_origin(kind), get_args(kind)
+    words = {str(word).lower(): word for word in inner} if origin is Literal else _WORDS.get(kind, {})
     if kind in parsers:
         return parsers[kind](text)
     if origin in (Union, types.UnionType):
@@ -281,19 +274,11 @@ def _from_text(text: str, kind: Any, parsers: Mapping[Any, Callable[[str], Any]]
         each = inner if origin is tuple and inner[-1] is not Ellipsis else inner[:1] * len(items)
         made = [_from_text(item, one, parsers) for item, one in zip(items, each, strict=True)]
         return made if origin is list else tuple(made)
-    elif words := _words(kind):
-        if text.lower() in words:
-            return words[text.lower()]
-    elif kind is Any or isinstance(kind, type):
+    elif text.lower() in words:
+        return words[text.lower()]
+    elif not words and (kind is Any or isinstance(kind, type)):
         return text if kind is Any else kind(text)
     raise ValueError(text)
-
-
-def _words(kind: Any) -> Mapping[str, Any]:
-    """The texts that stand for the values of a type with few of them; empty for any other type."""
-    if kind is type(None):
-        return {"none": None}
-    return _SWITCH if kind is bool else {str(w).lower(): w for w in get_args(kind) if get_origin(kind) is Literal}
 
 
 def describe_type(kind: Any) -> str:
@@ -310,7 +295,6 @@ def describe_type(kind: Any) -> str:
     if origin in (tuple, list, Sequence):
         many = "some items" if origin is not tuple or inner[-1] is Ellipsis else f"{len(inner)} items"
         return f"{many} separated by commas, each {describe_type(inner[0])}"
-    names = {int: "a whole number", float: "a number", str: "text", type(None): "none"}
-    if kind not in names and (words := _words(kind)):
-        return f"one of {', '.join(words)}"
-    return names.get(kind) or str(getattr(kind, "__name__", kind))
+    if origin is Literal or kind is bool:
+        return f"one of {', '.join(_WORDS.get(kind) or (str(word).lower() for word in inner))}"
+    return _SPOKEN.get(kind) or str(getattr(kind, "__name__", kind))

@@ -141,7 +141,7 @@ def test_augmented_epochs(run: Run, images: Path, weights: Path, tmp_path: Path)
             "strong=fog",
             "--augment: strong must be one of augmix, cutmix, mixup, blur, crop, box, noise or none; got 'fog'",
         ),
-        ("stronk=box", "--augment has no setting 'stronk'; it has scale, ratio, flip"),
+        ("stronk=box", "--augment: a setting must be one of scale, ratio, flip"),
         ("stronk=box", "Did you mean strong?"),
         ("box", "Invalid value for '--augment': expected KEY=VALUE, with commas between several; got 'box'."),
     ):
@@ -191,7 +191,7 @@ def test_errors(run: Run, images: Path, cache: Path, tmp_path: Path) -> None:
     )
     assert "Did you mean 'timm:resnet50'?" in sentence("resnet50", images, kind="ModelError")
     assert "weights: no file 'w.pth'" in sentence(MODEL, images, "--weights", "w.pth", kind="CheckpointError")
-    assert "labels file 'l.csv'" in sentence(MODEL, images, *none, "--labels", "l.csv", kind="ImagesError")
+    assert "CSV file 'l.csv' cannot be read" in sentence(MODEL, images, *none, "--labels", "l.csv", kind="ImagesError")
     assert "device" in sentence(MODEL, images, *none, "--device", "abacus", kind="ModelError")
     stale = run("extract", MODEL, images, "--to", cache, *none, "--workers", 0, "--json")
     assert (stale.code, stale.json["kind"]) == (1, "StaleCacheError")
@@ -290,7 +290,7 @@ def test_mistakes_in_probes(run: Run, images: Path, weights: Path, tmp_path: Pat
         ("tils", "got 'tils'. Did you mean tiles?"),
         (
             "tiles:grid=2",
-            "--probe tiles has no setting 'grid'; it has grids, keep, temperature, dtype.",
+            "--probe tiles: a setting must be one of grids, keep, temperature, dtype; got 'grid'.",
         ),
         ("tiles:grids=2;3", "--probe tiles: grids must be some items separated by commas, each a whole number or none"),
         ("tiles:keep=all", "--probe tiles: keep must be one of summary, logits; got 'all'."),

@@ -155,7 +155,7 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
         cache, "--train", labelled, "-s", "neighbours", "--set", "neighbours.k=13"
     )
     for setting, message in {
-        "scaled_entropy.warmth=1": "--set: scaled_entropy has no setting 'warmth'; it has scale.",
+        "scaled_entropy.warmth=1": "--set: scaled_entropy: a setting must be one of scale; got 'warmth'.",
         "scaled_entropy.scale=hot": "--set: scaled_entropy: scale must be a number; got 'hot'.",
         "density.space=x": "--set: density: space must be one of z, log; got 'x'.",
         "mahalanobis.relative=maybe": "--set: mahalanobis: relative must be one of true, false, yes, no; got 'maybe'.",

@@ -383,8 +383,8 @@ def test_a_part_s_digest_depends_on_what_its_rows_are_made_of():
 
 
 def test_ready_inputs_cannot_be_augmented():
-    message = r"augmentation needs images; {} is a model input already.*Give files or uint8 pixels as images"
-    with pytest.raises(ImagesError, match=message.format("images in memory")):
+    message = r"augmentation needs images; {} is a model input already.*Pass files or uint8 pixels as images"
+    with pytest.raises(ImagesError, match=message.format("'000000' of images in memory")):
         Augmented(open_images(torch.zeros(2, 3, 4, 4)), 2, Augment())
     items = Augmented(open_images(TensorDataset(torch.zeros(2, 3, 4, 4))), 2, Augment())
     with pytest.raises(ImagesError, match=message.format("'000001' of data set TensorDataset")):

@@ -190,5 +190,5 @@ def test_errors(images):
     with pytest.raises(ValueRangeError, match=r"severity must be a whole number in \[0, 5\]"):
         Corrupted(images, "blur", 6)
     ready = Corrupted(open_images(torch.zeros(2, 3, 8, 8)), "blur", 1)
-    with pytest.raises(ImagesError, match="must be RGB images to be corrupted; '000001' is a model input"):
+    with pytest.raises(ImagesError, match="corruption needs images; '000001' of images in memory is a model input"):
         ready.read(1)

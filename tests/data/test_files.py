@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_listed(folder, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ImagesError, match=r"must be readable; listing it gave: .* Permission denied: '.*cat'\. Repair"):
+    with pytest.raises(ImagesError, match=r"cannot be read \(.* Permission denied: '.*cat'\)\. Repair"):
         open_folder(root)
 
 

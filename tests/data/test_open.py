@@ -7,7 +7,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
-from dubito.data import ArchiveImages, ArrayImages, DatasetImages, FileImages, Labelled, Subset, open_images
+from dubito.data import ArrayImages, FileImages, Labelled, Subset, open_images
+from dubito.data.dataset import DatasetImages
+from dubito.data.files import ArchiveImages
 from dubito.errors import ImagesError
 from dubito.types import Images
 
@@ -163,7 +165,7 @@ def test_other_files(folder):
 
 
 def test_empty_text():
-    with pytest.raises(ImagesError, match=r"images must be a folder or file; got an empty text\. Give its path"):
+    with pytest.raises(ImagesError, match=r"images must be a folder or file; got an empty text\. Pass its path"):
         open_images("")
 
 
@@ -175,7 +177,7 @@ class Stream(IterableDataset[Tensor]):
 def test_iterable_dataset():
     with pytest.raises(
         ImagesError,
-        match=r"must be readable in any order; got Stream, an IterableDataset, which is read .* Give a map-style",
+        match=r"must be readable in any order; got Stream, an IterableDataset, which is read .* Pass a map-style",
     ):
         open_images(Stream())
 

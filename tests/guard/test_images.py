@@ -102,8 +102,8 @@ def test_a_guard_of_tiles_asks_the_tiles(model: WrappedClassifier, tmp_path: Pat
     ("shape", "message"),
     [
         ((3, 8, 8), r"shape \(3, 8, 8\) may be one picture with channels first, or three grey ones"),
-        ((8, 8, 4), r"\(1, 8, 8, 4\)\. Give images\[..., :3\]"),
-        ((8, 8, 1), r"\(1, 8, 8, 1\)\. Give images\[..., 0\]"),
+        ((8, 8, 4), r"\(1, 8, 8, 4\)\. Pass images\[..., :3\]"),
+        ((8, 8, 1), r"\(1, 8, 8, 1\)\. Pass images\[..., 0\]"),
     ],
 )
 def test_a_picture_with_other_channels_is_no_stack_of_grey_ones(shape: tuple[int, ...], message: str) -> None:

@@ -282,7 +282,7 @@ def test_a_class_or_a_number_is_no_model(write):
     write(WRAPPED + "\nsize = 3")
     assert said("python:my_models.py:Net") == (
         "load: 'Net' of 'my_models.py' must be an nn.Module or a function that makes one; got a class. Write "
-        "`def make(): return ...` there, and give that name."
+        "`def make(): return ...` there, and pass that name."
     )
     assert said("python:my_models.py:size").startswith(
         "load: 'size' of 'my_models.py' must be an nn.Module or a function that makes one; got int."
@@ -333,10 +333,10 @@ def test_a_function_that_raises(write):
 @pytest.mark.parametrize(
     ("signature", "options", "told"),
     [
-        ("depth, width", {}, "no arguments (missing a required argument: 'depth'). It takes depth, width: give"),
+        ("depth, width", {}, "no arguments (missing a required argument: 'depth'). It takes depth, width: pass"),
         ("depth, width=3, **more", {"width": 2}, "width (missing a required argument: 'depth'). It takes depth, width"),
         ("depth, /", {"depth": 2}, "depth ("),
-        ("depth=3", {"colour": 2}, "colour (got an unexpected keyword argument 'colour'). It takes depth: give"),
+        ("depth=3", {"colour": 2}, "colour (got an unexpected keyword argument 'colour'). It takes depth: pass"),
     ],
 )
 def test_arguments(write, signature, options, told):
@@ -355,19 +355,19 @@ def test_a_module_that_stands_takes_no_options(write):
     write(NET + "\nnet = make()")
     assert said("python:my_models.py:net", hidden=3) == (
         "load: 'net' of 'my_models.py' is a module that is made already; got hidden as well. Leave options out, or "
-        "give a function that takes them."
+        "name a function that takes them."
     )
 
 
 @pytest.mark.parametrize(
     ("result", "told"),
     [
-        ("None", "NoneType. End it with `return model`: dubito.wrap(model, transform=..., classes=...) adds "),
-        ("(net, 'words')", "tuple. End it with `return model`: dubito.wrap(model, transform=..., "),
-        ("net.state_dict()", "OrderedDict. End it with `return model`"),
-        ("nn.Linear", "the class Linear. End it with `return model`"),
-        ("3", "int. End it"),
-        ("{}", "dict. End it"),
+        ("None", "NoneType. End it with `return model`."),
+        ("(net, 'words')", "tuple. Return the module alone; dubito.wrap(module, transform=..., classes=...) adds"),
+        ("net.state_dict()", "OrderedDict. Return the module; weights=PATH loads tensors from a file."),
+        ("nn.Linear", "the class Linear. Call the class"),
+        ("3", "int. Return the module itself."),
+        ("{}", "dict. Return the module; weights="),
     ],
 )
 def test_something_else_comes_back(write, result, told):

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dubito.errors import ModelError
 from dubito.models import wrap
-from dubito.models.head import Call, with_own_rows
+from dubito.models.head import Call
 
 from .conftest import X
 
@@ -63,11 +63,11 @@ def test_a_hidden_layer_gives_images_what_they_get_alone(role):
     weight = torch.randn(5, 6) if role == "linear" else torch.randn(5, 6, 1, 1)
     source = torch.cat([X, torch.randn(9, 6)]).view(13, 6, *weight.shape[2:])
     rounded = layer(source, weight) + 1e-6  # stands for a longer product that rounds otherwise
-    found = with_own_rows(Call(0, role, source, rounded, weight=weight), 4)
+    found = Call(0, role, source, rounded, weight=weight).with_own_rows(4)
     assert torch.equal(found[:4], layer(source[:4], weight))
     assert torch.equal(found[4:], rounded[4:])
     alone = Call(0, role, source[:4], rounded[:4], weight=weight)
-    assert with_own_rows(alone, 4) is alone.output
+    assert alone.with_own_rows(4) is alone.output
 
 
 def test_what_follows_the_pool_may_refuse_more_rows_than_images():

@@ -100,7 +100,7 @@ def test_a_hub_out_of_reach(name, capfd):
     with pytest.raises(ModelError) as error:
         dubito.load(name)
     assert f"load: the pretrained weights of '{name}' could not be fetched (" in str(error.value)
-    assert str(error.value).endswith("Give weights=PATH to a local file, or weights=None for random weights.")
+    assert str(error.value).endswith("Pass weights=PATH of a local file, or weights=None for random weights.")
 
 
 @pytest.mark.usefixtures("no_network")
@@ -218,7 +218,7 @@ def test_transformers_without_a_trained_head_are_refused(tmp_path):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(ModelError, match=r"load: no folder '.*gone'\. Give a folder with config\.json"):
+    with pytest.raises(ModelError, match=r"load: no folder '.*gone'\. Name one with config\.json"):
         dubito.load(f"hf:{tmp_path / 'gone'}")
 
 
@@ -227,9 +227,7 @@ def test_transformers_not_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "dubito.models.from_hf", raising=False)
     with pytest.raises(MissingPackageError) as error:
         dubito.load("hf:google/vit-base-patch16-224")
-    assert str(error.value) == (
-        "load: 'hf:' models need the package transformers. Install it: pip install \"dubito[hf]\""
-    )
+    assert str(error.value) == ("load: 'hf:' models need transformers. Install it: pip install \"dubito[hf]\"")
 
 
 def test_real_weights_know_a_cat():

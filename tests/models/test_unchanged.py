@@ -98,6 +98,8 @@ def test_what_is_no_module():
         ModelError, match=r"wrap: module must be a torch\.nn\.Module; got str\. For a name, use dubito\.load\."
     ):
         inspect.unwrap(wrap)("timm:test_vit")  # the type check of the tests would come first
+    with pytest.raises(ModelError, match=r"got OrderedDict\. Load that state dict into its module\."):
+        inspect.unwrap(wrap)(Mlp().state_dict())
 
 
 def test_names():

@@ -72,7 +72,7 @@ def test_a_prefix_that_only_some_keys_have_is_a_name(tmp_path):
 
 def test_a_missing_file(tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"weights: no file '.*gone\.pth'\. Give the path of a \.safetensors or PyTorch"
+        CheckpointError, match=r"weights: no file '.*gone\.pth'\. Pass the path of a \.safetensors or PyTorch"
     ):
         read_weights(tmp_path / "gone.pth")
     with pytest.raises(CheckpointError, match="weights: no file"):
@@ -89,7 +89,7 @@ def test_a_file_cut_short_anywhere(tmp_path, ending, zipped):
     content = path.read_bytes()
     for length in (0, 1, 7, 60, 300, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"weights: '.*' (is not a|holds Python objects)"):
+        with pytest.raises(CheckpointError, match=r"weights: '.*' (is not a|is no PyTorch|holds Python objects)"):
             read_weights(path)
 
 
@@ -97,7 +97,7 @@ def test_a_file_cut_short_anywhere(tmp_path, ending, zipped):
 def test_a_file_of_something_else(tmp_path, content):
     (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=r"w\.pth' is not a PyTorch file\. Give one of torch\.save, or a \.safetensors"
+        CheckpointError, match=r"w\.pth' is no PyTorch file\. Pass one of torch\.save, or a \.safetensors"
     ):
         read_weights(tmp_path / "w.pth")
     (tmp_path / "w.safetensors").write_bytes(content)
@@ -177,7 +177,7 @@ def test_a_file_without_named_tensors(tmp_path, content, what):
         read_weights(tmp_path / "w.pth")
     assert str(error.value) == (
         f"weights: '{tmp_path / 'w.pth'}' must hold tensors by name; got {what}. "
-        "Save model.state_dict() and give that file."
+        "Save model.state_dict() and pass that file."
     )
 
 

@@ -163,7 +163,7 @@ def test_classes_are_counted():
     assert wrap(Mlp(), classes=3).classes is None
     for classes in (4, ["a", "b", "c", "d"]):
         with pytest.raises(
-            ModelError, match=r"Mlp: classes says 4, the module gives 3 outputs\. Give one name per output, in order\."
+            ModelError, match=r"Mlp: classes says 4, the module gives 3 outputs\. Pass one name per output, in order\."
         ):
             wrap(Mlp(), classes=classes).features(X)
 
@@ -180,7 +180,7 @@ def test_features_of_another_width():
 def test_a_head_is_not_known_before_a_batch():
     with pytest.raises(ModelError, match=r"Mlp has not seen a batch yet, .*Call features\(x\) once before"):
         wrap(Mlp()).logits(torch.zeros(2, 5))
-    with pytest.raises(ModelError, match=r"Mlp: its first batch has no images\. Give at least one"):
+    with pytest.raises(ModelError, match=r"Mlp: its first batch has no images\. Pass at least one"):
         wrap(Mlp()).features(X[:0])
 
 
@@ -334,10 +334,10 @@ def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
     [
         (
             (2, 1, 3, 8, 6),
-            r"mine cannot take inputs of shape \(n, 1, 3, 8, 6\) \(RuntimeError: .*\)\. Let transform="
-            r".* \(3, h, w\): channels first, without an axis for the batch\.",
+            r"mine cannot take inputs of shape \(n, 1, 3, 8, 6\) \(RuntimeError: .*\)\. There is one axis "
+            r"too many: let transform=\.\.\. make \(3, h, w\) of an image, without unsqueeze\(0\)\.$",
         ),
-        ((1, 8, 6, 3), r"shape \(n, 8, 6, 3\) .*\)\. Let transform=.*: channels first, .* as uint8"),
+        ((1, 8, 6, 3), r"shape \(n, 8, 6, 3\) .*\)\. Channels come last: put them first, .* as uint8"),
         ((2, 1, 8, 6), r"shape \(n, 1, 8, 6\) .* 3 channels, but got 1 .*\)\. Let transform="),
     ],
 )
@@ -381,7 +381,7 @@ def test_what_is_no_fault_of_the_inputs_is_left_alone(error):
 @pytest.mark.parametrize(
     ("then", "said"),
     [
-        (lambda x: x[None], r"shape \(n, 1, 3, 8, 6\) .*without an axis for the batch"),
+        (lambda x: x[None], r"shape \(n, 1, 3, 8, 6\) .*one axis too many"),
         (lambda x: x[:1], r"shape \(n, 1, 8, 6\) .*3 channels, but got 1 channels"),
     ],
 )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, listed, percent
 from dubito.errors import ModelError, RefusedInputsError
 from dubito.models import wrap
-from dubito.models.wrap import KeptBuffers, frozen, output_of
+from dubito.models.wrap import frozen, kept_buffers, output_of
 from dubito.types import Classifier, Json
 
 LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"
@@ -281,12 +281,8 @@ def check_form(rows: Float[Tensor, "n c"]) -> list[Finding]:
 
 def eval_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
     """What the module itself returns in eval mode; it is left unchanged."""
-    with frozen(module):
-        buffers = KeptBuffers(module)
-        try:
-            return _own_output(module, x)
-        finally:
-            buffers.restore()
+    with frozen(module), kept_buffers(module):
+        return _own_output(module, x)
 
 
 @contextmanager

@@ -1,18 +1,15 @@
 """Images in arrays: pixels that go through the model's transform, or inputs that are ready for the model.
 
 An .npz file has the key `images` or `inputs`, and optionally `labels`, `ids` and `classes`. It can hold several parts,
-with keys such as `train_images` and `train_labels`; "file.npz#train" opens one. Arrays that are stored without
-compression (`numpy.savez`) stay in the file and are memory-mapped, so that any number of worker processes share one
-copy. Compressed ones (`numpy.savez_compressed`) are unpacked into memory once, when the file is opened. Pickled objects
-are never loaded.
+with keys such as `train_images` and `train_labels`; "file.npz#train" opens one. Arrays stored without compression
+(`numpy.savez`) are memory-mapped, so that any number of worker processes share one copy; compressed ones are unpacked
+into memory once, when the file is opened. Pickled objects are never loaded.
 """
 
 import math
 import struct
 import zipfile
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -25,30 +22,16 @@ from torch import Tensor
 from dubito.data.image_set import ImageSet, hash_array, hash_bytes, in_threads, some
 from dubito.data.labels import LabelValues, to_labels
 from dubito.errors import ImagesError
+from dubito.storage import reading
 
 Array = Shaped[np.ndarray, "..."]
 _PIXELS = ("images", "inputs")
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-@dataclass(frozen=True)
-class Mapped:
-    """An array that stays in its file: workers map the same bytes instead of receiving a copy."""
-
-    path: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-    fortran: bool
-
-    def open(self) -> Array:
-        """The array, read-only, each page read when it is touched."""
-        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, "F" if self.fortran else "C")
-
-
 @final
 class ArrayImages(ImageSet):
-    """Images in memory or mapped from a file. Give either `images` or `inputs`.
+    """Images in memory or mapped from a file: pass either `images` or `inputs`.
 
     Args:
         images: uint8 pixels (n,h,w,3) RGB or (n,h,w) grey; `read` gives RGB images for the model's transform.
@@ -67,8 +50,8 @@ class ArrayImages(ImageSet):
     def __init__(
         self,
         *,
-        images: Array | Tensor | Mapped | None = None,
-        inputs: Array | Tensor | Mapped | None = None,
+        images: Array | Tensor | None = None,
+        inputs: Array | Tensor | None = None,
         labels: LabelValues | None = None,
         ids: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
@@ -77,13 +60,12 @@ class ArrayImages(ImageSet):
         if (images is None) == (inputs is None):
             raise ImagesError(
                 f"{name} must be images (pixels for the transform) or inputs (ready for the model); "
-                f"got {'neither' if images is None else 'both'}. Give one of the two."
+                f"got {'neither' if images is None else 'both'}. Pass one of the two."
             )
-        values = inputs if images is None else images
-        self._mapped = values if isinstance(values, Mapped) else None
-        self._rows = _as_array(values, name)
+        self._rows = _as_array(inputs if images is None else images, name)
+        self._mapped: tuple[Any, ...] | None = None
         self.ready = images is None
-        (_check_inputs if self.ready else _check_images)(self._rows, name)
+        _check_pixels(self._rows, name, ready=self.ready)
         numbers, names = (None, classes) if labels is None else to_labels(labels, f"labels of {name}", classes)
         ids = position_ids(len(self._rows)) if ids is None else ids
         super().__init__(name, ids, numbers, names)
@@ -98,7 +80,7 @@ class ArrayImages(ImageSet):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._rows = _as_array(self._mapped or state["_rows"], self.name)
+        self._rows = np.memmap(*self._mapped) if self._mapped else _as_array(state["_rows"], self.name)
 
     def read(self, index: int) -> Image.Image | Tensor:
         """One RGB image, or one input tensor."""
@@ -118,21 +100,18 @@ class ArrayImages(ImageSet):
 def open_npz(path: Path, part: str | None = None) -> ArrayImages:
     """The images of an .npz file, or of one part of it."""
     name = str(path) if part is None else f"{path}#{part}"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            prefix, pixels = _choose(list(infos), part, name)
-            others = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
-            small: dict[str, Any] = {key: _load(archive, info) for key, info in others.items()}
-            rows = _mapped(path, infos[prefix + pixels]) or _load(archive, infos[prefix + pixels])
-    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ImagesError(
-            f"'{name}' must be an .npz file of plain arrays; opening it gave: {error}. "
-            f"Write it with numpy.savez(path, images=..., labels=...)."
-        ) from error
+    repair = "Write plain arrays with numpy.savez(path, images=..., labels=...)."
+    with reading(f"'{name}'", repair, error=ImagesError), zipfile.ZipFile(path) as archive:
+        infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        prefix, pixels = _choose(list(infos), part, name)
+        others = {key: infos[prefix + key] for key in ("labels", "ids", "classes") if prefix + key in infos}
+        small: dict[str, Any] = {key: _load(archive, info) for key, info in others.items()}
+        mapped = _mapped(path, infos[prefix + pixels])
+        small[pixels] = np.memmap(*mapped) if mapped else _load(archive, infos[prefix + pixels])
     small |= {key: tuple(small[key].astype(str).tolist()) for key in ("ids", "classes") if key in small}
-    small[pixels] = rows
-    return ArrayImages(**small, name=name)
+    images = ArrayImages(**small, name=name)
+    images._mapped = mapped  # workers map the same bytes instead of receiving a copy
+    return images
 
 
 def position_ids(n: int) -> tuple[str, ...]:
@@ -141,38 +120,27 @@ def position_ids(n: int) -> tuple[str, ...]:
     return tuple(f"{i:0{width}}" for i in range(n))
 
 
-def _as_array(values: Array | Tensor | Mapped | None, name: str) -> Array:
-    if isinstance(values, Mapped):
-        return values.open()
+def _as_array(values: Array | Tensor | None, name: str) -> Array:
     if isinstance(values, Tensor) and values.dtype == torch.bfloat16:
-        raise ImagesError(
-            f"inputs of {name} must have a type that numpy has too; got {values.dtype}. Give inputs.float()."
-        )
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        raise ImagesError(f"inputs of {name} must have a type of numpy; got {values.dtype}. Pass inputs.float().")
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asanyarray(values)
 
 
-def _check_images(rows: Array, name: str) -> None:
-    grey, colour = rows.ndim == 3, rows.ndim == 4 and rows.shape[-1] == 3
-    if rows.dtype == np.uint8 and (grey or colour):
+def _check_pixels(rows: Array, name: str, *, ready: bool) -> None:
+    pixels = rows.dtype == np.uint8
+    colour = pixels and rows.ndim == 4 and rows.shape[-1] == 3
+    floats, grey = rows.dtype.kind == "f" and rows.ndim >= 2, pixels and rows.ndim == 3
+    if colour or (floats if ready else grey):
         return
-    repair = "Convert to uint8 0..255, or give model inputs as inputs=."
-    if rows.dtype == np.uint8 and rows.ndim == 4:
-        repair = {1: "Give images[..., 0].", 4: "Give images[..., :3]."}.get(rows.shape[-1], "Put channels last.")
-        repair = "Give images.transpose(0, 2, 3, 1)." if rows.shape[1] == 3 else repair
-    raise ImagesError(
-        f"images of {name} must be uint8 pixels of shape (n,h,w,3) or (n,h,w); "
-        f"got {rows.dtype} of shape {rows.shape}. {repair}"
-    )
-
-
-def _check_inputs(rows: Array, name: str) -> None:
-    floats = rows.dtype.kind == "f" and rows.ndim >= 2
-    pixels = rows.dtype == np.uint8 and rows.ndim == 4 and rows.shape[-1] == 3
-    if not (floats or pixels):
-        raise ImagesError(
-            f"inputs of {name} must be floats of shape (n,...) or uint8 of shape (n,h,w,3); "
-            f"got {rows.dtype} of shape {rows.shape}. Give pixels for the model's transform as images=."
-        )
+    expected = f"images of {name} must be uint8 pixels of shape (n,h,w,3) or (n,h,w)"
+    repair = "Convert to uint8 0..255, or pass model inputs as inputs=."
+    if ready:
+        expected = f"inputs of {name} must be floats of shape (n,...) or uint8 of shape (n,h,w,3)"
+        repair = "Pass pixels for the model's transform as images=."
+    elif pixels and rows.ndim == 4:
+        repair = {1: "Pass images[..., 0].", 4: "Pass images[..., :3]."}.get(rows.shape[-1], "Put channels last.")
+        repair = "Pass images.transpose(0, 2, 3, 1)." if rows.shape[1] == 3 else repair
+    raise ImagesError(f"{expected}; got {rows.dtype} of shape {rows.shape}. {repair}")
 
 
 def _choose(keys: list[str], part: str | None, name: str) -> tuple[str, str]:
@@ -194,8 +162,8 @@ def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _mapped(path: Path, info: zipfile.ZipInfo) -> Mapped | None:
-    """Where an array lies in the file, or None if it is compressed, empty or has an unusual header."""
+def _mapped(path: Path, info: zipfile.ZipInfo) -> tuple[Any, ...] | None:
+    """Arguments of numpy.memmap for an array in the file; None if it is compressed, empty or has an unusual header."""
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     with path.open("rb") as file:
@@ -210,4 +178,4 @@ def _mapped(path: Path, info: zipfile.ZipInfo) -> Mapped | None:
         size = file.tell() - start + math.prod(shape) * dtype.itemsize
         if dtype.hasobject or 0 in shape or size != info.file_size:
             return None
-        return Mapped(path.absolute(), file.tell(), shape, dtype.str, fortran)
+        return path.absolute(), dtype.str, "r", file.tell(), shape, "F" if fortran else "C"

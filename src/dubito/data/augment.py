@@ -18,9 +18,8 @@ Their Table 3 puts a strong augmentation on top of half of the rows. How strong 
 | box | `corruptions.box`, severity 1 to 5 at random |
 | noise | `corruptions.noise`, severity 1 to 5 at random; not in their table |
 
-What is drawn depends on (seed, epoch, position) alone, not on the order of reading, the process or anyone else's random
-numbers; nobody else's random numbers are changed either. torchvision draws from torch's global generator, so its state
-is set aside for that moment: do not draw in other threads meanwhile.
+What is drawn depends on (seed, epoch, position) alone, and nobody else's random numbers are changed. torchvision draws
+from torch's global generator, so its state is set aside for that moment: do not draw in other threads meanwhile.
 
 Section 3.2 of the paper caches the representations of the whole training, "all epochs, including random augmentations";
 `Augmented` is what their model would have seen, in the order of the epochs: row = epoch * n + image.
@@ -40,8 +39,8 @@ from torch import Tensor
 
 from dubito.choices import Strong
 from dubito.data.corruptions import corrupt
-from dubito.data.image_set import ImageSet, View, hash_parts
-from dubito.errors import BrokenImageError, ImagesError, ValueRangeError
+from dubito.data.image_set import View, hash_parts
+from dubito.errors import ValueRangeError
 from dubito.storage import encode
 from dubito.types import Images, Json
 from dubito.validate import check_choice, check_number
@@ -53,18 +52,17 @@ _SMALL = (0.08, 0.25)
 _ALPHA = {"cutmix": 1.0, "mixup": 0.8}
 _PIXELS, _STRONG = 1, 2  # two streams of random numbers, so that mixing is known without an image
 _SEEDS = 2**32
-_JITTERS = ("adjust_brightness", "adjust_contrast", "adjust_saturation")
 
 
 @final
 @dataclass(frozen=True)
 class Mix:
-    """With which image another is mixed, and how much of the first stays; a box is relative: left, top, right, bottom.
+    """With which image another is mixed, and how much of the first stays.
 
     Attributes:
         partner: The other image's position.
         weight: The first image's share of the picture, and of the task loss.
-        box: Where the other image is pasted in; None blends the whole pictures.
+        box: Where the other is pasted in, as shares: left, top, right, bottom; None blends the whole pictures.
     """
 
     partner: int
@@ -135,13 +133,20 @@ class Augment:
 
     def plain(self, image: Image.Image, size: Size, *, epoch: int, index: int) -> Image.Image:
         """Crop, flip and jitter an RGB image to exactly this height and width."""
+        from torchvision import transforms  # noqa: PLC0415 (slow to import; reading a cache does not need it)
+
         small = self.strong == "crop" and self._chance(epoch, index).random() < self.strong_share
+        modes = (transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC)
+        jitter = transforms.ColorJitter()  # its constructor would draw nothing for a range of one number
+        jitter.brightness, jitter.contrast, jitter.saturation = self.brightness, self.contrast, self.saturation
         with _drawing(_PIXELS, self.seed, epoch, index):
-            cropped = _crop(image, size, _SMALL if small else self.scale, self.ratio)
+            scale = list(_SMALL if small else self.scale)
+            crop = transforms.RandomResizedCrop.get_params(image, scale, list(self.ratio))
+            mode = modes[int(torch.randint(2, ()))]
+            cropped: Image.Image = transforms.functional.resized_crop(image, *crop, list(size), mode)
             if torch.rand(()) < self.flip:
                 cropped = cropped.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            jittered = torch.rand(()) < self.jitter
-            return _jitter(cropped, self.brightness, self.contrast, self.saturation) if jittered else cropped
+            return jitter(cropped) if torch.rand(()) < self.jitter else cropped
 
     def strengthen(self, image: Image.Image, *, epoch: int, index: int) -> Image.Image:
         """The strong augmentation of one augmented image, where it is its turn and no other image is needed."""
@@ -156,11 +161,7 @@ class Augment:
         return corrupt(image, self.strong, int(chance.integers(1, 6)), int(chance.integers(_SEEDS)))
 
     def mix(self, *, epoch: int, index: int, n: int) -> Mix | None:
-        """What an image of n is mixed with in an epoch, without reading any; None where nothing is mixed.
-
-        The partner is any other image, augmented as in its own row of this epoch. A set of one image has nothing to mix
-        with and stays as it is.
-        """
+        """What an image of n is mixed with in an epoch: any other, augmented as in its own row; None for nothing."""
         chance = self._chance(epoch, index)
         if not self.mixes or n < 2 or not chance.random() < self.strong_share:
             return None
@@ -182,16 +183,16 @@ class Augment:
 class Augmented(View):
     """Every image once per epoch, augmented anew. Ids are `id@epoch`; labels repeat.
 
-    A row is the same however often, in whatever order and by whichever process it is read. Of a row that is mixed
-    from two images the id and label are the first one's; it counts as broken if either is. Choose images and labels
-    first, then augment: a `Subset` of augmented rows knows neither epochs nor partners any more.
+    A row is the same whenever and by whichever process it is read. Of a row that is mixed from two images the id and
+    label are the first one's; it counts as broken if either is. Choose images and labels first, then augment: a
+    `Subset` of augmented rows knows neither epochs nor partners any more.
 
     Args:
         images: Images to augment; ready model inputs cannot be.
         epochs: Number of augmented copies of each image.
         augment: The settings.
-        size: Height and width of the model's input: `read` gives uint8 pixels (h,w,3) of this size, which only have
-            to be normalised. None for a model with a transform of its own: `read` gives an image of its own size.
+        size: Height and width of the model's input, for uint8 pixels (h,w,3) that only have to be normalised. None
+            for a model with a transform of its own: `read` returns an image of its own size.
 
     >>> from dubito.data.arrays import ArrayImages
     >>> images = ArrayImages(images=np.zeros((2, 8, 8, 3), np.uint8), ids=["a", "b"], labels=[0, 1])
@@ -202,9 +203,9 @@ class Augmented(View):
 
     def __init__(self, images: Images, epochs: int, augment: Augment, size: Size | None = None) -> None:
         check_number(epochs, "[1, inf)", by="Augmented", what="epochs", whole=True, hint="1 is for each image once.")
-        if isinstance(images, ImageSet) and images.ready:
-            raise _not_an_image(images.name)
         self._look_at(images)
+        if self.ready:
+            self.pixels_of(0, images.read(0), "augmentation")
         self.name, self.epochs, self.augment, self.size = images.name, epochs, augment, size
         self.ids = _Ids(images.ids, epochs)  # unique, as the images' ids are
         self.labels = None if images.labels is None else images.labels.repeat(epochs)
@@ -239,35 +240,21 @@ class Augmented(View):
         """The position in `images` of the image behind a row."""
         return index % len(self.images)
 
-    def read(self, index: int) -> Image.Image | Tensor:
-        """The augmented pixels, or the augmented image where the model's input size is not known."""
-        return self._augmented(index, self.images.read(self.row_of(index)))
-
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of the images behind each row, of the settings, and of the row's epoch and place."""
         n = len(self.images)
         settings = encode(json.dumps({**self.describe(), "size": self.size, "of": n}, sort_keys=True))
-        behind = [(row % n, partner) for row, partner in zip(rows, self.mixing(rows)[0].tolist(), strict=True)]
-        needed = sorted({image for pair in behind for image in pair})
+        behind = list(zip(rows, (row % n for row in rows), self.mixing(rows)[0].tolist(), strict=True))
+        needed = sorted({image for _, *pair in behind for image in pair})
         content = dict(zip(needed, self._below.contents(needed), strict=True))
-        return [
-            hash_parts(content[image], content[partner], settings, str(row).encode())
-            for row, (image, partner) in zip(rows, behind, strict=True)
-        ]
-
-    def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
-        """The augmented row, or why it is broken, and the hash of the image behind it, as `images` has it."""
-        image, content = super().read_hashed(index)
-        try:
-            return image if isinstance(image, BrokenImageError) else self._augmented(index, image), content
-        except BrokenImageError as partner:
-            return partner, content
+        return [hash_parts(content[one], content[other], settings, b"%d" % row) for row, one, other in behind]
 
     def describe(self) -> Json:
         """The number of epochs and the settings of the augmentation, as JSON."""
         return cast("Json", json.loads(json.dumps({"epochs": self.epochs, **asdict(self.augment)})))
 
-    def _augmented(self, index: int, image: Image.Image | Tensor) -> Image.Image | Tensor:
+    def change(self, index: int, image: Image.Image | Tensor) -> Image.Image | Tensor:
+        """The augmented pixels, or the augmented image where the model's input size is not known."""
         epoch, position = divmod(index, len(self.images))
         pixels = self._plain(epoch, position, image, self.size)
         mix = self.augment.mix(epoch=epoch, index=position, n=len(self.images))
@@ -279,9 +266,8 @@ class Augmented(View):
         return pixels if self.size is None else torch.from_numpy(np.array(pixels))
 
     def _plain(self, epoch: int, position: int, image: Image.Image | Tensor, size: Size | None) -> Image.Image:
-        if isinstance(image, Tensor):
-            raise _not_an_image(f"'{self.images.ids[position]}' of {self.name}")
-        return self.augment.plain(image, size or (image.height, image.width), epoch=epoch, index=position)
+        picture = self.pixels_of(position, image, "augmentation")
+        return self.augment.plain(picture, size or (picture.height, picture.width), epoch=epoch, index=position)
 
 
 @final
@@ -309,29 +295,3 @@ def _drawing(stream: int, seed: int, epoch: int, index: int) -> Iterator[None]:
         # torch.manual_seed would seed every accelerator too, and leave it so.
         torch.default_generator.manual_seed(state)
         yield
-
-
-def _crop(image: Image.Image, size: Size, scale: tuple[float, float], ratio: tuple[float, float]) -> Image.Image:
-    from torchvision import transforms  # noqa: PLC0415 (slow to import; reading a cache does not need it)
-
-    top, left, h, w = transforms.RandomResizedCrop.get_params(image, list(scale), list(ratio))
-    modes = (transforms.InterpolationMode.BILINEAR, transforms.InterpolationMode.BICUBIC)
-    mode = modes[int(torch.randint(2, ()))]
-    return cast("Image.Image", transforms.functional.resized_crop(image, top, left, h, w, list(size), mode))
-
-
-def _jitter(image: Image.Image, *ranges: tuple[float, float]) -> Image.Image:
-    from torchvision import transforms  # noqa: PLC0415 (slow to import; reading a cache does not need it)
-
-    order, *factors, _ = transforms.ColorJitter.get_params(*map(list, ranges), None)
-    for which in order.tolist():
-        if which < len(_JITTERS):
-            image = getattr(transforms.functional, _JITTERS[which])(image, factors[which])
-    return image
-
-
-def _not_an_image(what: str) -> ImagesError:
-    return ImagesError(
-        f"augmentation needs images; {what} is a model input already, which cannot be cropped. "
-        f"Give files or uint8 pixels as images, or leave out epochs and augment."
-    )

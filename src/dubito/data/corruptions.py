@@ -10,8 +10,7 @@ Their levels were never released (OPEN); ours are these five, and severity 0 is 
 | zoom | 1.25 | 1.75 | 2.5 | 4 | 6 | magnification |
 | noise | 0.04 | 0.08 | 0.16 | 0.32 | 0.64 | standard deviation, in full scales 0..255 |
 
-A seed fixes the noise and where the box and the zoom lie, for all severities alike: the levels of one image differ in
-strength only.
+A seed fixes the noise and the place of box and zoom for all severities: the levels of an image differ in strength only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from dubito.data.image_set import View, hash_array, hash_parts
-from dubito.errors import BrokenImageError, ImagesError
+from dubito.errors import BrokenImageError
 from dubito.storage import encode
 from dubito.types import Images
 from dubito.validate import check_choice, check_number
@@ -35,7 +34,6 @@ _BLUR = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)
 _BOX = (0.0, 0.1, 0.25, 0.4, 0.6, 0.8)
 _ZOOM = (1.0, 1.25, 1.75, 2.5, 4.0, 6.0)
 _NOISE = (0.0, 0.04, 0.08, 0.16, 0.32, 0.64)
-_GREY = (128, 128, 128)
 
 
 def corrupt(image: Image.Image, kind: str, severity: int, seed: int = 0) -> Image.Image:
@@ -50,8 +48,7 @@ def corrupt(image: Image.Image, kind: str, severity: int, seed: int = 0) -> Imag
 
 def blur(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:  # noqa: ARG001 (nothing random here)
     """Gaussian blur."""
-    sigma = _level(_BLUR, severity) * min(image.size)
-    return image.filter(ImageFilter.GaussianBlur(sigma)) if severity else image.copy()
+    return image.filter(ImageFilter.GaussianBlur(_level(_BLUR, severity) * min(image.size)))
 
 
 def box(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
@@ -59,7 +56,7 @@ def box(image: Image.Image, severity: int, seed: int = 0) -> Image.Image:
     covered = _level(_BOX, severity)
     corrupted = image.copy()
     if severity:
-        corrupted.paste(_GREY, _window(image.size, covered**0.5, seed))
+        corrupted.paste((128, 128, 128), _window(image.size, covered**0.5, seed))
     return corrupted
 
 
@@ -86,9 +83,8 @@ CORRUPTIONS: Mapping[str, Corruption] = MappingProxyType({"blur": blur, "box": b
 class Corrupted(View):
     """The same images under the same ids and labels, corrupted when they are read.
 
-    The place of a box and the noise depend on `seed` and the image's id alone. So they are the same at every severity,
-    and the same whichever other images are in the set. The digest covers the images, the kind, its effect at this
-    severity, and the seed.
+    The place of a box and the noise depend on `seed` and the image's id alone: they are the same at every severity and
+    in every set. The digest covers the images, the kind, its effect at this severity, and the seed.
 
     Args:
         images: RGB images; finished model inputs cannot be corrupted.
@@ -108,10 +104,6 @@ class Corrupted(View):
         self.kind, self.severity, self.seed = kind, severity, seed
         self._mark = hash_parts(encode(f"{kind} {severity} {seed}"), effect)
 
-    def read(self, index: int) -> Image.Image | Tensor:
-        """The image, corrupted."""
-        return self._corrupt(self.images.read(index), index)
-
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of each image and of how it is corrupted."""
         return [hash_parts(content, self._mark) for content in super().contents(rows)]
@@ -119,17 +111,12 @@ class Corrupted(View):
     def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
         """The image, corrupted, or why it is broken, and its hash."""
         image, content = super().read_hashed(index)
-        corrupted = image if isinstance(image, BrokenImageError) else self._corrupt(image, index)
-        return corrupted, hash_parts(content, self._mark)
+        return image, hash_parts(content, self._mark)
 
-    def _corrupt(self, image: Image.Image | Tensor, index: int) -> Image.Image:
-        if isinstance(image, Tensor):
-            raise ImagesError(
-                f"images of '{self.images.name}' must be RGB images to be corrupted; '{self.ids[index]}' is a model "
-                f"input already. Give pixels (images=...), or a data set without a transform."
-            )
-        own = hash_parts(encode(self.ids[index]), encode(str(self.seed)))[:8]
-        return corrupt(image, self.kind, self.severity, int.from_bytes(own, "little"))
+    def change(self, index: int, image: Image.Image | Tensor) -> Image.Image:
+        """The image, corrupted."""
+        own = int.from_bytes(hash_parts(encode(self.ids[index]), encode(str(self.seed)))[:8], "little")
+        return corrupt(self.pixels_of(index, image, "corruption"), self.kind, self.severity, own)
 
 
 def _level(levels: tuple[float, ...], severity: int) -> float:

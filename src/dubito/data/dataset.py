@@ -1,7 +1,7 @@
 """Any map-style torch Dataset as images: items are an image, or a tuple of an image, its label and more."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -24,29 +24,32 @@ _UNREADABLE = hash_bytes(b"unreadable")
 class DatasetImages(ImageSet):
     """A torch Dataset, or anything with a length and items by position. Ids are positions.
 
-    An item's image is a PIL image or a uint8 array (h,w,3) or (h,w), which goes through the model's
-    transform, or a float tensor, which is a model input as it is: give torchvision's data sets no
-    `transform`, or all that the model needs. EXIF orientation is the data set's own business.
+    An item's image is a PIL image or a uint8 array (h,w,3) or (h,w), which goes through the model's transform, or a
+    float tensor, which is a model input as it is: give torchvision's data sets no `transform`, or all that the model
+    needs. EXIF orientation is the data set's own business.
 
-    Labels come from `targets` or `labels` (through `target_transform`), from the second tensor of a
-    TensorDataset, or through a torch Subset from the set below it. Otherwise items are read, when labels are first
-    needed; an item without an integer in second place means a set without labels. An item that breaks in this
-    reading has no label: it gets 0, and `read` calls it broken from then on, so that no table ever holds this 0.
+    Labels come from `targets` or `labels` (through `target_transform`) or from the second tensor of a TensorDataset,
+    also below a torch Subset. Otherwise items are read, when labels are first needed; an item without an integer in
+    second place means a set without labels. An item that breaks in this reading has no label: it gets 0, and `read`
+    calls it broken from then on, so that no table ever holds this 0.
 
-    The digest is of every item's image, so it reads every item, one after the other: a data set need not bear
-    threads. A hash that was made while reading labels serves the next digest, once. Tensors of a TensorDataset are
-    hashed as they lie in memory.
+    The digest reads every item, one after the other: a data set need not bear threads. A hash that was made while
+    reading labels serves the next digest, once. Tensors of a TensorDataset are hashed as they lie in memory.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.name = dataset, f"data set {type(dataset).__name__}"
         self.ids = position_ids(len(dataset))
-        self.classes = _class_names(dataset)
         check_unique(self.ids, self.name)
+        self._below, self._items, self._plain = _below_subsets(dataset)
+        names: Any = getattr(self._below, "classes", None)
+        named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+        self.classes = tuple(names) if named else None
         self._hashes: dict[int, bytes] = {}
         self._lost: dict[int, str] = {}
-        self._labels = _known_labels(dataset)
-        self._labels_read = self._labels is not None
+        known = _known_labels(self._below)
+        self._labels = None if known is None else known[torch.tensor(self._items, dtype=torch.long)]
+        self._labels_read = known is not None
         check_labels(self._labels, len(self), self.classes, self.name)
 
     @property
@@ -70,9 +73,9 @@ class DatasetImages(ImageSet):
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """A hash of each item's image; labels do not count."""
-        row_of = _tensor_rows(self.dataset)
-        if row_of is not None:
-            return in_threads(lambda row: _hash(row_of(row)), rows)
+        if self._plain and type(self._below) is TensorDataset and self._below.tensors[0].is_floating_point():
+            inputs = self._below.tensors[0]
+            return in_threads(lambda row: _hash(inputs[self._items[row]]), rows)
         # A hash from reading labels is used up: a later call hashes the item as it is by then.
         return [self._hashes.pop(row, b"") or self.read_hashed(row)[1] for row in rows]
 
@@ -151,14 +154,14 @@ class DatasetImages(ImageSet):
         )
 
 
-def _tensor_rows(dataset: Any) -> Callable[[int], Tensor] | None:
-    """The inputs of a TensorDataset by row, also below torch Subsets; a class of the user's own may change items."""
-    if type(dataset) is TorchSubset:
-        below, indices = _tensor_rows(dataset.dataset), dataset.indices
-        return None if below is None else lambda row: below(indices[row])
-    if type(dataset) is TensorDataset and dataset.tensors[0].is_floating_point():
-        return dataset.tensors[0].__getitem__
-    return None
+def _below_subsets(dataset: Any) -> tuple[Any, Sequence[int], bool]:
+    """What lies below torch Subsets, its item of every row, and whether no class of the user's own may change items."""
+    items: Sequence[int] = range(len(dataset))
+    plain = True
+    while isinstance(dataset, TorchSubset):
+        plain &= type(dataset) is TorchSubset
+        dataset, items = dataset.dataset, [dataset.indices[row] for row in items]
+    return dataset, items, plain
 
 
 def _hash(image: Image.Image | Tensor) -> bytes:
@@ -169,18 +172,8 @@ def _hash(image: Image.Image | Tensor) -> bytes:
     return hash_array((values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy())
 
 
-def _class_names(dataset: Any) -> tuple[str, ...] | None:
-    if isinstance(dataset, TorchSubset):
-        return _class_names(dataset.dataset)
-    names = getattr(dataset, "classes", None)
-    return tuple(names) if isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names) else None
-
-
 def _known_labels(dataset: Any) -> Int[Tensor, "n"] | None:
     """Labels that the data set lists without reading its items."""
-    if isinstance(dataset, TorchSubset):
-        whole = _known_labels(dataset.dataset)
-        return None if whole is None else whole[torch.tensor(dataset.indices, dtype=torch.long)]
     if isinstance(dataset, TensorDataset):
         return _integers(dataset.tensors[1]) if len(dataset.tensors) > 1 else None
     raw = getattr(dataset, "targets", getattr(dataset, "labels", None))

@@ -1,9 +1,8 @@
 """Images that are files, in a folder or a zip archive: which files count, their class folders, and decoding.
 
-Class folders, defined: leave out the folders that all images share at the top. If every image then still lies
-in a folder, the first one is its class, and sorted names count 0..k-1. If any image lies directly at the top,
-the set has no labels. So `cats/1.jpg, dogs/2.jpg` has two classes; `photos/1.jpg, photos/2.jpg` and `1.jpg,
-dogs/2.jpg` have none.
+Class folders: leave out the folders that all images share at the top. If every image then still lies in a folder, the
+first one is its class, and sorted names count 0..k-1; otherwise the set has no labels. So `cats/1.jpg, dogs/2.jpg` has
+two classes; `photos/1.jpg, photos/2.jpg` and `1.jpg, dogs/2.jpg` have none.
 
 Files of any kind that Pillow reads become RGB pixels that mean what the file meant. Choices that change pixels:
 
@@ -37,6 +36,7 @@ from torch import Tensor
 
 from dubito.data.image_set import ImageSet, hash_bytes, in_threads, some
 from dubito.errors import BrokenImageError, ImagesError
+from dubito.storage import reading
 
 _KINDS = "avif bmp gif jfif jp2 jpe jpeg jpg pbm pgm png pnm ppm tif tiff webp"
 SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
@@ -82,8 +82,6 @@ class FileImages(ImageSet):
         """The image, or why it is broken, and the hash of the file's bytes, from one reading of the file."""
         path = self.root / self.ids[index]
         content, hashed = _content(path)
-        if isinstance(content, OSError):
-            return _unreadable(str(path), content), hashed
         try:
             return decode(content, str(path)), hashed
         except BrokenImageError as broken:
@@ -133,15 +131,10 @@ class ArchiveImages(ImageSet):
 def open_folder(root: Path) -> FileImages:
     """All images in a folder and its sub-folders, with labels if they lie in class folders (see above).
 
-    Hidden files, `__MACOSX` and files that are no images are passed over. Links are followed, but never in a
-    circle.
+    Hidden files, `__MACOSX` and files that are no images are passed over. Links are followed, but never in a circle.
     """
-    try:
+    with reading(f"folder '{root}'", "Repair its permissions, or move the images.", error=ImagesError):
         paths = sorted(_walk(root, "", frozenset()))
-    except OSError as error:
-        raise ImagesError(
-            f"folder '{root}' must be readable; listing it gave: {error}. Repair its permissions, or move the images."
-        ) from error
     ids = only_images(paths, f"folder '{root}'")
     return FileImages(root, ids, *class_folders(ids, f"folder '{root}'"))
 
@@ -165,9 +158,7 @@ def class_folders(ids: Sequence[str], name: str) -> tuple[Int[Tensor, "n"] | Non
     names = [parts[shared] for parts in folders]
     classes = tuple(sorted(set(names)))
     if _SPLITS.issuperset(part.lower() for part in classes):
-        raise ImagesError(
-            f"{name} must hold class folders or images; it holds the splits {some(classes)}. Open one of them."
-        )
+        raise ImagesError(f"{name} must hold class folders or images; it holds the splits {some(classes)}. Open one.")
     return torch.tensor(np.searchsorted(classes, names)), classes
 
 
@@ -181,20 +172,25 @@ def only_images(paths: Sequence[str], name: str) -> list[str]:
     return images
 
 
-def decode(source: bytes | Path, name: str) -> Image.Image:
+def decode(source: bytes | Path | OSError, name: str) -> Image.Image:
     """The first frame of an image file, upright and in RGB.
 
     Args:
-        source: The file's content or its path.
+        source: The file's content, its path, or why it could not be read.
         name: What an error calls the image.
 
     Raises:
         BrokenImageError: The file is missing, empty, cut off, no image, or has no known meaning in RGB.
     """
     try:
+        if isinstance(source, OSError):
+            raise source
         content = source if isinstance(source, bytes) else source.read_bytes()
     except OSError as error:
-        raise _unreadable(name, error) from error
+        raise BrokenImageError(
+            f"image '{name}' must be a readable file; reading it gave: {error.strerror or error}. "
+            f"Restore the file or its permissions, or take it out."
+        ) from error
     if not content:
         raise BrokenImageError(f"image '{name}' must be an image file; it has 0 bytes. {_REPAIR}")
     kind = "image"
@@ -209,21 +205,16 @@ def decode(source: bytes | Path, name: str) -> Image.Image:
                 return to_rgb(image, name)
         except BrokenImageError:
             raise
-        except UnidentifiedImageError as error:
-            raise BrokenImageError(
-                f"image '{name}' must be an image file; got {len(content)} bytes that begin with "
-                f"{content[:8]!r}, which is no format that this Pillow reads. {_REPAIR}"
-            ) from error
         except Image.DecompressionBombError as error:
-            raise BrokenImageError(
-                f"image '{name}' must fit in memory; got a decompression bomb: {error} Shrink it, or take it out."
-            ) from error
-        # Pillow's plug-ins meet damaged bytes with whatever they stumble over, down to struct.error.
-        except Exception as error:
+            fault = f"must fit in memory; got a decompression bomb: {error} Shrink it, or take it out."
+            raise BrokenImageError(f"image '{name}' {fault}") from error
+        except Exception as error:  # on damaged bytes, Pillow's plug-ins raise anything, down to struct.error
             state = "truncated" if "truncated" in str(error).lower() else "damaged"
-            raise BrokenImageError(
-                f"image '{name}' must be a whole image file; got {state} {kind}: {error}. {_REPAIR}"
-            ) from error
+            fault = f"a whole image file; got {state} {kind}: {error}"
+            if isinstance(error, UnidentifiedImageError):
+                got = f"{len(content)} bytes that begin with {content[:8]!r}"
+                fault = f"an image file; got {got}, which is no format that this Pillow reads"
+            raise BrokenImageError(f"image '{name}' must be {fault}. {_REPAIR}") from error
 
 
 def to_rgb(image: Image.Image, name: str) -> Image.Image:
@@ -262,12 +253,8 @@ def _walk(folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Itera
 
 def _members(path: Path, name: str) -> list[zipfile.ZipInfo]:
     """The visible files, sorted by path."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-    except (zipfile.BadZipFile, OSError) as error:
-        message = f"{name} must be a whole zip file; opening it gave: {error}. Copy it again, or create it again."
-        raise ImagesError(message) from error
+    with reading(name, "Copy it again, or create it again.", error=ImagesError), zipfile.ZipFile(path) as archive:
+        infos = archive.infolist()
     files = [info for info in infos if not (info.is_dir() or any(map(is_hidden, PurePosixPath(info.filename).parts)))]
     locked = [info.filename for info in files if info.flag_bits & _ENCRYPTED]
     if locked:
@@ -276,13 +263,6 @@ def _members(path: Path, name: str) -> list[zipfile.ZipInfo]:
             f"Unpack it with its password and open the folder."
         )
     return sorted(files, key=lambda info: info.filename)
-
-
-def _unreadable(name: str, error: OSError) -> BrokenImageError:
-    return BrokenImageError(
-        f"image '{name}' must be a readable file; reading it gave: {error.strerror or error}. "
-        f"Restore the file or its permissions, or take it out."
-    )
 
 
 def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
@@ -300,32 +280,23 @@ def _grey_levels(image: Image.Image, name: str) -> UInt8[np.ndarray, "h w"]:
     return 255 - scaled if tags.get(_PHOTOMETRIC) == 0 else scaled
 
 
-class _Quiet:
-    """Silences Pillow's warnings while at least one thread decodes.
-
-    `warnings.catch_warnings` alone is not safe in threads: overlapping ones restore each other's filters.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._catcher: warnings.catch_warnings[None] | None = None
-
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._catcher = warnings.catch_warnings()
-                self._catcher.__enter__()
-                warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if self._inside == 0 and self._catcher is not None:
-                    self._catcher.__exit__(None, None, None)
+_decoding: "list[warnings.catch_warnings[None]]" = []
+"""One entry for each thread that decodes; the first one restores the filters, when the last thread has ended."""
+_lock = threading.Lock()
 
 
-_quiet = _Quiet()
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Pillow's warnings; overlapping `warnings.catch_warnings` would restore each other's filters."""
+    with _lock:
+        _decoding.append(_decoding[0] if _decoding else warnings.catch_warnings())
+        if len(_decoding) == 1:
+            _decoding[0].__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
+    try:
+        yield
+    finally:
+        with _lock:
+            catcher = _decoding.pop()
+            if not _decoding:
+                catcher.__exit__(None, None, None)

@@ -34,8 +34,7 @@ class ImageSet(ABC):
         labels: One class index per image, or None.
         classes: The names of the classes, or None.
         ready: Images are inputs in memory: there is nothing to decode, so no worker processes are needed.
-        hashed_reads: `read_hashed` gives the content hashes that the digest is made of. False for views of a set that
-            has only a digest of the whole.
+        hashed_reads: The digest is made of the hashes of `read_hashed`; False for views of a user's own `Images`.
     """
 
     name: str
@@ -84,7 +83,7 @@ class ImageSet(ABC):
 
 
 class View(ImageSet):
-    """The images of another set, nothing copied; `row_of` says which image stands behind a row."""
+    """The images of another set, nothing copied: `row_of` says which is behind a row, `change` what becomes of it."""
 
     def __init__(
         self, images: Images, ids: Sequence[str], labels: Int[Tensor, "n"] | None, classes: Sequence[str] | None
@@ -101,17 +100,34 @@ class View(ImageSet):
         """The position in `images` of the image behind a row."""
         return index
 
+    def change(self, index: int, image: Image.Image | Tensor) -> Image.Image | Tensor:  # noqa: ARG002 (for subclasses)
+        """What a row makes of the image behind it."""
+        return image
+
     def read(self, index: int) -> Image.Image | Tensor:
-        """The image, as the set below gives it."""
-        return self.images.read(self.row_of(index))
+        """The image behind the row, changed."""
+        return self.change(index, self.images.read(self.row_of(index)))
 
     def contents(self, rows: Sequence[int]) -> list[bytes]:
         """As the set below has them."""
         return self._below.contents([self.row_of(row) for row in rows])
 
     def read_hashed(self, index: int) -> tuple[Image.Image | Tensor | BrokenImageError, bytes]:
-        """The image, or why it is broken, and its hash, as the set below gives them."""
-        return self._below.read_hashed(self.row_of(index))
+        """The changed image, or why it is broken, and the hash of the image behind it."""
+        image, content = self._below.read_hashed(self.row_of(index))
+        try:
+            return image if isinstance(image, BrokenImageError) else self.change(index, image), content
+        except BrokenImageError as broken:
+            return broken, content
+
+    def pixels_of(self, index: int, image: Image.Image | Tensor, what: str) -> Image.Image:
+        """The image; ImagesError where it is a model input, of which no picture can be made."""
+        if isinstance(image, Tensor):
+            raise ImagesError(
+                f"{what} needs images; '{self.images.ids[index]}' of {self.images.name} is a model input already. "
+                f"Pass files or uint8 pixels as images, or a data set without a transform."
+            )
+        return image
 
 
 @final
@@ -180,12 +196,10 @@ def check_labels(labels: Tensor | None, n: int, classes: Sequence[str] | None, n
     if len(labels) != n:
         raise ImagesError(f"labels of {name} must be one per image; got {len(labels)} labels for {n} images.")
     low, high = int(labels.min()), int(labels.max())
-    if low < 0:
-        message = f"labels of {name} must count classes from 0; got {low}."
-        raise ImagesError(f"{message} Leave images without a label out, or give no labels.")
-    if classes is not None and high >= len(classes):
-        message = f"labels of {name} must be below the number of class names, {len(classes)}; got {high}."
-        raise ImagesError(f"{message} Name every class, or give no names.")
+    if low < 0 or (classes is not None and high >= len(classes)):
+        last = "" if classes is None else f" to {len(classes) - 1}, the last that has a name"
+        repair = "Leave out images without a label, or pass no labels." if low < 0 else "Name every class, or none."
+        raise ImagesError(f"labels of {name} must count classes from 0{last}; got {low if low < 0 else high}. {repair}")
 
 
 def hash_bytes(*blocks: bytes) -> bytes:
@@ -209,10 +223,7 @@ def hash_array(values: Shaped[np.ndarray, "..."]) -> bytes:
 
 def hash_images(ids: Iterable[str], contents: Iterable[bytes]) -> str:
     """One hash, in hexadecimal, of ids and of the content hash of each image, in order."""
-    total = hashlib.blake2b(digest_size=SIZE)
-    for name, content in zip(ids, contents, strict=True):
-        total.update(hash_parts(encode(name), content))
-    return total.hexdigest()
+    return hash_bytes(*(hash_parts(encode(name), content) for name, content in zip(ids, contents, strict=True))).hex()
 
 
 def in_threads(content: Callable[[int], bytes], rows: Sequence[int]) -> list[bytes]:

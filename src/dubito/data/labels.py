@@ -1,9 +1,8 @@
 """Labels from outside the images: a CSV file, a mapping from image to label, or one label per image in order.
 
-A key of a CSV or mapping names an image by its id, its file name, its stem or its number: for
-`a/00000293.jpg` these are `a/00000293.jpg`, `00000293.jpg`, `00000293` and `293`. The first of the four that
-fits every image is used for all. Keys without an image are allowed: one file of labels can serve several
-subsets.
+A key of a CSV or mapping names an image by its id, its file name, its stem or its number: for `a/00000293.jpg` these
+are `a/00000293.jpg`, `00000293.jpg`, `00000293` and `293`. The first of the four that fits every image is used for all.
+Keys without an image are allowed: one file of labels can serve several subsets.
 
 Beyond one label per image, people annotate sets of labels, and votes for and against labels. Both are read by image,
 keyed by the text of its cell; `find_rows` matches such keys with the ids of a table.
@@ -16,8 +15,10 @@ keyed by the text of its cell; `find_rows` matches such keys with the ids of a t
 """
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from torch import Tensor
 from dubito.data.files import is_image
 from dubito.data.image_set import Labelled, some
 from dubito.errors import ImagesError
+from dubito.storage import reading
 from dubito.types import Images
 
 LabelValues = Sequence[Any] | Shaped[np.ndarray, "..."] | Tensor
@@ -41,6 +43,7 @@ Labels = str | Path | Mapping[Any, Any] | LabelValues
 _PATH_COLUMNS = ("path", "file", "filename", "image", "id")
 _EXAMPLE = "The first line names the columns, such as: path,label"
 _SETS = "real_labels"
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf(inity)?)", re.IGNORECASE)
 
 
 def with_labels(images: Images, labels: Labels) -> Labelled:
@@ -52,12 +55,19 @@ def with_labels(images: Images, labels: Labels) -> Labelled:
     if isinstance(labels, Mapping):
         # Class names are numbered over all keys, so that subsets with one file of labels agree on the numbers.
         numbers, classes = to_labels(list(labels.values()), what)
-        number_of = dict(zip(map(str, labels), numbers.tolist(), strict=True))
-        numbers = torch.tensor(_match(number_of, images, what))
+        keys = [str(key) for key in labels]
+        position_of = _match(keys, images.ids)
+        if missing := [key for row, key in enumerate(images.ids) if row not in position_of]:
+            raise ImagesError(
+                f"{what} must have one label for each of the {len(images)} images of '{images.name}'; {len(missing)} "
+                f"have none, or share it, by id, file name, stem or number: {some(missing)} (it names "
+                f"{some(keys, 2)}). Add them, use full ids such as '{images.ids[0]}', or open only the labelled images."
+            )
+        numbers = numbers[[position_of[row] for row in range(len(images))]]
     elif len(labels) != len(images):
         raise ImagesError(
             f"labels must be one per image; got {len(labels)} labels for the {len(images)} images of "
-            f"'{images.name}'. Give them in the order of images.ids, or as a mapping from id to label."
+            f"'{images.name}'. Pass them in the order of images.ids, or as a mapping from id to label."
         )
     else:
         numbers, classes = to_labels(labels, what)
@@ -86,7 +96,7 @@ def to_labels(
     if array.ndim != 1 or array.dtype.kind != "U":
         raise ImagesError(
             f"{what} must be one integer or class name per image; got {array.dtype} of shape {array.shape}. "
-            f"Give class indices of shape (n,)."
+            f"Pass class indices of shape (n,)."
         )
     texts = [str(text) for text in array]
     if "" in texts:
@@ -97,7 +107,7 @@ def to_labels(
     decimals = [text for text in texts if not text.removeprefix("-").isdecimal()]
     if not decimals:
         return torch.tensor([int(text) for text in texts]), known
-    if all(map(_is_number, texts)):
+    if all(map(_NUMBER.fullmatch, texts)):
         raise ImagesError(f"{what} must be integers or class names; got '{decimals[0]}'. Write the labels as integers.")
     names = known or tuple(sorted(set(texts)))
     number = {name: i for i, name in enumerate(names)}
@@ -147,21 +157,14 @@ class CsvTable:
 
 def read_csv(path: Path) -> CsvTable:
     """A CSV file with commas, in UTF-8 but for file names; the first line names the columns, in capitals or not."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
-    except (OSError, csv.Error) as error:
-        raise _unreadable_csv(path, error) from error
+    with _reading(path), path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(file)
+        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     if len(lines) < 2:
-        raise ImagesError(
-            f"CSV file '{path}' must have a header and at least one row; got {len(lines)} lines. {_EXAMPLE}."
-        )
+        raise ImagesError(f"CSV file '{path}' must have a header and a row; got {len(lines)} lines. {_EXAMPLE}.")
     header = tuple(cell.lower() for cell in lines[0][1])
     if data := [cell for cell in header if is_image(cell) or cell.isdecimal()]:
-        raise ImagesError(
-            f"CSV file '{path}' must begin with a header; got '{data[0]}', which looks like data. {_EXAMPLE}."
-        )
+        raise ImagesError(f"CSV file '{path}' must begin with a header; got data, '{data[0]}'. {_EXAMPLE}.")
     for number, row in lines[1:]:
         if len(row) != len(header):
             raise ImagesError(
@@ -169,11 +172,9 @@ def read_csv(path: Path) -> CsvTable:
                 f"line {number} has {len(row)}. Quote cells that contain commas."
             )
     table = CsvTable(path, header, [row for _, row in lines[1:]])
-    try:  # names of files may be any bytes, everything else is text
+    with _reading(path):  # names of files may be any bytes, everything else is text
         for line in (header, *table.rows):
             "".join(cell for place, cell in enumerate(line) if place != table.paths).encode()
-    except UnicodeEncodeError as error:
-        raise _unreadable_csv(path, error) from error
     return table
 
 
@@ -186,10 +187,9 @@ class Votes(NamedTuple):
 
 
 def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
-    """The labels that people accept for each image, from a CSV with a column real_labels, such as "970 795".
+    """The labels that people accept for each image, from a CSV with a column real_labels, such as "970 795", or empty.
 
-    The column id, image, path, file or filename names the image, else the first one. An empty cell is an empty set:
-    people found no label that fits.
+    The column id, image, path, file or filename names the image, else the first one.
     """
     path = Path(csv).expanduser()
     table = read_csv(path)
@@ -200,8 +200,7 @@ def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
 def read_votes(csv: str | Path) -> dict[str, dict[int, Votes]]:
     """The votes on each image by label, from a CSV with the columns label, votes_no, votes_maybe and votes_yes.
 
-    The column id, image, path, file or filename names the image, else the first one. Images without votes
-    do not occur.
+    Images are named as for `read_label_sets`. Images without votes do not occur.
     """
     path = Path(csv).expanduser()
     table = read_csv(path)
@@ -226,23 +225,17 @@ def find_rows(keys: Iterable[str], ids: Sequence[str], what: str) -> dict[str, i
     unclear which is meant. Not one match is an error.
     """
     listed = list(keys)
-    best: dict[str, int] = {}
-    for naming in NAMINGS:
-        row_of, key_of = _unique(map(naming, ids)), _unique(map(naming, listed))
-        matches = {listed[number]: row_of[name] for name, number in key_of.items() if name in row_of}
-        best = max(best, matches, key=len)
+    best = _match(listed, ids)
     if not best:
         raise ImagesError(
             f"{what} must name images of the table by id, file name, stem or number; none of the {len(listed)} keys "
-            f"({some(listed)}) is one of its {len(ids)} ids ({some(ids)}). Give both the same names."
+            f"({some(listed)}) is one of its {len(ids)} ids ({some(ids)}). Use the same names for both."
         )
-    return best
+    return {listed[position]: row for row, position in best.items()}
 
 
 def _read(path: Path, what: str) -> dict[str, str]:
     """The column that names images as keys; the column `label`, or else the second one, as values."""
-    if not path.is_file():
-        raise ImagesError(f"{what} must be a CSV file; there is none. Check the path.")
     table = read_csv(path)
     column = 1 if table.label is None and table.paths == 0 else table.label
     if column is None or column == table.paths or column >= len(table.header):
@@ -253,35 +246,15 @@ def _read(path: Path, what: str) -> dict[str, str]:
     return dict(zip(table.names(what), table.column(column), strict=True))
 
 
-def _match(labels: Mapping[str, int], images: Images, what: str) -> list[int]:
-    """The label of each image in order, by the first way of naming that fits all."""
-    fewest: Sequence[str] = images.ids
-    clashing: list[str] = []
+def _match(keys: Sequence[str], ids: Sequence[str]) -> dict[int, int]:
+    """By row the position of its key, under the first way of naming that matches most; shared names match nothing."""
+    best: dict[int, int] = {}
     for naming in NAMINGS:
-        names = [naming(key) for key in images.ids]
-        keys = Counter(naming(key) for key in labels)
-        missing = [key for key, name in zip(images.ids, names, strict=True) if name not in keys]
-        fewest = min(fewest, missing, key=len)
-        if missing:
-            continue
-        clashing = [name for name, count in Counter(names).items() if count > 1 or keys[name] > 1]
-        if not clashing:
-            label = {naming(key): value for key, value in labels.items()}
-            return [label[name] for name in names]
-    if clashing:
-        raise ImagesError(
-            f"{what} must distinguish the images of '{images.name}'; {len(clashing)} names stand for several "
-            f"images or labels: {some(clashing)}. Use full ids such as '{images.ids[0]}'."
-        )
-    raise ImagesError(
-        f"{what} must have a label for each of the {len(images)} images of '{images.name}'; {len(fewest)} "
-        f"have none under their id, file name, stem or number: {some(fewest)} (it names "
-        f"{some(list(labels), 2)}). Add them, or open only the labelled images."
-    )
-
-
-def _file_name(key: str) -> str:
-    return PurePosixPath(key).name
+        rows, positions = _unique(map(naming, ids)), _unique(map(naming, keys))
+        best = max(best, {row: positions[name] for name, row in rows.items() if name in positions}, key=len)
+        if len(best) == len(ids):
+            break
+    return best
 
 
 def _stem(key: str) -> str:
@@ -293,16 +266,8 @@ def _number(key: str) -> str:
     return str(int(stem)) if stem.isdecimal() else stem
 
 
-NAMINGS: tuple[Callable[[str], str], ...] = (str, _file_name, _stem, _number)
+NAMINGS: tuple[Callable[[str], str], ...] = (str, lambda key: PurePosixPath(key).name, _stem, _number)
 """How a key may name an image: its id, its file name, its stem, its number."""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _unique(names: Iterable[str]) -> dict[str, int]:
@@ -323,11 +288,9 @@ def _column(table: CsvTable, name: str) -> int:
 
 def _whole(text: str, path: Path, column: str) -> int:
     if not text.isdecimal():
-        raise ImagesError(
-            f"column '{column}' of CSV file '{path}' must hold whole numbers from 0; got '{text}'. Correct that row."
-        )
+        raise ImagesError(f"column '{column}' of '{path}' must hold whole numbers from 0; got '{text}'. Correct it.")
     return int(text)
 
 
-def _unreadable_csv(path: Path, error: Exception) -> ImagesError:
-    return ImagesError(f"CSV file '{path}' must be readable text in UTF-8; reading it gave: {error}. Save it as UTF-8.")
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return reading(f"CSV file '{path}'", "Check the path, and save it as text in UTF-8.", error=ImagesError)

@@ -61,10 +61,9 @@ def open_csv(path: Path) -> FileImages:
             f"'{table.header[table.paths]}' do not: {some(missing)}. Paths are relative to '{root}'; "
             f"if the CSV only labels images that are elsewhere, open those and give it as labels=."
         )
-    if table.label is None:
-        return FileImages(root, ids, name=str(path))
-    labels, classes = to_labels(table.column(table.label), f"column '{table.header[table.label]}' of '{path}'")
-    return FileImages(root, ids, labels, classes, name=str(path))
+    column = table.label
+    labels = () if column is None else to_labels(table.column(column), f"column '{table.header[column]}' of '{path}'")
+    return FileImages(root, ids, *labels, name=str(path))
 
 
 def _open(source: Any) -> Images:
@@ -78,17 +77,17 @@ def _open(source: Any) -> Images:
     if isinstance(source, IterableDataset):
         raise ImagesError(
             f"images must be readable in any order; got {type(source).__name__}, an IterableDataset, which is read "
-            f"from front to back only. Give a map-style Dataset, or list(dataset) if it fits in memory."
+            f"from front to back only. Pass a map-style Dataset, or list(dataset) if it fits in memory."
         )
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (dict, bytes)):
         return DatasetImages(source)
-    got = f"got {type(source).__name__}. Give one of those (of a DataLoader, its dataset)."
+    got = f"got {type(source).__name__}. Pass one of those (of a DataLoader, its dataset)."
     raise ImagesError(f"images must come from {_ACCEPTED}; {got}")
 
 
 def _open_path(source: str) -> Images:
     if not source.strip():
-        raise ImagesError("images must be a folder or file; got an empty text. Give its path.")
+        raise ImagesError("images must be a folder or file; got an empty text. Pass its path.")
     path, part = Path(source).expanduser(), None
     if not path.exists() and ".npz#" in source:
         before, part = source.rsplit("#", 1)
@@ -96,26 +95,18 @@ def _open_path(source: str) -> Images:
     if path.is_dir():
         return open_folder(path)
     if not path.exists():
-        raise _missing(path)
-    if path.suffix.lower() == ".npz":
-        return open_npz(path, part)
+        there = next(folder for folder in path.parents if folder.is_dir())
+        missing = path.relative_to(there).parts[0]
+        near = nearest(missing, [entry.name for entry in there.iterdir()], cutoff=0.6, or_first=False)
+        likely = some([str(there / name) for name in near])
+        hint = f"Did you mean {likely}?" if near else f"Look in '{there.resolve()}'."
+        raise ImagesError(f"images must be an existing folder or file; '{path}' does not exist. {hint}")
     if is_image(path.name):
         return FileImages(path.parent, [path.name], name=source)
-    if path.suffix.lower() == ".csv":
-        return open_csv(path)
-    if path.suffix.lower() == ".zip":
-        return ArchiveImages(path)
+    openers = {".npz": lambda file: open_npz(file, part), ".csv": open_csv, ".zip": ArchiveImages}
+    if opener := openers.get(path.suffix.lower()):
+        return opener(path)
     raise ImagesError(
         f"images must come from {_ACCEPTED}; got '{path}'. "
         f"Image files end in {' '.join(SUFFIXES)}; put others into one of those."
     )
-
-
-def _missing(path: Path) -> ImagesError:
-    there = path.parent
-    while not there.is_dir():
-        there = there.parent
-    missing = path.relative_to(there).parts[0]
-    near = nearest(missing, [entry.name for entry in there.iterdir()], cutoff=0.6, or_first=False)
-    hint = f"Did you mean {some([str(there / name) for name in near])}?" if near else f"Look in '{there.resolve()}'."
-    return ImagesError(f"images must be an existing folder or file; '{path}' does not exist. {hint}")

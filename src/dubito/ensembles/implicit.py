@@ -22,7 +22,7 @@ from dubito.ensembles.masks import LayerMasks, MaskRecipe, by_layer, mask_divers
 from dubito.errors import ModelError, TableError
 from dubito.heads.stream import generator
 from dubito.models.weights import module_digests
-from dubito.models.wrap import KeptBuffers, WrappedClassifier, eager, frozen, output_of, sample_of, wrap
+from dubito.models.wrap import WrappedClassifier, eager, frozen, kept_buffers, output_of, sample_of, wrap
 from dubito.storage import read_tensors, reading, write_tensors, writing
 from dubito.table import to_tensor
 from dubito.types import Classifier, Json, finite
@@ -70,32 +70,28 @@ def extract_members(
     if len(x) != len(y):
         raise TableError(f"extract_members: x has {len(x)} rows, y has {len(y)}. Pass one class per image.")
     each = rows_each(len(x), members, recipe)
-    buffers = KeptBuffers(module)
-    try:
-        with frozen(module), kept_memory():
-            # Rounding must not decide comparisons: no autocast there.
-            with torch.autocast(model.device.type, enabled=False):
-                pair = _on(model, x[:2])
-                watch, classes = _watched(model, module, pair)
-                chosen = chosen_layers(module, layers, watch.called, model.name)
-                check_classes(y, classes, by="extract_members")
-                spans = spans_of(chosen, classes)
+    with kept_buffers(module), frozen(module), kept_memory():
+        # Rounding must not decide comparisons: no autocast there.
+        with torch.autocast(model.device.type, enabled=False):
+            pair = _on(model, x[:2])
+            watch, classes = _watched(model, module, pair)
+            chosen = chosen_layers(module, layers, watch.called, model.name)
+            check_classes(y, classes, by="extract_members")
+            spans = spans_of(chosen, classes)
 
-                def run(masks: Mapping[str, LayerMasks], inputs: Tensor) -> Tensor:
-                    with Masked(chosen, masks):
-                        return output_of(module(inputs), len(inputs), model.name)
+            def run(masks: Mapping[str, LayerMasks], inputs: Tensor) -> Tensor:
+                with Masked(chosen, masks):
+                    return output_of(module(inputs), len(inputs), model.name)
 
-                drawn = torch.rand(2, sum(spans.values()), generator=generator("check"))
-                _check_apart(run, by_layer(drawn.to(model.device), spans), pair, model.name)
-            order = _shuffled(len(x), members * each, recipe.steps, seed)
-            batches = ((_on(model, x[rows]), y[rows].to(model.device).long()) for rows in order)
-            options: Any = {"members": members, "recipe": recipe, "seed": seed, "progress": progress}
-            with torch.enable_grad():
-                q = trained_masks(run, batches, spans, device=model.device, **options).cpu()
-            with torch.autocast(model.device.type, enabled=False):
-                return _with_safe_links(ImplicitEnsemble(model, by_layer(q, spans), watch.links), run, pair)
-    finally:
-        buffers.restore()
+            drawn = torch.rand(2, sum(spans.values()), generator=generator("check"))
+            _check_apart(run, by_layer(drawn.to(model.device), spans), pair, model.name)
+        order = _shuffled(len(x), members * each, recipe.steps, seed)
+        batches = ((_on(model, x[rows]), y[rows].to(model.device).long()) for rows in order)
+        options: Any = {"members": members, "recipe": recipe, "seed": seed, "progress": progress}
+        with torch.enable_grad():
+            q = trained_masks(run, batches, spans, device=model.device, **options).cpu()
+        with torch.autocast(model.device.type, enabled=False):
+            return _with_safe_links(ImplicitEnsemble(model, by_layer(q, spans), watch.links), run, pair)
 
 
 @final

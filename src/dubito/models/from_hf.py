@@ -1,6 +1,6 @@
 """Image classifiers of transformers, from the hub or a local folder, with their own image processor."""
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,16 @@ from dubito.models.load import building
 try:
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 except ImportError as error:
-    raise MissingPackageError(
-        "load: 'hf:' models need the package transformers. Install it: pip install \"dubito[hf]\""
-    ) from error
+    raise MissingPackageError("load: 'hf:' models need transformers. Install it: pip install \"dubito[hf]\"") from error
 
 
 def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:
     """AutoModelForImageClassification from a hub id or a folder that save_pretrained wrote, as arguments of `wrap`."""
     folder = Path(name).expanduser()
     if name.startswith((".", "/", "~")) and not folder.is_dir():
-        raise ModelError(
-            f"load: no folder '{name}'. Give a folder with config.json and model.safetensors, or a hub id."
-        )
+        raise ModelError(f"load: no folder '{name}'. Name one with config.json and model.safetensors, or a hub id.")
     place = str(folder) if folder.is_dir() else name
-    repair = "Give a local folder that save_pretrained wrote, as 'hf:FOLDER'."
+    repair = "Name a local folder that save_pretrained wrote, as 'hf:FOLDER'."
     with building(f"hf:{name}", options, fetches=True, repair=repair):
         processor = AutoImageProcessor.from_pretrained(place)
         if pretrained:
@@ -43,16 +39,10 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
         )
     labels = module.config.id2label
     names = [str(labels[index]) for index in sorted(labels)]
-    return {"module": module, "transform": ProcessorTransform(processor), "classes": names}
+    return {"module": module, "transform": partial(_pixels, processor), "classes": names}
 
 
-@dataclass(frozen=True)
-class ProcessorTransform:
-    """A processor of transformers as a callable from an image to an input."""
-
-    processor: Any
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """pixel_values of one image."""
-        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return pixels
+def _pixels(processor: Any, image: Image.Image) -> Tensor:
+    """What a processor of transformers makes of one image."""
+    pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+    return pixels

@@ -3,9 +3,9 @@
     python:my_models.py:make         a file, and a name in it
     python:my_package.models:make    a module as `import` knows it, and a name in it
 
-This is code, and it is executed: never give a file that you do not trust. A file of weights is never executed, here as
-elsewhere. A Python file runs anew at every load, under a module name that nothing else imports; its folder (for a
-module, the one that you are in) can be imported from while the model is made, and not afterwards.
+This is code, and it is executed: never name a file that you do not trust. A file of weights is never executed. A Python
+file runs anew at every load, under a module name that nothing else imports; its folder (for a module, the one that you
+are in) can be imported from while the model is made, and not afterwards.
 """
 
 import copy
@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -31,6 +31,18 @@ from dubito.models.wrap import WrappedClassifier, wrap
 from dubito.validate import nearest
 
 _MODELS = (nn.Module, WrappedClassifier)
+_INSTEAD = {
+    type(None): "End it with `return model`.",
+    type: "Call the class, and return what it makes.",
+    dict: "Return the module; weights=PATH loads tensors from a file.",
+    tuple: "Return the module alone; dubito.wrap(module, transform=..., classes=...) adds what belongs to it.",
+    object: "Return the module itself.",
+}
+"""What to do, by what a function has returned instead of a model."""
+_PRIVATE = "_dubito_file_"
+"""How the module names of files begin; what they hold can be found under them, as torch.export needs it."""
+_NEIGHBOURS: dict[str, Path] = {}
+"""Modules that such code has imported from beside it, by their first name, and from which folder."""
 
 
 def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, Any]:  # noqa: ARG001 (as of any source)
@@ -41,7 +53,13 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
         options: Arguments of the function, which is called without any otherwise.
         pretrained: Plays no part: the module keeps the weights that it has.
     """
-    place, entry = _split(name)
+    place, _, entry = name.rpartition(":")  # a path may hold colons, a name may not
+    dotted = all(part.isidentifier() for part in place.split("."))
+    if not entry.isidentifier() or not (place.endswith(".py") or dotted):
+        raise ModelError(
+            f"load: a model of your own is named 'python:FILE.py:FUNCTION' or 'python:PACKAGE.MODULE:FUNCTION'; "
+            f"got 'python:{name}'. Keep the ending .py of a file, and leave out parentheses behind the function."
+        )
     file = Path(place).expanduser().resolve() if place.endswith(".py") else None
     with importable(Path.cwd() if file is None else file.parent):
         entry_point = _named(imported(place) if file is None else executed(file, place), entry, place)
@@ -52,35 +70,19 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
     return {"module": copy.deepcopy(model.module) if shared else model.module, **model.settings()}
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Where, and what there. A path may hold colons, a name may not."""
-    place, _, entry = name.rpartition(":")
-    dotted = all(part.isidentifier() for part in place.split("."))
-    if entry.isidentifier() and (place.endswith(".py") or dotted):
-        return place, entry
-    raise ModelError(
-        f"load: a model of your own is named 'python:FILE.py:FUNCTION' or 'python:PACKAGE.MODULE:FUNCTION'; "
-        f"got 'python:{name}'. Keep the ending .py of a file, and leave out parentheses behind the function."
-    )
-
-
 def _named(home: ModuleType, entry: str, place: str) -> Any:
     """What stands under the name: a model, or a callable that makes one."""
     if not hasattr(home, entry):
-        fitting = {
-            name: value for name, value in vars(home).items() if inspect.isfunction(value) or isinstance(value, _MODELS)
-        }
-        own = [name for name, value in fitting.items() if getattr(value, "__module__", None) == home.__name__]
-        near = nearest(entry, own or fitting, most=4, cutoff=0.5)
-        raise ModelError(
-            f"load: '{place}' has no '{entry}'. Nearest: {', '.join(near) or 'none; write a function that returns it'}."
-        )
+        fitting = [name for name, one in vars(home).items() if inspect.isfunction(one) or isinstance(one, _MODELS)]
+        own = [name for name in fitting if getattr(getattr(home, name), "__module__", None) == home.__name__]
+        near = ", ".join(nearest(entry, own or fitting, most=4, cutoff=0.5)) or "none; write a function that returns it"
+        raise ModelError(f"load: '{place}' has no '{entry}'. Nearest: {near}.")
     entry_point = getattr(home, entry)
     if inspect.isclass(entry_point) or not (callable(entry_point) or isinstance(entry_point, _MODELS)):
         got = "a class" if inspect.isclass(entry_point) else type(entry_point).__name__
         raise ModelError(
             f"load: '{entry}' of '{place}' must be an nn.Module or a function that makes one; got {got}. "
-            f"Write `def make(): return ...` there, and give that name."
+            f"Write `def make(): return ...` there, and pass that name."
         )
     return entry_point
 
@@ -91,44 +93,26 @@ def _made(entry_point: Any, options: dict[str, Any], entry: str, place: str) -> 
         if options:
             raise ModelError(
                 f"load: '{entry}' of '{place}' is a module that is made already; got {', '.join(options)} as well. "
-                f"Leave options out, or give a function that takes them."
+                f"Leave options out, or name a function that takes them."
             )
         return entry_point
-    _check_arguments(entry_point, options, f"{entry}() of '{place}'")
-    try:
+    what = f"{entry}() of '{place}'"
+    with suppress(ValueError):  # some callables written in C have no signature
+        signature = inspect.signature(entry_point)
+        try:  # before the call, so that no TypeError from inside the function is taken for one of its arguments
+            signature.bind(**options)
+        except TypeError as error:
+            raise ModelError(
+                f"load: {what} cannot be called with {', '.join(options) or 'no arguments'} ({first_line(error)}). "
+                f"It takes {', '.join(signature.parameters) or 'none'}: pass these as options, or give them defaults."
+            ) from error
+    with running(what):
         made = entry_point(**options)
-    except (Exception, SystemExit) as error:
-        raise failed(f"{entry}() of '{place}'", error) from error
     if isinstance(made, _MODELS):
         return made
     got = f"the class {made.__name__}" if inspect.isclass(made) else type(made).__name__
-    raise ModelError(
-        f"load: {entry}() of '{place}' must return an nn.Module, or what dubito.wrap makes of one; got {got}. "
-        f"End it with `return model`: dubito.wrap(model, transform=..., classes=...) adds what belongs to it, and "
-        f"weights=PATH loads tensors."
-    )
-
-
-def _check_arguments(function: Callable[..., Any], options: dict[str, Any], what: str) -> None:
-    """Before the call, so that no TypeError from inside the function is taken for one of its arguments."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some callables written in C have no signature
-        return
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise ModelError(
-            f"load: {what} cannot be called with {', '.join(options) or 'no arguments'} ({first_line(error)}). "
-            f"It takes {', '.join(signature.parameters) or 'none'}: give these as options, or give them defaults."
-        ) from error
-
-
-_PRIVATE = "_dubito_file_"
-"""How the module names of files begin; what they hold can be found under them, as torch.export needs it."""
-
-_NEIGHBOURS: dict[str, Path] = {}
-"""Modules that such code has imported from beside it, by their first name, and from which folder."""
+    repair = next(text for kind, text in _INSTEAD.items() if isinstance(made, kind))
+    raise ModelError(f"load: {what} must return an nn.Module, or what dubito.wrap makes of one; got {got}. {repair}")
 
 
 @contextmanager
@@ -138,7 +122,7 @@ def importable(folder: Path) -> Iterator[None]:
     Otherwise `import layers` in two files of two folders would give both the layers of the first.
     """
     others = {top for top, home in _NEIGHBOURS.items() if home != folder}
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if _top(name) in others}
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in others}
     before, always = set(sys.modules), str(folder) in sys.path
     importlib.invalidate_caches()  # a neighbour may be a moment old
     sys.path.insert(0, str(folder))
@@ -147,8 +131,8 @@ def importable(folder: Path) -> Iterator[None]:
     finally:
         with suppress(ValueError):  # the code itself may have taken it away
             sys.path.remove(str(folder))
-        brought = {_top(name) for name in sys.modules.keys() - before}
-        for name in [name for name in sys.modules if _top(name) in others]:
+        brought = {name.partition(".")[0] for name in sys.modules.keys() - before}
+        for name in [name for name in sys.modules if name.partition(".")[0] in others]:
             del sys.modules[name]
         sys.modules.update(hidden)
         if not always:
@@ -167,36 +151,40 @@ def executed(file: Path, place: str) -> ModuleType:
         raise AssertionError("a file that ends with .py always has a loader")
     sys.modules[name] = module = module_from_spec(spec)
     try:
-        # Not by the loader: what it compiled before counts as new within the same second.
-        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))  # noqa: S102 (the user's own code, as documented)
-    except (Exception, SystemExit) as error:
+        with running(f"'{place}'"):  # not by the loader: what it compiled before counts as new within the same second
+            exec(compile(file.read_bytes(), str(file), "exec"), vars(module))  # noqa: S102 (the user's own code)
+    except ModelError:
         del sys.modules[name]
-        raise failed(f"'{place}'", error) from error
+        raise
     return module
 
 
 def imported(place: str) -> ModuleType:
     """The module of a dotted name."""
-    try:
-        return importlib.import_module(place)
-    except (Exception, SystemExit) as error:
-        gone = error.name if isinstance(error, ModuleNotFoundError) else None
-        if gone is not None and f"{place}.".startswith(f"{gone}."):
-            raise ModelError(
-                f"load: no module '{gone}' is installed or in '{Path.cwd()}'. Go to the folder that holds it, or give "
-                f"a file: 'python:FILE.py:FUNCTION'."
-            ) from error
-        raise failed(f"'{place}'", error) from error
-
-
-def failed(what: str, error: BaseException) -> ModelError:
-    """The code raised: where, and what."""
-    repair = (
-        "A relative import needs a package: name the module instead, 'python:PACKAGE.MODULE:FUNCTION'."
-        if isinstance(error, ImportError) and "relative import" in str(error)
-        else "Fix it there; the whole traceback is this error's cause."
+    with running(f"'{place}'"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if not f"{place}.".startswith(f"{error.name}."):
+                raise
+            gone = error.name
+    raise ModelError(
+        f"load: no module '{gone}' is installed or in '{Path.cwd()}'. Go to the folder that holds it, or name a file: "
+        f"'python:FILE.py:FUNCTION'."
     )
-    return ModelError(f"load: {what} failed{_where(error)} ({type(error).__name__}: {first_line(error)}). {repair}")
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Around the user's code: whatever it raises becomes a ModelError that says where, and what."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        repair = "Fix it there; the whole traceback is this error's cause."
+        if isinstance(error, ImportError) and "relative import" in str(error):
+            repair = "A relative import needs a package: name the module instead, 'python:PACKAGE.MODULE:FUNCTION'."
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ModelError(f"load: {what} failed{_where(error)} ({reason}). {repair}") from error
 
 
 def _where(error: BaseException) -> str:
@@ -208,10 +196,6 @@ def _where(error: BaseException) -> str:
     calls = [(call.filename, call.lineno) for call in traceback.extract_tb(error.__traceback__)]
     own = [call for call in calls if not call[0].startswith(library)]
     return " at {}, line {}".format(*(own or calls)[-1]) if calls else ""
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _home(top: str) -> Path | None:

@@ -49,16 +49,10 @@ def transform_of(module: nn.Module, options: dict[str, Any]) -> Transform | Any:
     sides = (size, size) if isinstance(size, int) else size
     config = resolve_model_data_config(module, {"input_size": (3, *sides)} if sides else {})
     _, height, width = config["input_size"]
-    plain = config["crop_mode"] == "center" and height == width and config["interpolation"] != "random"
-    if not plain:
+    if config["crop_mode"] != "center" or height != width or config["interpolation"] == "random":
         return create_transform(**config, is_training=False)
-    return Preprocess(
-        size=(height, width),
-        resize=math.floor(height / config["crop_pct"]),
-        interpolation=config["interpolation"],
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-    )
+    resize, mean, std = math.floor(height / config["crop_pct"]), tuple(config["mean"]), tuple(config["std"])
+    return Preprocess((height, width), resize, config["interpolation"], mean, std)
 
 
 def class_names(count: int) -> list[str] | int:

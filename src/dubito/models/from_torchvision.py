@@ -30,13 +30,9 @@ def build(name: str, options: dict[str, Any], *, pretrained: bool) -> dict[str, 
     preset = weights.transforms()
     scale = options.get("image_size", preset.crop_size[0]) / preset.crop_size[0]
     resize = tuple(round(scale * side) for side in preset.resize_size)
-    transform = Preprocess(
-        size=(round(scale * preset.crop_size[0]), round(scale * preset.crop_size[-1])),
-        resize=resize[0] if len(resize) == 1 else resize,
-        interpolation=preset.interpolation.value,
-        mean=tuple(preset.mean),
-        std=tuple(preset.std),
-    )
+    size = (round(scale * preset.crop_size[0]), round(scale * preset.crop_size[-1]))
+    sides = resize[0] if len(resize) == 1 else resize
+    transform = Preprocess(size, sides, preset.interpolation.value, tuple(preset.mean), tuple(preset.std))
     classes = names if count == len(names) else count
     return {"module": module.to(memory_format=torch.channels_last), "transform": transform, "classes": classes}
 

@@ -13,6 +13,7 @@ A non-linear f is kept exact and the head linear by lifting the feature: f(a) = 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -50,6 +51,32 @@ class Call:
     weight: Tensor | None = None
     bias: Tensor | None = None
     reduced: tuple[int, ...] = ()
+
+    def grid(self, patches: tuple[int, int] | None) -> tuple[int, int]:
+        """Height and width of the tiles; patch tokens stand on the grid of the embedding, behind all other tokens."""
+        first, *second = (self.source.shape[axis] for axis in self.reduced)
+        if second:
+            return first, second[0]
+        if patches is None or patches[0] * patches[1] > first:
+            raise ValueError(f"{first} tokens do not stand on a grid of patches")
+        return patches
+
+    def tiles_as_rows(self, patches: tuple[int, int] | None) -> Tensor:
+        """What a pool reads, (n, .., tiles, ..), as (n * tiles, ..) in the shape of its own output."""
+        if self.role == "token":
+            h, w = self.grid(patches)
+            return self.source[:, self.source.shape[1] - h * w :].flatten(0, 1)
+        rest = [axis for axis in range(1, self.source.dim()) if axis not in self.reduced]
+        tiles = self.source.permute(0, *self.reduced, *rest).flatten(0, len(self.reduced))
+        return tiles.reshape(-1, *self.output.shape[1:])
+
+    def with_own_rows(self, n: int) -> Tensor:
+        """The output, its first n rows as they come without tiles: a longer product may round otherwise."""
+        if self.weight is None or len(self.source) <= n:
+            return self.output
+        layer = F.linear if self.role == "linear" else F.conv2d
+        own = layer(self.source[:n], self.weight, self.bias)
+        return torch.cat([own, self.output[n:]]) if own.shape[1:] == self.output.shape[1:] else self.output
 
 
 class Spy(TorchFunctionMode):
@@ -149,12 +176,9 @@ def _reduced_axes(
 
 def plain_layer(module: nn.Module, call: Call) -> nn.Linear | None:
     """The one nn.Linear whose weight the call used, if it is that and nothing cleverer."""
-    layers = [
-        part
-        for part in module.modules()
-        if isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward and part.weight is call.weight
-    ]
-    return layers[0] if len(layers) == 1 else None
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear) and part.weight is call.weight]
+    plain = [layer for layer in layers if type(layer).forward is nn.Linear.forward]
+    return plain[0] if len(plain) == 1 else None
 
 
 def read_input(layer: nn.Linear, run: Callable[[], Any]) -> Tensor | None:
@@ -165,13 +189,8 @@ def read_input(layer: nn.Linear, run: Callable[[], Any]) -> Tensor | None:
         inputs.extend(received)
         raise Reached
 
-    handle = layer.register_forward_pre_hook(tap)
-    try:
+    with layer.register_forward_pre_hook(tap), suppress(Reached):
         run()
-    except Reached:
-        pass
-    finally:
-        handle.remove()
     return inputs[0] if len(inputs) == 1 else None
 
 
@@ -199,6 +218,14 @@ class ForwardPlan:
     def stop_at(self) -> int:
         """The last call that the features need: of a convolutional head, the pool, which reads every tile's logits."""
         return self.pool if self.convolutional and self.pool is not None else max(self.heads)
+
+    def tile_features(self, calls: Mapping[int, Call]) -> Float[Tensor, "n t d"]:
+        """What a convolutional head reads at every position, with the residual of the non-linearity behind it."""
+        head = calls[self.heads[0]]
+        parts = [head.source]
+        if self.lift and head.before is not None:
+            parts.append(calls[self.stop_at].source - head.before)
+        return torch.cat(parts, dim=1).flatten(2).transpose(1, 2)
 
 
 def make_plan(spy: Spy, outputs: Tensor, *, head: Tensor | None, output: Output, name: str) -> ForwardPlan:
@@ -325,42 +352,3 @@ def named_weight(module: nn.Module, head: str) -> Tensor:
             f"head: layer '{head}' has no weight ({type(parts[head]).__name__}). Name a linear layer or a convolution."
         )
     return weight
-
-
-def tile_features(calls: Mapping[int, Call], plan: ForwardPlan) -> Float[Tensor, "n t d"]:
-    """What a convolutional head reads at every position, with the residual of the non-linearity behind it."""
-    head = calls[plan.heads[0]]
-    parts = [head.source]
-    if plan.lift and head.before is not None:
-        parts.append(calls[plan.stop_at].source - head.before)
-    return torch.cat(parts, dim=1).flatten(2).transpose(1, 2)
-
-
-def tiles_as_rows(call: Call, patches: tuple[int, int] | None) -> Tensor:
-    """(n, .., tiles, ..) to (n * tiles, ..) in the shape of the pool's own output."""
-    if call.role == "token":
-        h, w = grid_of(call, patches)
-        return call.source[:, call.source.shape[1] - h * w :].flatten(0, 1)
-    axes = call.reduced
-    rest = [axis for axis in range(1, call.source.dim()) if axis not in axes]
-    tiles = call.source.permute(0, *axes, *rest).flatten(0, len(axes))
-    return tiles.reshape(-1, *call.output.shape[1:])
-
-
-def grid_of(call: Call, patches: tuple[int, int] | None) -> tuple[int, int]:
-    """Height and width of the tiles; patch tokens stand on the grid of the embedding, behind all other tokens."""
-    first, *second = (call.source.shape[axis] for axis in call.reduced)
-    if second:
-        return first, second[0]
-    if patches is None or patches[0] * patches[1] > first:
-        raise ValueError(f"{first} tokens do not stand on a grid of patches")
-    return patches
-
-
-def with_own_rows(call: Call, n: int) -> Tensor:
-    """A hidden layer's output, its first n rows as they come without tiles: a longer product may round otherwise."""
-    if call.weight is None or len(call.source) <= n:
-        return call.output
-    layer = F.linear if call.role == "linear" else F.conv2d
-    own = layer(call.source[:n], call.weight, call.bias)
-    return torch.cat([own, call.output[n:]]) if own.shape[1:] == call.output.shape[1:] else call.output

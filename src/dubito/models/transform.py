@@ -65,16 +65,9 @@ class Preprocess:
             resize = _pixels(resize, "resize must be the short side, (height, width) or None")
         check_choice(interpolation, [mode.value for mode in InterpolationMode], by="Preprocess", what="interpolation")
         check_choice(channels, ["RGB", "BGR"], by="Preprocess", what="channels")
-        settings = {
-            "size": (sides, sides) if isinstance(sides, int) else sides,
-            "resize": resize,
-            "interpolation": interpolation,
-            "mean": _per_channel(mean, "mean"),
-            "std": _per_channel(std, "std"),
-            "channels": channels,
-        }
-        for name, value in settings.items():
-            object.__setattr__(self, name, value)  # frozen
+        sides = (sides, sides) if isinstance(sides, int) else sides
+        vars(self).update(size=sides, resize=resize, interpolation=interpolation, channels=channels)  # frozen
+        vars(self).update(mean=_per_channel(mean, "mean"), std=_per_channel(std, "std"))
 
     def prepare(self, image: Image.Image) -> Tensor:
         """An RGB image to uint8 (h, w, 3)."""
@@ -95,7 +88,7 @@ class Preprocess:
         if (h, w) != self.size:
             raise ModelError(
                 f"pixels must come as {self.size[0]}x{self.size[1]}, the model's input size; got {h}x{w}. "
-                f"Give them as images, which are resized, and not as ready inputs."
+                f"Pass them as images, which are resized, and not as ready inputs."
             )
         # Whole rows of pixels at once: three channels alone are too few for the processor's vector units.
         mean, std = (torch.tensor(value, device=batch.device).repeat(w) for value in (self.mean, self.std))
@@ -129,7 +122,7 @@ class FunctionTransform:
         return _ready(batch, "a callable")
 
     def describe(self) -> Json:
-        """Its name and settings, as far as its repr shows them, and a hash of what it does to a fixed image."""
+        """A hash of what it does to a fixed image."""
         y, x = np.mgrid[0:301, 0:413]  # a fixed picture with all colours and fine texture, not square
         card = Image.fromarray(np.stack([x % 256, y % 256, (x * y) % 251], axis=-1).astype(np.uint8))
         first = self.prepare(card.copy())
@@ -152,7 +145,7 @@ class NoTransform:
         """Refuse: the model was wrapped without a transform."""
         raise ModelError(
             f"this model was wrapped without a transform; got an image of {image.width}x{image.height} pixels. "
-            f"Pass transform=... to dubito.wrap, or give ready tensors."
+            f"Pass transform=... to dubito.wrap, or ready tensors as images."
         )
 
     def finish(self, batch: Tensor) -> Float[Tensor, "n ..."]:
@@ -179,10 +172,8 @@ def _per_channel(value: object, name: str) -> tuple[float, ...]:
     """Three numbers; a std of zero would divide by it."""
     three = value if isinstance(value, tuple | list) and len(value) == 3 else [None]
     if not all(isinstance(one, Real) and math.isfinite(one) and (one != 0 or name == "mean") for one in three):
-        kind = "numbers" if name == "mean" else "numbers other than zero"
-        raise ValueRangeError(
-            f"Preprocess: {name} must be three {kind}, one per channel; got {value!r}. Say {name}=(0.5, 0.5, 0.5)."
-        )
+        what = f"three numbers{'' if name == 'mean' else ' other than zero'}, one per channel"
+        raise ValueRangeError(f"Preprocess: {name} must be {what}; got {value!r}. Say {name}=(0.5, 0.5, 0.5).")
     return tuple(three)
 
 
@@ -190,6 +181,6 @@ def _ready(batch: Tensor, transform: str) -> Float[Tensor, "n ..."]:
     if not batch.is_floating_point():
         raise ModelError(
             f"inputs must be floats for a model with {transform}; got {batch.dtype} of shape {tuple(batch.shape)}. "
-            f"Only dubito.Preprocess knows how to scale and normalise pixels: use it, or give finished inputs."
+            f"Only dubito.Preprocess knows how to scale and normalise pixels: use it, or pass finished inputs."
         )
     return batch

@@ -4,11 +4,10 @@
     weights    = blake2b( (name, class, settings) of every submodule, tensors )
     operations = which activations and pools stand among the submodules
 
-Versions of timm and torch rename and extend classes and settings. So `weights` reveals any change of the submodules,
-and `tensors` alone stays the same with other versions. `operations` reveals the most likely change that leaves tensors
-as they are, another activation, but ignores what versions change: prefix and suffix of a name (PytorchGELUTanh and
-SiLUActivation of transformers are GELUTanh and SiLU now), and how often an activation occurs, as layers may share one.
-What a forward calls as a function is in none of them.
+Versions of timm and torch rename and extend classes and settings: `weights` reveals any change of the submodules, and
+`tensors` alone stays the same. `operations` reveals the most likely change that leaves tensors as they are, another
+activation, but ignores what versions change: prefix and suffix of a name (PytorchGELUTanh and SiLUActivation of
+transformers are GELUTanh and SiLU now), and how often it occurs. What a forward calls as a function is in none of them.
 """
 
 import hashlib
@@ -39,15 +38,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"weights: no file '{path}'. Give the path of a .safetensors or PyTorch weights file.")
+        raise CheckpointError(f"weights: no file '{path}'. Pass the path of a .safetensors or PyTorch weights file.")
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file can fail anywhere
-        raise CheckpointError(
-            f"weights: '{path}' is not a readable weights file ({first_line(error)}). Copy it again."
-        ) from error
+        reason = first_line(error)
+        raise CheckpointError(f"weights: '{path}' is not a readable weights file ({reason}). Copy it again.") from error
     for key in _WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -55,7 +53,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         keys = f"a dict of {', '.join(sorted(map(str, content))[:5]) or 'nothing'}" if isinstance(content, dict) else ""
         raise CheckpointError(
             f"weights: '{path}' must hold tensors by name; got {keys or type(content).__name__}. "
-            f"Save model.state_dict() and give that file."
+            f"Save model.state_dict() and pass that file."
         )
     weights = {str(key): value for key, value in content.items()}
     for prefix in _PREFIXES:
@@ -67,9 +65,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def _read_torch(path: Path) -> Any:
     with path.open("rb") as file:
         if not file.read(2).startswith(_STARTS):
-            raise CheckpointError(
-                f"weights: '{path}' is not a PyTorch file. Give one of torch.save, or a .safetensors."
-            )
+            raise CheckpointError(f"weights: '{path}' is no PyTorch file. Pass one of torch.save, or a .safetensors.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickles; whether this one can be read is reported below
@@ -95,11 +91,8 @@ def put_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -
         "unknown": sorted(weights.keys() - own.keys()),
         "of another shape": [f"{key} ({a}, the model has {b})" for key, (a, b) in shapes.items() if a != b],
     }
-    mismatch = "; ".join(
-        f"{len(keys)} {what}: {', '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
-        for what, keys in problems.items()
-        if keys
-    )
+    shown = {what: ", ".join(keys[:3]) + (" ..." if len(keys) > 3 else "") for what, keys in problems.items()}
+    mismatch = "; ".join(f"{len(keys)} {what}: {shown[what]}" for what, keys in problems.items() if keys)
     if mismatch:
         raise CheckpointError(
             f"weights: '{source}' does not fit {type(module).__name__}: {mismatch}. "

@@ -20,23 +20,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito.errors import ModelError, RefusedInputsError
-from dubito.models.head import (
-    Call,
-    ForwardPlan,
-    Output,
-    Reached,
-    Spy,
-    grid_of,
-    make_plan,
-    named_weight,
-    plain_layer,
-    read_input,
-    tile_features,
-    tiles_as_rows,
-    with_own_rows,
-)
+from dubito.models.head import Call, ForwardPlan, Output, Reached, Spy, make_plan, named_weight, plain_layer, read_input
 from dubito.models.transform import FunctionTransform, NoTransform
-from dubito.models.weights import module_digests, operations
+from dubito.models.weights import first_line, module_digests, operations
 from dubito.types import Json, Tiled, Transform
 from dubito.validate import check_choice
 
@@ -69,7 +55,8 @@ def wrap(
     """
     if not isinstance(module, nn.Module):
         raise ModelError(
-            f"wrap: module must be a torch.nn.Module; got {type(module).__name__}. For a name, use dubito.load."
+            f"wrap: module must be a torch.nn.Module; got {type(module).__name__}. "
+            + ("Load that state dict into its module." if isinstance(module, dict) else "For a name, use dubito.load.")
         )
     check_choice(output, get_args(Output), by="wrap", what="output")
     if transform is None:
@@ -82,7 +69,7 @@ def wrap(
 
 @final
 class WrappedClassifier:
-    """The one Classifier: every source (timm, torchvision, transformers, a plain module) ends here. Built by `wrap`.
+    """The one Classifier, of whatever source, built by `wrap`.
 
     Attributes:
         output: What the module returns.
@@ -102,8 +89,7 @@ class WrappedClassifier:
         self.name, self.module, self.transform = name, module, transform
         self.classes: Sequence[str] | None = None if isinstance(classes, int) or classes is None else list(classes)
         self._count = len(self.classes) if self.classes is not None else classes
-        self.output: Output = output
-        self._head = head
+        self.output, self._head = output, head
         if head is not None:
             named_weight(eager(module), head)
         self.layer: nn.Linear | None = None
@@ -121,7 +107,7 @@ class WrappedClassifier:
         return sample_of(self.module).device
 
     def settings(self) -> Json:
-        """What `wrap` was given besides the module and its name."""
+        """The arguments of `wrap` besides the module and its name."""
         classes = self._count if self.classes is None else self.classes
         return {"transform": self.transform, "classes": classes, "head": self._head, "output": self.output}
 
@@ -160,7 +146,7 @@ class WrappedClassifier:
         calls = self._watched(x, plan)
         logits = calls[plan.stop_at].source  # a convolutional head gives every tile's logits before the pool
         h, w = logits.shape[2:]
-        features = tile_features(calls, plan).mean(1)
+        features = plan.tile_features(calls).mean(1)
         return Tiled(features, (h, w), lambda start, stop: logits[start:stop].flatten(2).transpose(1, 2))
 
     def head(self) -> tuple[Float[Tensor, "c d"], Float[Tensor, "c"] | None]:
@@ -185,12 +171,12 @@ class WrappedClassifier:
                 f"{self.name} has not seen a batch yet{' since its head was replaced' if self._plan else ''}, "
                 f"so its head is not known. Call features(x) once before."
             )
-        parts = [(weight.detach().flatten(1), bias) for weight, bias in self._heads]
-        weight, bias = parts[0]
-        if len(parts) > 1:
-            weight = torch.cat([w for w, _ in parts], dim=1) / len(parts)
-            biases = [b for _, b in parts if b is not None]
-            bias = torch.stack(biases).sum(0) / len(parts) if biases else None
+        weights, biases = [weight.detach().flatten(1) for weight, _ in self._heads], [bias for _, bias in self._heads]
+        weight, bias = weights[0], biases[0]
+        if len(weights) > 1:
+            weight = torch.cat(weights, dim=1) / len(weights)
+            known = [one for one in biases if one is not None]
+            bias = torch.stack(known).sum(0) / len(weights) if known else None
         if self._plan.lift:
             weight = torch.cat([weight, torch.eye(len(weight), dtype=weight.dtype, device=weight.device)], dim=1)
         return weight, None if bias is None else bias.detach()
@@ -201,7 +187,7 @@ class WrappedClassifier:
             return self._plan
         self._plan = self.layer = None
         if len(x) == 0:
-            raise ModelError(f"{self.name}: its first batch has no images. Give at least one, to find its head.")
+            raise ModelError(f"{self.name}: its first batch has no images. Pass at least one, to find its head.")
         pair = x[:2] if len(x) > 1 else torch.cat([x, x])
         spy = Spy()
         outputs = self._run(pair, spy)
@@ -210,7 +196,7 @@ class WrappedClassifier:
         if self._count is not None and self._count != outputs.shape[1]:
             raise ModelError(
                 f"{self.name}: classes says {self._count}, the module gives {outputs.shape[1]} outputs. "
-                f"Give one name per output, in order."
+                f"Pass one name per output, in order."
             )
         heads = [spy.calls[number] for number in plan.heads]
         self._heads = [(call.weight, call.bias) for call in heads if call.weight is not None]
@@ -234,7 +220,7 @@ class WrappedClassifier:
     def _watched_features(self, x: Tensor, plan: ForwardPlan) -> Float[Tensor, "n d"]:
         calls = self._watched(x, plan)
         if plan.convolutional:
-            return tile_features(calls, plan).mean(1)
+            return plan.tile_features(calls).mean(1)
         return torch.cat([calls[number].source.flatten(1) for number in plan.heads], dim=1)
 
     def _with_map(self, x: Tensor) -> ForwardPlan:
@@ -250,13 +236,13 @@ class WrappedClassifier:
         """Run once; from the pool to the head, every tile goes along as an image of its own, behind the images."""
         if plan.convolutional:
             calls = self._watched(x, plan)
-            tiles = tile_features(calls, plan)
+            tiles = plan.tile_features(calls)
             return tiles.mean(1), tiles.reshape(len(x), *calls[plan.stop_at].source.shape[2:], tiles.shape[2])
         spy = Spy(keep={*plan.heads, *plan.pools}, stop_at=plan.stop_at)
-        spy.replace(plan.pools, lambda call: torch.cat([call.output, tiles_as_rows(call, spy.patches)]))
-        spy.replace(plan.hidden, lambda call: with_own_rows(call, len(x)))
+        spy.replace(plan.pools, lambda call: torch.cat([call.output, call.tiles_as_rows(spy.patches)]))
+        spy.replace(plan.hidden, lambda call: call.with_own_rows(len(x)))
         calls = self._watched(x, plan, spy)
-        h, w = grid_of(calls[plan.pools[-1]], spy.patches)
+        h, w = calls[plan.pools[-1]].grid(spy.patches)
         parts = [calls[number].source.flatten(1) for number in plan.heads]
         rows = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return rows[: len(x)], rows[len(x) :].view(len(x), h, w, rows.shape[1])
@@ -270,29 +256,35 @@ class WrappedClassifier:
 
     def _run(self, x: Tensor, spy: Spy | None = None) -> Float[Tensor, "n c"]:
         module, like = eager(self.module), sample_of(self.module)
-        with frozen(module):
-            # A module may write into its input: the user's is copied, until the first pass shows that it does not.
-            x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
-            buffers = KeptBuffers(module) if self._counts else None
-            try:
+        changed: list[str] = []
+        try:
+            with frozen(module), kept_buffers(module, changed) if self._counts else contextlib.nullcontext():
+                # A module may write into its input: the user's is copied, until the first pass shows that it does not.
+                x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=self._writes)
                 with spy or contextlib.nullcontext():
                     out = module(x)
-            except (torch.OutOfMemoryError, NotImplementedError):
-                raise  # of torch's RuntimeErrors, those that other inputs would not mend
-            except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-                shape = ", ".join(map(str, ("n", *x.shape[1:])))
-                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-                raise RefusedInputsError(
-                    f"{self.name} cannot take inputs of shape ({shape}) ({reason}). Let transform=... make "
-                    f"of an image what the model was built for, often floats (3, h, w): channels first, without an "
-                    f"axis for the batch. Give pictures as files, or as uint8 (h, w, 3)."
-                ) from error
-            finally:
-                if buffers is not None:
-                    self._counts = buffers.restore() or self._plan is None
+        except (torch.OutOfMemoryError, NotImplementedError):
+            raise  # of torch's RuntimeErrors, those that other inputs would not mend
+        except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+            shape = ", ".join(map(str, ("n", *x.shape[1:])))
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            raise RefusedInputsError(
+                f"{self.name} cannot take inputs of shape ({shape}) ({reason}). {_repair(x.shape[1:])}"
+            ) from error
+        finally:
+            self._counts = self._counts and (bool(changed) or self._plan is None)
         if self._plan is None and self._writes:
             self._writes = x._version > 0
         return output_of(out, len(x), self.name)
+
+
+def _repair(shape: Sequence[int]) -> str:
+    """What to do about inputs that a module refuses, by the shape that each image has."""
+    if len(shape) == 4 and shape[0] == 1:
+        return "There is one axis too many: let transform=... make (3, h, w) of an image, without unsqueeze(0)."
+    if len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
+        return "Channels come last: put them first, as ToTensor() does, or pass pictures as uint8 (h, w, 3)."
+    return "Let transform=... make of an image what the model was built for, often floats (3, h, w) of one size."
 
 
 def sample_of(module: nn.Module) -> Tensor:
@@ -331,9 +323,7 @@ def _on_device(module: nn.Module, device: str | torch.device | None) -> nn.Modul
         there = torch.empty(0, device=device).device
         return module if here == there else copy.deepcopy(module).to(there)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(
-            f"device: '{device}' cannot be used here ({str(error).splitlines()[0]}). Try device='cpu'."
-        ) from error
+        raise ModelError(f"device: '{device}' cannot be used here ({first_line(error)}). Try device='cpu'.") from error
 
 
 @contextlib.contextmanager
@@ -355,29 +345,23 @@ def frozen(module: nn.Module) -> Iterator[nn.Module]:
             part.training = True
 
 
-class KeptBuffers:
-    """A copy of all buffers, for a module whose forward changes them even in eval mode, such as a counter."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._kept: list[tuple[nn.Module, str, Tensor, int, Tensor]] = [
-            (part, name, buffer, _version(buffer), buffer.clone())
-            for part in module.modules()
-            for name, buffer in part._buffers.items()
-            if buffer is not None
-        ]
-
-    def restore(self) -> bool:
-        """Put back what has changed; says whether anything had."""
-        changed = False
-        for part, name, buffer, version, before in self._kept:
-            if part._buffers[name] is not buffer or _version(buffer) != version:
-                changed = True
+@contextlib.contextmanager
+def kept_buffers(module: nn.Module, changed: list[str] | None = None) -> Iterator[None]:
+    """Put back all buffers that a forward changes even in eval mode, such as a counter; their names join `changed`."""
+    # How often each was written to; one made under inference_mode cannot be.
+    kept = [
+        (part, name, buffer, 0 if buffer.is_inference() else buffer._version, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for part, name, buffer, version, before in kept:
+            if part._buffers[name] is not buffer or version != (0 if buffer.is_inference() else buffer._version):
                 part._buffers[name] = buffer
                 with torch.no_grad():
                     buffer.copy_(before)
-        return changed
-
-
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; one made under inference_mode does not count, and cannot be written to."""
-    return 0 if tensor.is_inference() else tensor._version
+                if changed is not None:
+                    changed.append(name)
