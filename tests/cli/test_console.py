@@ -19,7 +19,7 @@ OPTIONS = {"ood": "--ood", "train": "--train", "per_class": "--per-class", "held
         ("held_out: a share must lie", "--held-out: a share must lie"),
         ("compare: ood 'cats' needs rows", "compare: --ood 'cats' needs rows"),
         ("these images are also in train (cache/x)", "these images are also in --train (cache/x)"),
-        ("Give to=.", "Give --to."),
+        ("Pass to=.", "Pass --to."),
         ("Give ood=..., or train='x'.", "Give --ood ..., or --train 'x'."),
         ("per_class=True needs labels", "--per-class needs labels"),
         ("they train on ood images", "they train on ood images"),

@@ -25,9 +25,9 @@ def test_a_page_with_thumbnails_and_a_figure(run: Run, cache: Path, images: Path
 def test_wrong_options_are_refused_before_the_layout(run: Run, cache: Path, images: Path, tmp_path: Path) -> None:
     answer = run("map", cache, "--images", images, "--png", tmp_path / "map.png")
     assert (answer.code, "images are for the thumbnails of the page" in answer.err) == (1, True)
-    assert "Give --to." in answer.err
+    assert "Pass --to." in answer.err
     answer = run("map", cache, "--to", tmp_path / "map.html", "--score", "energy", "--head", "auto")
-    assert (answer.code, "Give --score energy or --head auto." in answer.err) == (2, True)
+    assert (answer.code, "Pass --score energy or --head auto." in answer.err) == (2, True)
     answer = run("map", cache, "--to", tmp_path / "map.html", "--colour", "label")
     assert answer.code == 1
     assert "colour must be one of prediction, uncertainty; got 'label'" in answer.err

@@ -59,7 +59,7 @@ def test_all_that_can_be_had_and_a_note_on_the_rest(run: Run, cache: Path) -> No
     assert answer.json["scores"]["energy"] == {"kind": "epistemic", "needs": ["logit"]}
     assert answer.json["notes"] == [
         "left out: temperature, neighbours, density, mahalanobis, mental, which learn first. "
-        "Give in-distribution images: --train CACHE."
+        "Pass in-distribution images: --train CACHE."
     ]
     assert [f"note: {note}" for note in answer.json["notes"]] == answer.err.splitlines()
 

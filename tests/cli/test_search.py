@@ -101,7 +101,7 @@ def test_thresholds_of_classes_and_images_without_labels(run: Run, labelled: Pat
     overall = SafeIndex.load(folder).thresholds.overall
     answer = run("search", "query", folder, cache, "--k", 1, "--json")
     assert (answer.code, answer.json["kind"]) == (1, "TableError")
-    assert f"{cache} has no labels. Give a cache with labels" in answer.json["error"]
+    assert f"{cache} has no labels. Pass a cache with labels" in answer.json["error"]
     assert f"--refuse-above U (of all items together it is {overall:.4g})" in answer.json["error"]
     assert "=" not in answer.json["error"]  # options, no Python
     u = dubito.Entropy().score(dubito.open(cache))
@@ -168,7 +168,7 @@ def test_without_a_score_it_says_which_it_took(run: Run, cache: Path, tmp_path: 
         (
             ("--score", "entropy", "--head", "auto"),
             2,
-            "Give --score entropy or --head auto.",
+            "Pass --score entropy or --head auto.",
         ),
         (("--score", "neighbours"), 1, "Use --train CACHE."),
         (("--clean", "neither"), 2, "Invalid value for '--clean'"),

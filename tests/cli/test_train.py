@@ -162,7 +162,7 @@ def test_a_cache_of_the_same_images_is_not_held_out(run: Run, labelled: Path, ca
     answer = run("train", cache, "--to", "mine", *QUICK, "--set", "target=expected", "--held-out", labelled)
     assert answer.code == 1
     assert f"--held-out: at least 12 of the 12 images of {labelled} are also in the training images" in answer.err
-    assert "Give another cache, or a share such as 0.1." in answer.err
+    assert "Pass another cache, or a share such as 0.1." in answer.err
 
 
 def test_a_cache_is_held_out(run: Run, labelled: Path, weights: Path, tmp_path: Path) -> None:

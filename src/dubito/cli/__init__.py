@@ -59,7 +59,7 @@ def _explain(error: BaseException, screen: Screen) -> tuple[int, str, str]:
         return 1, kind, str(error)
     if isinstance(error, OSError):
         where = f" '{error.filename}'" if error.filename else ""
-        return 1, kind, f"{error.strerror or error}{where}. Give a place that can be read and written."
+        return 1, kind, f"{error.strerror or error}{where}. Choose a place that can be read and written."
     bug = "This is a bug in dubito or in a package that it uses: run again with --debug to see where, and report it."
     return 1, kind, f"{kind}: {error or 'no message'}. {bug}"
 

@@ -166,7 +166,7 @@ class Screen:
         Args:
             result: The result.
             below: Sentences for people that stand below it.
-            written: By key of the JSON, the files that the command wrote; None where an option was not given.
+            written: By key of the JSON, the files that the command wrote; None where an option is absent.
             extra: Further values of the JSON.
         """
         if self.json:
@@ -269,8 +269,8 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def translate(text: str, options: Mapping[str, str]) -> str:
     """A message of the library in the words of the command line: arguments become options.
 
-    >>> translate("compare: ood 'cats' is empty. Give ood= or train='x'.", {"ood": "--ood", "train": "--train"})
-    "compare: --ood 'cats' is empty. Give --ood or --train 'x'."
+    >>> translate("compare: ood 'cats' is empty. Pass ood= or train='x'.", {"ood": "--ood", "train": "--train"})
+    "compare: --ood 'cats' is empty. Pass --ood or --train 'x'."
     """
     text = _EXTRACT.sub(r"`dubito extract MODEL IMAGES --to \1`", text)
     if not options:
@@ -323,13 +323,13 @@ def stored_model(chosen: str | None, loaded: "dubito.Guard | dubito.SafeIndex", 
     if chosen is None and ":" not in own:
         reason = f"belongs to {own}, which was wrapped in Python" if own else "does not name its model"
         raise BadParameter(
-            f"{what} {reason}. Give --model source:name, or --model python:FILE.py:FUNCTION for a module of your own; "
+            f"{what} {reason}. Pass --model source:name, or --model python:FILE.py:FUNCTION for a module of your own; "
             f"`guard run` and `search query` also take a cache in place of images."
         )
     if chosen is None and own.startswith("python:"):
         raise BadParameter(
             f"{what} names code as its model, {own}, which is not run unasked: the folder may be somebody else's. "
-            f"Give --model {own} if you trust that code."
+            f"Pass --model {own} if you trust that code."
         )
     return chosen or own
 

@@ -89,7 +89,7 @@ def _with_linear(
     from dubito.active.labels import read_labels, rows_of_ids
 
     if not linear:
-        raise BadParameter("--classes belongs to --linear, which is missing. Give both, or neither.")
+        raise BadParameter("--classes belongs to --linear, which is missing. Pass both, or neither.")
     labels = [name for path in files for name in read_labels(path).labels]
     if not labels:
         raise dubito.DubitoError(

@@ -98,7 +98,7 @@ def _model_of(table: "Table", name: str, weights: str | None) -> "Classifier":
     if reason:
         raise ModelError(
             f"--model: {name} must be the model that made {table.name}; it is not: {reason}. "
-            f"Give the same name and --weights as to `dubito extract`."
+            f"Pass the same name and --weights as to `dubito extract`."
         )
     return classifier
 

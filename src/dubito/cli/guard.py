@@ -109,6 +109,6 @@ def export(
 
 
 def _with_model(folder: Path, name: str | None, weights: str | None, device: str | None) -> "dubito.Guard":
-    """The guard with its model, which it names unless another one is given."""
+    """The guard with its model, which it names unless `--model` does."""
     model = options.stored_model(name, dubito.Guard.load(folder), f"the guard in '{folder}'")
     return dubito.Guard.load(folder, dubito.load(model, weights=weights, device=device))

@@ -1,4 +1,4 @@
-"""`dubito list`: which scores, heads, probes, models and metrics there are, and which settings can be given as text."""
+"""`dubito list`: which scores, heads, probes, models and metrics there are, and which settings can be typed."""
 
 import re
 from collections import Counter
@@ -158,7 +158,7 @@ def _table(kind: str, entries: Entries, filter_: str) -> tuple[str, Entries, lis
     """A title, a table and remarks for one kind of entries."""
     title, remarks = f"{len(entries)} {kind.removesuffix('s') if len(entries) == 1 else kind}", []
     if kind == "models" and not filter_:
-        return _counts(entries), [], ["Give a part of a name or a pattern: dubito list models 'resnet50*'"]
+        return _counts(entries), [], ["Add a part of a name or a pattern: dubito list models 'resnet50*'"]
     if kind == "models":
         return title, [], [entry["name"] for entry in entries]
     if kind == "scores":

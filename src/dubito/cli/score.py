@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".csv", ".npz")
 _HEAD = "head"
-_SELF = "Each of them is compared with itself, and its nearest neighbour is itself. Give other images of the same kind."
+_SELF = "Each of them is compared with itself, and its nearest neighbour is itself. Pass other images of the same kind."
 
 
 _Train = Annotated[
@@ -119,10 +119,10 @@ class OneScore:
         """The one score that `--score` or `--head` names, ready; None for neither."""
         score, head = self.score, self.head
         if score and head and score != _HEAD:
-            raise BadParameter(f"--score and --head both name the score. Give --score {score} or --head {head}.")
+            raise BadParameter(f"--score and --head both name the score. Pass --score {score} or --head {head}.")
         if not score and not head:
             if self.settings or self.train:
-                raise BadParameter("--set and --train belong to a score, and none is named. Give --score NAME, too.")
+                raise BadParameter("--set and --train belong to a score, and none is named. Pass --score NAME, too.")
             return None
         several = ScoreOptions([score or _HEAD], self.settings, self.train, [head] if head else [])
         scores = several.ready(screen, table)
@@ -260,7 +260,7 @@ def _note(screen: Screen, chosen: "AvailableScores") -> None:
     """What was left out, except for scores of probes that have not run, which nobody expects."""
     if chosen.unfitted:
         screen.note(
-            f"left out: {', '.join(chosen.unfitted)}, which learn first. Give in-distribution images: --train CACHE."
+            f"left out: {', '.join(chosen.unfitted)}, which learn first. Pass in-distribution images: --train CACHE."
         )
     for name, reason in chosen.left_out.items():
         if name not in chosen.unfitted and name not in chosen.not_extracted:

@@ -146,7 +146,7 @@ def _check_classes(index: "dubito.SafeIndex", queries: "dubito.Table") -> None:
     if queries.model_id != (index.provenance and index.provenance.model_id):
         return  # of another model, which `search` refuses first
     if "label" not in queries:
-        problem, repair = f"{queries.name} has no labels", "Give a cache with labels (dubito extract --labels FILE)"
+        problem, repair = f"{queries.name} has no labels", "Pass a cache with labels (dubito extract --labels FILE)"
     elif unknown := sorted({*queries.label.tolist()} - thresholds.by_class.keys()):
         problem, repair = f"no item has class {unknown[0]}, as {queries.name} has", "Leave these images out"
     else:

@@ -131,7 +131,7 @@ def _split(table: "dubito.Table", held_out: str | None) -> tuple["dubito.Table",
         # Split off here, before a temperature is fitted to what is left.
         return split(table, share)
     watched = dubito.open(held_out)
-    harm = "A head orders images that it has learned too well. Give another cache, or a share such as 0.1."
+    harm = "A head orders images that it has learned too well. Pass another cache, or a share such as 0.1."
     check_disjoint(watched, table, by="--held-out", what="the training images", harm=harm)
     return table, watched
 

@@ -88,13 +88,13 @@ def write_cards(
         summary: A table above the cards.
     """
     if not cards:
-        raise ValueRangeError("write_cards needs at least one card; got none. Give it some images.")
+        raise ValueRangeError("write_cards needs at least one card; got none. Pass some images.")
     names = list(cards[0].scores)
     for card in cards:
         if not names or list(card.scores) != names or not all(map(math.isfinite, card.scores.values())):
             raise ValueRangeError(
                 f"write_cards: every card must have the same finite scores, {', '.join(names) or 'at least one'}; "
-                f"'{card.caption}' has {dict(card.scores)}. Give every image the same scores."
+                f"'{card.caption}' has {dict(card.scores)}. Pass the same scores for every image."
             )
     spans = {name: (min(c.scores[name] for c in cards), max(c.scores[name] for c in cards)) for name in names}
     return render(
@@ -211,7 +211,7 @@ def _rows(images: Images, ids: Sequence[str] | Shaped[np.ndarray, "n"] | None, s
     if shape != (len(names),) or not names:
         raise TableError(
             f"write_gallery: u must have one value per image, ({len(names)},); got shape {shape}. "
-            f"Give the ids of the scored rows too: ids=table.id."
+            f"Pass the ids of the scored rows too: ids=table.id."
         )
     row_of = {name: row for row, name in enumerate(images.ids)}
     if unknown := [name for name in names if name not in row_of]:

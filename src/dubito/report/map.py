@@ -365,7 +365,7 @@ def _umap(x: Float64[np.ndarray, "n k"], start: Float64[np.ndarray, "n 2"], neig
 
 
 def colour_by(drawn: Map, colour: Colouring | None) -> str:
-    """`colour` if given; else labels or predictions if the colours suffice for half of the images; else uncertainty."""
+    """`colour`, or without it labels or predictions if colours suffice for half of the images, else uncertainty."""
     if colour is not None:
         check_choice(colour, [*drawn.class_names, "uncertainty"], by="map", what="colour")
         return colour

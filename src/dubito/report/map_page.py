@@ -63,7 +63,7 @@ def draw_map(
     check_choice(colour or "uncertainty", [*available, "uncertainty"], by="map", what="colour")
     _check_paths(to, png)
     if images is not None and to is None:
-        raise ValueRangeError("draw_map: images are for the thumbnails of the page, but no page is written. Give to=.")
+        raise ValueRangeError("draw_map: images are for the thumbnails of the page, but no page is written. Pass to=.")
     opened = None if images is None else open_images(images)
     if opened is not None:
         _match(table.row_ids(), opened)
@@ -197,7 +197,7 @@ def _check_paths(to: str | Path | None, png: str | Path | None) -> None:
     paths = {name: Path(path).absolute() for name, path in (("to", to), ("png", png)) if path is not None}
     for name, path in paths.items():
         if path.is_dir():
-            raise ValueRangeError(f"draw_map: {name} must be a file; '{path}' is a folder. Give '{path}/map.html'.")
+            raise ValueRangeError(f"draw_map: {name} must be a file; '{path}' is a folder. Pass '{path}/map.html'.")
         parent = next(one for one in path.parents if os.path.exists(one))  # noqa: PTH110 (a Path would raise)
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             why = "is not a folder" if not parent.is_dir() else "is not writable"

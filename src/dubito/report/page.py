@@ -64,7 +64,7 @@ def read_pixels(images: Images, row: int, *, by: str) -> Image.Image:
     image = images.read(row)
     if isinstance(image, Tensor):
         raise ValueRangeError(
-            f"{by} needs images as pixels; '{images.ids[row]}' of {images.name} is a model input. Give the pixels."
+            f"{by} needs images as pixels; '{images.ids[row]}' of {images.name} is a model input. Pass the pixels."
         )
     return image
 
