@@ -1,9 +1,11 @@
 """Which images should be labelled next? Ten strategies over any score, once or in a loop that trains and goes on.
 
-top, random, softmax, power, softrank     by the uncertainty alone                         `strategies`
-bald                                      top by mutual information (Houlsby et al. 2011, 1112.5745)
-batch_bald                                by the joint information of a batch              `batch_bald`
-core_set, weighted, seeding               far from each other and from labelled images     `strategies`
+    top, random, softmax, power, softrank     by the uncertainty alone                         `strategies`
+    bald                                      top by mutual information (Houlsby et al. 2011, 1112.5745)
+    batch_bald                                by the joint information of a batch              `strategies`
+    core_set, weighted, seeding               far from each other and from labelled images     `strategies`
+
+After every round of a loop the state is on the disk; a loop that was killed ends with the same picks.
 """
 
 import warnings
@@ -20,11 +22,10 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from dubito.active import loop
-from dubito.active.batch_bald import batch_bald, member_probabilities
 from dubito.active.labels import UnlabelledError, require_labels
 from dubito.active.linear import LinearTrainer
 from dubito.active.loop import Acquisition, Picks, Round
-from dubito.active.strategies import Distances, diverse, stochastic, top
+from dubito.active.strategies import Distances, batch_bald, diverse, member_probabilities, stochastic, top
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.evaluate.evaluate import uncertainty
@@ -36,8 +37,6 @@ from dubito.types import Json, Score
 from dubito.validate import check_choice, check_number, check_rows
 
 _DISAGREEMENT = ("bald", "batch_bald")
-_DIVERSE = ("core_set", "weighted", "seeding")
-_WITHOUT_U = ("random", "core_set")
 _SHORTLIST = 5000
 """Candidates of batch_bald, those with the highest mutual information: no image adds more than its own."""
 
@@ -118,8 +117,7 @@ class Acquire:
                 stacklevel=2,
             )
         values = self._values(table, labelled_rows, u)
-        rng = np.random.default_rng([self.seed, round])
-        rows = self._choose(table, min(count, left), values, rng, labelled_rows)
+        rows = self._choose(table, min(count, left), values, labelled_rows, round)
         return Picks(rows, table.row_ids(rows), None if values is None else values[rows], round, self.strategy)
 
     def run(
@@ -193,20 +191,15 @@ class Acquire:
         return Round(len(labelled), accuracy, one.pick(table, size, labelled=labelled, u=u, round=len(result.rounds)))
 
     def _choose(
-        self,
-        table: Table,
-        count: int,
-        u: Float64[np.ndarray, "n"] | None,
-        rng: np.random.Generator,
-        labelled: Int64[np.ndarray, "k"],
+        self, table: Table, count: int, u: Float64[np.ndarray, "n"] | None, labelled: Int64[np.ndarray, "k"], step: int
     ) -> Int64[np.ndarray, "p"]:
-        free = np.isin(np.arange(len(table)), labelled, invert=True)
+        rng, free = np.random.default_rng([self.seed, step]), np.isin(np.arange(len(table)), labelled, invert=True)
         candidates = np.flatnonzero(free)
         if count == 0:
             return candidates[:0]
         if self.strategy == "random":
             return rng.permutation(candidates)[:count]
-        if self.strategy in _DIVERSE:
+        if self.strategy in ("core_set", "weighted", "seeding"):
             table.require("feature", by=f"acquire: strategy '{self.strategy}'")
             distances = Distances(table.column("feature"))
             distances.add(labelled)
@@ -215,7 +208,7 @@ class Acquire:
         if self.strategy == "batch_bald":
             candidates = candidates[np.sort(top(u[candidates], max(_SHORTLIST, 20 * count)))]
             predicted = member_probabilities(table, f"{self.of}_logit", candidates)
-            places, _ = batch_bald(predicted, u[candidates], count, samples=self.samples, seed=rng)
+            places, _ = batch_bald(predicted, u[candidates], count, self.samples, rng)
         elif self.strategy in ("top", "bald"):
             places = top(u[candidates], count)
         else:
@@ -228,7 +221,7 @@ class Acquire:
         if u is not None:
             return uncertainty(u, table, by="acquire", name="u").double().numpy()
         score = MutualInformation(of=self.of) if self.strategy in _DISAGREEMENT else self.score
-        if score is None and self.strategy in _WITHOUT_U:
+        if score is None and self.strategy in ("random", "core_set"):
             return None
         score = Entropy() if score is None else score
         if score.learned and not score.is_fitted:

@@ -29,12 +29,7 @@ _AT_ONCE = 4096
 
 
 def find_label_issues(
-    table: Table,
-    score: Array | Score | None = None,
-    *,
-    k: int = 10,
-    share: float = 0.5,
-    least: float = 0.5,
+    table: Table, score: Array | Score | None = None, *, k: int = 10, share: float = 0.5, least: float = 0.5
 ) -> "LabelIssues":
     """Find images whose labels are likely wrong, those with the largest margin first.
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -21,18 +21,13 @@ from jaxtyping import Float64, Int64
 from dubito.active.labels import add_labels, read_labels, without_label, write_picks
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
-from dubito.result import Result, axes, cell, plain
+from dubito.result import Axes, Result, axes, cell, plain
 from dubito.storage import encode, reading, write_json, writing
 from dubito.table import Table, to_tensor
 from dubito.types import Json, Score
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 STATE = "acquisition.json"
 PICKS = "picks.csv"
-_FIXED = ("pool", "start")
-"""The parts that identify a loop without rounds."""
 
 
 @final
@@ -154,7 +149,7 @@ class Acquisition(Result):
         """Write all picks as CSV with an empty column label, and return its path; labels in an earlier file stay."""
         return write_picks(path, _picked(self.rounds))
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the learning curve: accuracy against the number of labelled images."""
         picture = axes(ax)
         measured = [(images, value) for images, value in self.curve if value is not None]
@@ -189,11 +184,8 @@ def read_trained(trained: Any, pool: Table) -> tuple[Table, Score | None, Array 
 
 
 def _extended(trained: Any, table: Table) -> Table | None:
-    """The table with the predictions of what was learned, as `LinearHeads` and `HeadMasks` add them; None if it cannot.
-
-    A list of numbers has an `extend` of its own, which is not meant.
-    """
-    if isinstance(trained, MutableSequence) or not hasattr(trained, "extend"):
+    """The table with the predictions of what was learned, as `LinearHeads` and `HeadMasks` add them, or None."""
+    if isinstance(trained, MutableSequence) or not hasattr(trained, "extend"):  # a list has an `extend` of its own
         return None
     extended: Any = trained.extend(table)
     if not isinstance(extended, Table):
@@ -245,7 +237,7 @@ def read_rounds(folder: Path, identity: Json) -> list[Round]:
         state = json.loads(path.read_text())
         saved, rounds = dict(state["identity"]), [Round.from_json(one) for one in state["rounds"]]
     now = json.loads(json.dumps(identity))
-    if differing := [part for part in (now if rounds else _FIXED) if saved.get(part) != now[part]]:
+    if differing := [part for part in (now if rounds else ("pool", "start")) if saved.get(part) != now[part]]:
         raise ArtefactError(
             f"'{folder}' holds another loop; these arguments differ: {', '.join(differing)}. Use another folder, or "
             f"delete this one."

@@ -36,10 +36,7 @@ class Origin:
     scored_by: str | None = None
 
     def check(self, items: "Origin", *, by: str, name: str, classes: bool = False) -> None:
-        """Raise TableError for another origin than the items have, where both are known.
-
-        Class names are compared only with `classes`.
-        """
+        """Raise TableError for another origin than the items have, as far as known; class names only with `classes`."""
         check_provenance(self.provenance, items.provenance, by=by, of=f"{name} and the items of the index")
         scale = "and values of two scores have no common scale. Leave the score out, or build another index"
         numbers = "so one number means two classes. Pass labels=... with the numbers that the items have"

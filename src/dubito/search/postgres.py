@@ -9,10 +9,9 @@ Vectors have length one, so minus their inner product orders by cosine. The sear
 an HNSW index is built. Its iterative scan keeps going until enough items pass the filter; a query that it gives up on
 is compared with all items. Names and values in SQL text are quoted by psycopg.
 
-A connection is opened when needed, and again after it was lost. Reading is retried once on a new connection, which is
-harmless. Writing is one transaction, which the server applies as a whole or not at all; only a connection lost during
-the commit leaves open which, and the error says so. Writers wait for each other at the row of NAME_about, and so do
-threads that share an index.
+A connection is opened when needed, and again after it was lost. Reading is retried once on a new one. Writing is one
+transaction, which the server applies as a whole or not at all; only a connection lost during the commit leaves open
+which, and the error says so. Writers wait for each other at the row of NAME_about, threads that share an index anyway.
 """
 
 import contextlib
@@ -143,13 +142,9 @@ class PostgresBackend:
         results, about = self._connection.read(
             "SafeIndex.search", lambda cursor: self._search(cursor, queries, k, exact)
         )
-        rows, shape = [row for rows in results for row in rows], (len(results), k)
-        return Hits(
-            np.array([row[0] for row in rows], dtype=object).reshape(shape),
-            np.array([row[2] for row in rows], dtype=np.float32).reshape(shape),
-            np.array([row[1] for row in rows], dtype=np.int64).reshape(shape) if about["labelled"] else None,
-            exact or not about["approximation"],
-        )
+        cells = np.array(results, dtype=object).reshape(len(results), k, 3)
+        labels = cells[..., 1].astype(np.int64) if about["labelled"] else None
+        return Hits(cells[..., 0], cells[..., 2].astype(np.float32), labels, exact or not about["approximation"])
 
     def sample(self, count: int) -> tuple[list[str], Float32[np.ndarray, "s d"]]:
         """The kept items with the lowest MD5 of their id."""
