@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import dubito
-from dubito.gradients.sweep import Prepared
+from dubito.gradients.sweep import Prepared, Sweep
 
 Jacobian = dict[str, Tensor]
 
@@ -97,6 +97,6 @@ def error(ours: Tensor, truth: Tensor) -> float:
 def swept(model, x: Tensor, cotangent: Tensor, images: int | None = None) -> tuple[Tensor, Tensor, list[str]]:
     """Squares and totals as the room has them, in the model's own precision, and the names of the layers."""
     prepared = Prepared(model, x, lambda layers: layers)
-    with prepared.sweep(x, images or len(x)) as sweep:
+    with Sweep(prepared.plan, x, images or len(x)) as sweep:
         norms = sweep.norms(cotangent, ("squares", "totals"))
     return norms["squares"], norms["totals"], list(prepared.layers)

@@ -9,7 +9,7 @@ from torch import nn
 
 import dubito
 from dubito.errors import ModelError
-from dubito.gradients.borrowed import Borrowed, layer_of
+from dubito.gradients.plan import Borrowed, layer_of
 from tests.gradients.reference import inputs
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from dubito.gradients import parts as parts_module
-from dubito.gradients.borrowed import Borrowed
-from dubito.gradients.graph import Layout, alike, brought_home, graph_of, layout_of, norms_of, weight_at
+from dubito.gradients.graph import Graph, Layout, brought_home, layout_of, norms_of, weight_at
 from dubito.gradients.parts import Dense
+from dubito.gradients.plan import Borrowed
 from tests.gradients.reference import classifier, inputs, swept
 from tests.gradients.zoo import made
 
@@ -16,25 +16,25 @@ def test_nodes_are_in_the_order_of_the_forward_pass():
     a, b = nn.Linear(3, 4), nn.Linear(4, 2)
     x = torch.randn(5, 3)
     leaves = {f"{name}.{part}": p for name, m in (("a", a), ("b", b)) for part, p in m.named_parameters()}
-    graph = graph_of(b(torch.tanh(a(x))), leaves)
+    graph = Graph(b(torch.tanh(a(x))), leaves)
     assert [name.removesuffix("Backward0") for name, *_ in graph.signature()] == ["T", "Addmm", "Tanh", "T", "Addmm"]
     assert set(graph.leaves.values()) == set(leaves)
     assert [graph.order[node] for node in graph.nodes] == [0, 1, 2, 3, 4]
-    assert graph_of(b(torch.tanh(a(x))), leaves).signature() == graph.signature()
-    assert graph_of(b(a(x)), leaves).signature() != graph.signature()
+    assert Graph(b(torch.tanh(a(x))), leaves).signature() == graph.signature()
+    assert Graph(b(a(x)), leaves).signature() != graph.signature()
 
 
 def test_the_same_operations_with_other_weights_are_another_graph():
     a, b, x = nn.Linear(3, 4), nn.Linear(3, 4), torch.randn(5, 3)
     leaves = {"a.weight": a.weight, "a.bias": a.bias, "b.weight": b.weight, "b.bias": b.bias}
-    one, other = (graph_of(layer(x), leaves).signature() for layer in (a, b))
+    one, other = (Graph(layer(x), leaves).signature() for layer in (a, b))
     assert one == (("TBackward0", "a.weight"), ("AddmmBackward0", "a.bias", "", "0"))
     assert other == (("TBackward0", "b.weight"), ("AddmmBackward0", "b.bias", "", "0"))
 
 
 def test_a_tensor_that_is_no_parameter_is_left_out():
     layer, stranger = nn.Linear(3, 2), torch.randn(3, requires_grad=True)
-    graph = graph_of(layer(torch.randn(4, 3) * stranger), {"weight": layer.weight, "bias": layer.bias})
+    graph = Graph(layer(torch.randn(4, 3) * stranger), {"weight": layer.weight, "bias": layer.bias})
     assert set(graph.leaves.values()) == {"weight", "bias"}
     assert [name for name, *_ in graph.signature()] == ["TBackward0", "AddmmBackward0"]  # no product with the stranger
 
@@ -96,10 +96,10 @@ def read_by(graph, operation: str, slot: int):
 def test_a_view_is_known_by_its_way_and_a_computed_weight_has_none():
     layer, x = nn.Linear(3, 2), inputs(4, 3)
     leaves = dict(layer.named_parameters())
-    plain = read_by(graph_of(layer(x), leaves), "AddmmBackward0", 2)
+    plain = read_by(Graph(layer(x), leaves), "AddmmBackward0", 2)
     assert plain[0].parameters == ("weight",)
     assert [step[0] for step in plain[0].way] == ["TBackward0"]
-    computed = read_by(graph_of(nn.functional.linear(x, layer.weight * layer.bias[:, None]), leaves), "MmBackward0", 1)
+    computed = read_by(Graph(nn.functional.linear(x, layer.weight * layer.bias[:, None]), leaves), "MmBackward0", 1)
     assert computed[0].way is None
     assert set(computed[0].parameters) == {"weight", "bias"}
 
@@ -107,17 +107,17 @@ def test_a_view_is_known_by_its_way_and_a_computed_weight_has_none():
 def test_uses_in_one_layout_are_alike_and_others_are_not():
     weight = nn.Parameter(inputs(3, 3))
     x = inputs(4, 3)
-    same = read_by(graph_of((x @ weight.t()) @ weight.t(), {"weight": weight}), "MmBackward0", 1)
-    assert alike(same)
-    turned = read_by(graph_of((x @ weight.t()) @ weight, {"weight": weight}), "MmBackward0", 1)
-    assert not alike(turned)
+    same = read_by(Graph((x @ weight.t()) @ weight.t(), {"weight": weight}), "MmBackward0", 1)
+    assert same[0].way == same[1].way is not None
+    turned = read_by(Graph((x @ weight.t()) @ weight, {"weight": weight}), "MmBackward0", 1)
+    assert turned[0].way != turned[1].way
 
 
 def test_gradients_come_home_through_the_jacobian():
     """Of w = exp(v): G_v = G_w w; beside it v itself is read, and both are added before the norm."""
     v = nn.Parameter(inputs(2, 3).double())
     x = inputs(4, 3).double()
-    graph = graph_of(x @ v.exp().t() + x @ v.t(), {"v": v})
+    graph = Graph(x @ v.exp().t() + x @ v.t(), {"v": v})
     weights = read_by(graph, "MmBackward0", 1)
     g = [inputs(5, 3, 2, seed=seed).double() for seed in (1, 2)]
     parts = [(weight, Dense(values)) for weight, values in zip(weights, g, strict=True)]

@@ -9,8 +9,7 @@ from torch import nn
 import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
 from dubito.gradients import rules
-from dubito.gradients.borrowed import Borrowed
-from dubito.gradients.plan import make_plan, warn_slow, warn_unused
+from dubito.gradients.plan import Borrowed, GradientPlan, warn_slow, warn_unused
 from tests.gradients.reference import classifier, inputs
 from tests.gradients.zoo import C, made, rows
 
@@ -51,8 +50,7 @@ class Wrapping(nn.Module):
 
 
 def planned(module, x=None, **options):
-    borrowed = Borrowed(dubito.wrap(module, name="net", **options))
-    return borrowed, make_plan(borrowed, inputs(3, 3, 4, 4) if x is None else x)
+    return GradientPlan(Borrowed(dubito.wrap(module, name="net", **options)), inputs(3, 3, 4, 4) if x is None else x)
 
 
 def test_layers_are_in_order_of_use_not_of_definition():
@@ -64,45 +62,47 @@ def test_layers_are_in_order_of_use_not_of_definition():
         def forward(self, x):
             return self.head(self.first(x.flatten(1)))
 
-    _, plan = planned(Crossed())
+    plan = planned(Crossed())
     assert plan.layers == ("first", "head")
     assert plan.slow == {}
     assert set(plan.parameters) == {"first.weight", "first.bias", "head.weight", "head.bias"}
 
 
 def test_the_backward_pass_ends_at_the_first_layer():
-    borrowed, plan = planned(rows(nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 4)))
+    plan = planned(rows(nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 4)))
     first = {use.node for use in plan.parameters["1.weight"]}
     assert set(plan.last) == first
-    assert borrowed.leaves["1.weight"].grad is None
+    assert plan.borrowed.leaves["1.weight"].grad is None
 
 
 def test_an_operation_without_a_rule_is_named():
-    borrowed, plan = planned(Own())
+    plan = planned(Own())
     assert set(plan.slow) == {"scale"}
     with pytest.warns(GradientFallbackWarning) as told:
-        warn_slow(borrowed, plan)
+        warn_slow(plan)
     assert str(told[0].message) == (
-        "gradient: scale of net (of 3 layers) cannot be differentiated for a whole batch at once: there is no rule for "
-        "DoublingBackward. torch.func does it image by image, which is right but slow."
+        "gradient: 'scale' of net (of 3 layers) cannot be differentiated for a whole batch at once: there is no rule "
+        "for DoublingBackward. torch.func does it image by image, which is right but slow."
     )
 
 
 def test_layers_that_take_no_part_are_named():
-    borrowed, plan = planned(Wrapping())
+    plan = planned(Wrapping())
     assert plan.layers == ("used",)
     with pytest.warns(
-        UnusedLayersWarning, match=r"net predicts for these images does not depend on spare, .* no column"
+        UnusedLayersWarning, match=r"net predicts for these images does not depend on 'spare', .* no column"
     ):
-        warn_unused(borrowed, plan)
+        warn_unused(plan)
 
 
 def test_many_names_are_cut_short():
     module = Wrapping()
     module.spare = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8)))
-    borrowed, plan = planned(module)
-    with pytest.warns(UnusedLayersWarning, match=r"spare\.0, spare\.1, spare\.2, spare\.3, spare\.4 and 3 more"):
-        warn_unused(borrowed, plan)
+    plan = planned(module)
+    with pytest.warns(
+        UnusedLayersWarning, match=r"'spare\.0', 'spare\.1', 'spare\.2', 'spare\.3', 'spare\.4' and 3 more"
+    ):
+        warn_unused(plan)
 
 
 def test_images_that_are_mixed():
@@ -148,7 +148,7 @@ def test_operations_that_change_with_the_number_of_images():
         def forward(self, x):
             return super().forward(x).tanh() if len(x) == 3 else super().forward(x)
 
-    _, plan = planned(Odd())
+    plan = planned(Odd())
     assert plan.parameters == {}
     assert set(plan.slow.values()) == {"its operations change with the number of images"}
 
@@ -166,7 +166,7 @@ def test_a_tensor_that_is_no_parameter_is_no_layer():
     module = Strange()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, plan = planned(module)
+        plan = planned(module)
     assert plan.layers == ("used",)
     assert plan.slow == {}
     assert module.free.grad is None
@@ -181,8 +181,7 @@ def test_a_use_that_a_rule_gets_wrong_falls_back(monkeypatch):
         return rules.Dense(part.values * 1.01) if at.images == 3 else part
 
     monkeypatch.setitem(rules.RULES, "NativeLayerNormBackward0", half_wrong)
-    borrowed = Borrowed(classifier(made("layer_norm")))
-    plan = make_plan(borrowed, inputs(3, 3, 4, 4))
+    plan = GradientPlan(Borrowed(classifier(made("layer_norm"))), inputs(3, 3, 4, 4))
     assert plan.slow == {"2.weight": "it is used in an unknown way", "2.bias": "it is used in an unknown way"}
 
 
@@ -198,5 +197,5 @@ def test_images_that_say_nothing_of_a_layer_prove_nothing():
             return self.head(torch.relu(self.first(x.flatten(1, 2).transpose(0, 1).contiguous()))[0])
 
     black = torch.zeros(3, 3, 4, 4)
-    assert planned(TokensFirst(), black)[1].slow == {"first.weight": "images cannot be separated in what Mm gives"}
-    assert planned(TokensFirst(), inputs(3, 3, 4, 4))[1].slow == {}
+    assert planned(TokensFirst(), black).slow == {"first.weight": "images cannot be separated in what Mm gives"}
+    assert planned(TokensFirst(), inputs(3, 3, 4, 4)).slow == {}

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from dubito.gradients.borrowed import Borrowed
-from dubito.gradients.plan import Seen
+from dubito.gradients.plan import Borrowed, Seen
 from dubito.gradients.rules import RULES
 from tests.gradients.reference import classifier, error, inputs, jacobian, squares_and_totals, swept
 from tests.gradients.zoo import KINDS, SIZES, C, made

@@ -216,7 +216,7 @@ def test_a_model_without_dropout():
     with pytest.raises(ModelError) as error:
         members(model, rate=0.1)
     assert str(error.value) == (
-        "dropout: net has 0 calls of dropout, none with a rate above 0, so all passes would be equal. Give "
+        "dropout: net has 0 calls of dropout, none with a rate above 0, so all passes would be equal. Use "
         "Dropout(rate=0.1); where there is no call, load the model with dropout (timm: drop_rate=0.2), or use "
         "probes.Views(), probes.Tiles() or several models."
     )
@@ -237,7 +237,7 @@ def test_a_model_whose_dropout_has_rate_zero():
     with pytest.raises(ModelError) as error:
         members(wrapped(module))
     assert str(error.value).startswith(
-        "dropout: net has 2 calls of dropout, none with a rate above 0, so all passes would be equal. Give "
+        "dropout: net has 2 calls of dropout, none with a rate above 0, so all passes would be equal. Use "
         "Dropout(rate=0.1); "
     )
 

@@ -12,7 +12,7 @@ from torch import nn
 import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
 from dubito.gradients.cotangents import Cotangents, signs
-from dubito.gradients.sweep import Prepared
+from dubito.gradients.sweep import Prepared, Sweep
 from dubito.probes.gradient import Gradient
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.types import NotingProbe, Probe
@@ -213,7 +213,7 @@ def test_what_falls_back_is_told_only_where_it_is_asked_for():
     torch.manual_seed(0)
     module = rows(Twice(48, 6), nn.Tanh(), nn.Linear(6, C))
     model, x = classifier(module), inputs(3, 3, 4, 4)
-    with pytest.warns(GradientFallbackWarning, match=r"gradient: 1\.pair of net .* there is no rule for"):
+    with pytest.warns(GradientFallbackWarning, match=r"gradient: '1\.pair' of net .* there is no rule for"):
         check_columns(module, Gradient("exact", **ALL), model, list(x[:, None]))
     assert Gradient(last=1).run(model, x, None)["gradient"].shape == (3, 1)  # without a warning
 
@@ -242,7 +242,7 @@ def test_layers_that_take_no_part_have_no_column():
         def forward(self, x):
             return self.used(x.flatten(1))
 
-    with pytest.warns(UnusedLayersWarning, match="does not depend on spare"):
+    with pytest.warns(UnusedLayersWarning, match="does not depend on 'spare'"):
         found.run(classifier(Spare()), inputs(2, 3, 4, 4), None)
     assert found.notes()["layers"] == ["used"]
 
@@ -289,7 +289,7 @@ def test_refused_models(x):
         ({"weightings": ["root"]}, "weighting 'root' is a sum of norms, which random signs do not estimate"),
         ({"method": "signs", "weightings": ["expected_l1"]}, "'expected_l1' is a sum of norms"),
         ({"last": 0}, "last must be a whole number, at least 1; got 0"),
-        ({"last": 2, "beta": 1.0}, "give either last or beta; got last=2 and beta=1.0"),
+        ({"last": 2, "beta": 1.0}, "pass either last or beta; got last=2 and beta=1.0"),
         ({"beta": float("nan")}, "beta must be a number, at least 0; got nan"),
         ({"beta": -1.0}, "beta must be a number, at least 0; got -1.0"),
         ({"beta": 1.0, "tolerance": 0.0}, r"tolerance must be a number in \(0, 1\]; got 0.0"),
@@ -372,7 +372,7 @@ def test_what_is_known_of_the_error_is_taken_off():
     for seed in range(20):
         found = Gradient("combined", 2, 2, seed=seed).run(model, x, None)["gradient"]
         combined += (found - exact).abs().mean(0)
-        with Prepared(model, x, lambda layers: layers).sweep(x, len(x)) as sweep:
+        with Sweep(Prepared(model, x, lambda layers: layers).plan, x, len(x)) as sweep:
             said = Cotangents(sweep.logits.double()[:, None])
             rest = sum(sweep.norms(said.mixture(v, 2))["squares"] for v in signs(2, 60, seed)) / 2
         plain += (top + rest - exact).abs().mean(0)

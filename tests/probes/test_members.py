@@ -164,7 +164,7 @@ def test_members_with_another_transform_are_sent_to_tables(models):
     with pytest.raises(ModelError) as error:
         Members([models[0], model(9, size=12)]).run(models[0], X, None)
     assert str(error.value) == (
-        "members: member 1 (net 9) has another transform than net 0, which is extracted: size [12, 12] there, [8, 8] "
+        "members: member 1 (net 9) has another transform than net 0, which is extracted: size=[12, 12] there, [8, 8] "
         "here. Extract each model with its own transform, and join the tables: dubito.ensemble([table_a, ...])."
     )
 

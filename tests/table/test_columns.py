@@ -10,16 +10,8 @@ import pytest
 
 import dubito
 from dubito.probes import PROBES
-from dubito.table import (
-    ColumnFamily,
-    Provenance,
-    Table,
-    ensembles_in,
-    recorded_settings,
-    settings_difference,
-    writer_of,
-)
-from dubito.table.columns import compared_names, families
+from dubito.table import Provenance, Table, ensembles_in, recorded_settings, settings_difference, writer_of
+from dubito.table.columns import ColumnFamily, compared_names, families
 from dubito.table.views import MEMBERS
 
 KEPT = ', with keep="logits"'

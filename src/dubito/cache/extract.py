@@ -6,9 +6,7 @@ block, so a resumed extraction gives the same bytes as an undisturbed one.
 
 Each image is read from the disk once: the hash of its content comes from the bytes that were read for decoding, and the
 hash of all contents is written down in the end. So on resuming, images that this run decodes are compared with the
-hashes of their block's rows, and all others are read for the comparison alone. Exceptions: images of a user's own class
-have a digest of the whole only, which is computed first; a torch Dataset that does not list its labels is read for
-them; images that are mixed or augmented anew are read for each row; a zip archive's hashes come from its directory.
+hashes of their block's rows, and all others are read for the comparison alone. docs/design/cache.md has the exceptions.
 """
 
 import copy
@@ -24,33 +22,14 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from dubito.cache import runner
 from dubito.cache.labels import check_count, names_of_labels, resolve_labels, to_targets, warn_of_order
-from dubito.cache.manifest import FILE, Manifest, check_identity, identity, read_manifest, table_of_cache
-from dubito.cache.runner import (
-    Batch,
-    Columns,
-    ProbeRunner,
-    default_batch_size,
-    default_workers,
-    describe_skipped,
-    in_batches,
-    inputs_of,
-    joined,
-    open_stream,
-)
+from dubito.cache.manifest import FILE, Manifest, check_identity, identity, open_cache, read_manifest
 from dubito.cache.shard import HEAD, ROWS, Shard, forget_shards, is_leftover, list_shards, pack_strings, write_shard
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import SIZE, ImageSet, hash_images
-from dubito.errors import (
-    CacheBusyError,
-    CacheError,
-    ImagesError,
-    ModelError,
-    RepairedShardWarning,
-    SkippedImagesWarning,
-    StaleCacheError,
-)
+from dubito.errors import CacheBusyError, CacheError, ImagesError, ModelError, RepairedShardWarning, StaleCacheError
 from dubito.probes import base_probe
 from dubito.probes.forward import Mixed
 from dubito.storage import LOCK, locked
@@ -114,7 +93,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
             label_space=space,
             label_names=names_of_labels(opened, model, space),
             task_loss=None if base is None or values is None else base.recorded_loss,
-            batch_size=batch_size or default_batch_size(model.device),
+            batch_size=batch_size or runner.default_batch_size(model.device),
             shard_size=shard_size,
         )
         begun, previous = _begin(folder, manifest, chosen)
@@ -122,18 +101,16 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         counted = by_place and label_space is None
         extraction = _Extraction(model, opened, folder, begun, chosen, base, stored, values, counted)
         try:
-            anew = extraction.run(default_workers(opened) if workers is None else workers, progress)
+            anew = extraction.run(runner.default_workers(opened) if workers is None else workers, progress)
         except StaleCacheError:
             extraction.undo(previous)
             raise
     forget_shards()
-    table = table_of_cache(folder, Provenance(**{part: manifest.identity[part] for part in CARRIED}))
+    table = open_cache(folder, model=Provenance(**{part: manifest.identity[part] for part in CARRIED}))
     if anew and compared is None and stored is not None and space == "model":
         warn_of_order(table, begun.shard_size, opened.name, by_place=by_place)
         forget_shards()  # whoever reads them first verifies them
-    if table.skipped:
-        listed = f"All are listed in '{table.name}/{FILE}'."
-        warnings.warn(f"{describe_skipped(table)} {listed}", SkippedImagesWarning, stacklevel=2)
+    runner.warn_skipped(table, f" All are listed in '{table.name}/{FILE}'.", stacklevel=3)
     return table
 
 
@@ -181,12 +158,12 @@ class _Extraction:
             order = [group for of_block in groups.values() for group in of_block]
             written = self.manifest.probes.items()
             owners = {column: name for name, probe in written for column in probe.get("columns", ())}
-            runner = ProbeRunner(self.model, self.probes, owners)
+            probing = runner.ProbeRunner(self.model, self.probes, owners)
             options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress}
             title = f"extract {self.images.name}"
-            with open_stream(self.images, self.model.transform, order, title=title, **options) as stream:
+            with runner.open_stream(self.images, self.model.transform, order, title=title, **options) as stream:
                 for block, kinds in missing.items():
-                    self._do(block, kinds, islice(stream, len(groups[block])), runner)
+                    self._do(block, kinds, islice(stream, len(groups[block])), probing)
         if missing or not self.manifest.finished:
             self._finish([self.have[ROWS, block] for block in blocks])
         return anew
@@ -261,37 +238,37 @@ class _Extraction:
         rows = self.have.get((ROWS, block))
         skipped = {name for name, _ in rows.notes()["skipped"]} if rows else set()
         # A batch keeps the images it had at first, also without those that broke: the same rows go through together.
-        groups = in_batches(self._indices(block), self.manifest.batch_size)
+        groups = runner.in_batches(self._indices(block), self.manifest.batch_size)
         return [[index for index in group if self.images.ids[index] not in skipped] for group in groups]
 
-    def _do(self, block: int, kinds: list[str], stream: Iterable[Batch], runner: ProbeRunner) -> None:
+    def _do(self, block: int, kinds: list[str], stream: Iterable[runner.Batch], probing: runner.ProbeRunner) -> None:
         """Run the missing probes over one block and write its missing shards, the rows first."""
         names = [kind for kind in kinds if kind != ROWS]
         recorded = None if ROWS in kinds else self._recorded(block)
-        parts: dict[str, list[Columns]] = {name: [] for name in names}
-        rows = Batch()
+        parts: dict[str, list[runner.Columns]] = {name: [] for name in names}
+        rows = runner.Batch()
         for batch in stream:
             if recorded is not None:
                 self._check_unchanged(batch, recorded)
             rows.indices += batch.indices
             rows.broken += batch.broken
             rows.contents |= batch.contents
-            x = inputs_of(batch, self.model)
+            x = runner.inputs_of(batch, self.model)
             if x is not None:
                 target, mixed = self._compared(batch.indices)
                 if target is not None and not self._checked:
                     self._check_values(x)
                 ids = [self.images.ids[index] for index in batch.indices]
-                for name, columns in runner.run(x, ids, names=names, target=target, mixed=mixed).items():
+                for name, columns in probing.run(x, ids, names=names, target=target, mixed=mixed).items():
                     parts[name].append(columns)
         if recorded is None:
             self._write_rows(block, rows)
         for name in names:
             probe = self.probes[name]
             notes = {"notes": probe.notes()} if isinstance(probe, NotingProbe) and rows.indices else {}
-            self._write(name, block, joined(parts[name]), notes)
+            self._write(name, block, runner.joined(parts[name]), notes)
 
-    def _check_unchanged(self, batch: Batch, recorded: dict[int, bytes]) -> None:
+    def _check_unchanged(self, batch: runner.Batch, recorded: dict[int, bytes]) -> None:
         """Raise an error for images that are not what they were when their rows were written."""
         for index, content in batch.contents.items():
             self._check_content(index % len(self.behind), content, recorded)
@@ -324,8 +301,8 @@ class _Extraction:
             self.base.check_targets(self.values, count)
         self._checked = True
 
-    def _write_rows(self, block: int, rows: Batch) -> None:
-        columns: Columns = pack_strings([self.images.ids[index] for index in rows.indices])
+    def _write_rows(self, block: int, rows: runner.Batch) -> None:
+        columns: runner.Columns = pack_strings([self.images.ids[index] for index in rows.indices])
         if self.labels is not None:
             columns["label"] = self.labels[rows.indices]
         if isinstance(self.images, Augmented):
@@ -335,7 +312,7 @@ class _Extraction:
             columns["content"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._write(ROWS, block, columns, {"skipped": [[self.images.ids[index], why] for index, why in rows.broken]})
 
-    def _write(self, kind: str, block: int, columns: Columns, notes: Json) -> None:
+    def _write(self, kind: str, block: int, columns: runner.Columns, notes: Json) -> None:
         shard, before = write_shard(self.folder, kind, block, columns, notes), self.have.get((kind, block))
         if before is not None and before != shard:
             before.path.unlink()
@@ -354,7 +331,11 @@ class _Extraction:
         for name, probe in self.probes.items():
             self.manifest.probes[name] |= _summary([self.have[name, shard.index] for shard in rows])
             if isinstance(probe, BaseProbe) and probe.keeps_head:
-                self.manifest.probes[name][HEAD] = self._keep_head().name
+                if (HEAD, 0) not in self.have:
+                    weight, bias = self.model.head()
+                    columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
+                    self._write(HEAD, 0, columns, {})
+                self.manifest.probes[name][HEAD] = self.have[HEAD, 0].name
         if self.hashed:
             contents, n = _contents(rows), len(self.behind)
             recorded = dict(enumerate(contents[:n]))
@@ -362,13 +343,6 @@ class _Extraction:
                 self._check_content(row % n, content, recorded)
             self.manifest.identity["images"] = hash_images(self.behind.ids, contents[:n])
         self.manifest.write(self.folder)
-
-    def _keep_head(self) -> Shard:
-        if (HEAD, 0) in self.have:
-            return self.have[HEAD, 0]
-        weight, bias = self.model.head()
-        columns = {"weight": weight.float().cpu()} | ({} if bias is None else {"bias": bias.float().cpu()})
-        return write_shard(self.folder, HEAD, 0, columns, {})
 
 
 def _check_call(model: object, label_space: str | None, **sizes: int | None) -> None:

@@ -168,27 +168,19 @@ def differing_parts(names: Mapping[str, str], was: Mapping[str, Any], now: Mappi
     return [f"{name} ({difference})" for name, difference in differences.items() if difference]
 
 
-def open_cache(folder: str | Path, *, model: Classifier | None = None) -> Table:
+def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = None) -> Table:
     """The table of a finished cache.
 
     Args:
         folder: The folder that was passed to extract as `to`.
-        model: Refuse a cache that another model made.
-    """
-    return table_of_cache(Path(folder), None if model is None else model_identity(model))
-
-
-def table_of_cache(folder: Path, known: Provenance | None) -> Table:
-    """The table of a finished cache.
-
-    Args:
-        folder: The folder of the cache.
-        known: The model that must have made it, by its `model_identity`; it fills in what the cache has not recorded,
-            or recorded in another form. None takes any cache.
+        model: The model that must have made it, or its `model_identity`, which fills in what the cache has not
+            recorded, or recorded in another form; None takes any cache.
 
     Raises:
         StaleCacheError: The cache's weights or transform are not this model's.
     """
+    folder = Path(folder)
+    known = model_identity(model) if isinstance(model, Classifier) else model
     manifest = read_manifest(folder)
     if manifest is None:
         raise CacheError(

@@ -13,10 +13,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
-from jaxtyping import Float, Shaped
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -24,16 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from dubito.cache.labels import names_of_labels, resolve_labels
 from dubito.data.image_set import ImageSet
-from dubito.errors import (
-    BrokenImageError,
-    DubitoError,
-    ImagesError,
-    SkippedImagesWarning,
-    TableError,
-    ValueRangeError,
-)
+from dubito.errors import BrokenImageError, DubitoError, ImagesError, SkippedImagesWarning, TableError, ValueRangeError
 from dubito.probes import base_probe
-from dubito.probes.forward import Mixed
+from dubito.probes.forward import Inputs, Mixed, Precision, Targets
 from dubito.table import Provenance, Table
 from dubito.types import BaseProbe, Classifier, Images, NotingProbe, Probe, SharingProbe, Transform
 
@@ -128,7 +120,7 @@ def open_stream(
         yield advanced()
 
 
-def inputs_of(batch: Batch, model: Classifier) -> Float[Tensor, "n ..."] | None:
+def inputs_of(batch: Batch, model: Classifier) -> Inputs | None:
     """The model's inputs, finished on its device; None if no image of the batch could be decoded."""
     return None if batch.inputs is None else model.transform.finish(batch.inputs.to(model.device))
 
@@ -239,11 +231,11 @@ class ProbeRunner:
 
     def run(
         self,
-        x: Float[Tensor, "n ..."],
+        x: Inputs,
         ids: Sequence[str],
         *,
         names: Sequence[str] | None = None,
-        target: Shaped[Tensor, "n ..."] | None = None,
+        target: Targets | None = None,
         mixed: Mixed | None = None,
     ) -> dict[str, Columns]:
         """The columns of each probe, on the CPU.
@@ -284,9 +276,7 @@ class ProbeRunner:
         for key, column in columns.items():
             owner = self._owners.setdefault(key, name)
             if owner != name:
-                raise TableError(
-                    f"probe {name} writes column '{key}', which {owner} writes already. Give it another name."
-                )
+                raise TableError(f"probe {name} writes column '{key}', which {owner} writes already. Rename it.")
             if column.shape[:1] != (len(ids),):
                 raise TableError(
                     f"probe {name} must write one row per image; got column '{key}' of shape {tuple(column.shape)} for "
@@ -295,14 +285,12 @@ class ProbeRunner:
             bad = ~torch.isfinite(column.flatten(1) if column.dim() > 1 else column[:, None]).all(1)
             if bad.any():
                 row = int(bad.nonzero()[0, 0])
-                what = (
-                    f"the model gives NaN or infinite values in '{key}'. Look at its weights, at the transform and at"
-                )
+                what = f"the model gives NaN or infinite values in '{key}'. Look at its weights, at the transform"
                 if key == "loss":  # which may fail where the model does not
-                    what = (
-                        f"the task loss is {float(column[row])}. Look at task_loss, at the target, at the logits and at"
-                    )
-                raise ValueRangeError(f"image '{ids[row]}': {what} that image.")
+                    what = f"the task loss is {float(column[row])}. Look at task_loss, at the target, at the logits"
+                raise ValueRangeError(
+                    f"image '{ids[row]}': {what} and at that image; an extraction keeps its finished shards."
+                )
 
 
 def predict_table(
@@ -310,7 +298,7 @@ def predict_table(
     images: Images,
     probes: Sequence[Probe] = (),
     *,
-    feature_dtype: Literal["float16", "float32"] | None = None,
+    feature_dtype: Precision | None = None,
     provenance: Provenance | None = None,
     labelled: bool = False,
     workers: int = 0,
@@ -337,7 +325,8 @@ def predict_table(
     """
     base = base_probe(provenance)
     base = base if feature_dtype is None else replace(base, feature_dtype=feature_dtype)
-    runner = ProbeRunner(model, {base.name: base.in_memory(), **{probe.name: probe for probe in probes}})
+    precise = replace(base, feature_dtype="float32")  # until all rows are there
+    runner = ProbeRunner(model, {probe.name: probe for probe in (precise, *probes)})
     groups = in_batches(range(len(images)), default_batch_size(model.device))
     parts: list[Columns] = []
     kept: list[int] = []
@@ -368,19 +357,18 @@ def predict_table(
         id=[images.ids[index] for index in kept],
         **whole,
     )
-    if broken:
-        warnings.warn(describe_skipped(table), SkippedImagesWarning, stacklevel=3)
+    warn_skipped(table, stacklevel=4)
     return table
 
 
-def describe_skipped(table: Table) -> str:
-    """How many images have no row, and why the first few have none."""
+def warn_skipped(table: Table, note: str = "", *, stacklevel: int) -> None:
+    """Warn of images that have no row, with the reasons of the first few, and a note at the end."""
+    count = len(table.skipped)
     reasons = [why.rstrip(".") for _, why in table.skipped[:_LISTED]]
-    more = [f"and {len(table.skipped) - _LISTED} more"] if len(table.skipped) > _LISTED else []
-    images = len(table) + len(table.skipped)
-    return (
-        f"{len(table.skipped)} of {images} images could not be decoded and were skipped: {'; '.join(reasons + more)}."
-    )
+    more = [f"and {count - _LISTED} more"] if count > _LISTED else []
+    of = f"{count} of {len(table) + count} images could not be decoded and were skipped"
+    if count:
+        warnings.warn(f"{of}: {'; '.join(reasons + more)}.{note}", SkippedImagesWarning, stacklevel=stacklevel)
 
 
 def joined(parts: Sequence[Columns]) -> Columns:

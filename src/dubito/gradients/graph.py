@@ -21,7 +21,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from dubito.gradients.parts import Measure, Part, made_of, measured, norms
+from dubito.gradients.parts import Measure, Part, measured, norms
 
 Signature = tuple[tuple[str, ...], ...]
 """The kind of each operation, and where its arguments come from: names of parameters, places of operations."""
@@ -33,9 +33,12 @@ _SAME = {
 """Operations that only lay out the numbers of a weight anew: norms stay what they are."""
 
 
-@dataclass(frozen=True)
 class Graph:
     """The operations that a result was made by.
+
+    Args:
+        result: The result.
+        leaves: The parameters by name.
 
     Attributes:
         nodes: In order of the forward pass, without parameters.
@@ -43,9 +46,17 @@ class Graph:
         leaves: The name of each parameter, by its node.
     """
 
-    nodes: tuple[Node, ...]
-    order: Mapping[Node, int]
-    leaves: Mapping[Node, str]
+    def __init__(self, result: Tensor, leaves: Mapping[str, Tensor]) -> None:
+        names = {id(leaf): name for name, leaf in leaves.items()}
+        variables = {node: getattr(node, "variable", None) for node in _behind(result.grad_fn)}
+        self.leaves = {node: names[id(variable)] for node, variable in variables.items() if id(variable) in names}
+        self.order: dict[Node, int] = {}
+        operations = [node for node, variable in variables.items() if variable is None]
+        for node in sorted(operations, key=lambda node: node._sequence_nr()):
+            # What leads to no parameter is about other tensors that require gradients: a module may hold some.
+            if any(source in self.leaves or source in self.order for source, _ in node.next_functions):
+                self.order[node] = len(self.order)
+        self.nodes = tuple(self.order)
 
     def signature(self) -> Signature:
         """Of a model that does the same with the same weights, the same."""
@@ -54,20 +65,6 @@ class Graph:
         return tuple(
             (node.name(), *(names.get(source, "") for source, _ in node.next_functions)) for node in self.nodes
         )
-
-
-def graph_of(result: Tensor, leaves: Mapping[str, Tensor]) -> Graph:
-    """The graph behind a result; parameters are named by `leaves`."""
-    names = {id(leaf): name for name, leaf in leaves.items()}
-    variables = {node: getattr(node, "variable", None) for node in _behind(result.grad_fn)}
-    parameters = {node: names[id(variable)] for node, variable in variables.items() if id(variable) in names}
-    operations = [node for node, variable in variables.items() if variable is None]
-    order: dict[Node, int] = {}
-    for node in sorted(operations, key=lambda node: node._sequence_nr()):
-        # What leads to no parameter is about other tensors that require gradients: a module may hold some.
-        if any(source in parameters or source in order for source, _ in node.next_functions):
-            order[node] = len(order)
-    return Graph(tuple(order), order, parameters)
 
 
 @dataclass(frozen=True)
@@ -159,14 +156,10 @@ def weight_at(graph: Graph, node: Node, output: int, shape: torch.Size) -> Weigh
     return Weight(source, shape, tuple(graph.leaves[each] for each in _behind(node) if each in graph.leaves), None)
 
 
-def alike(weights: Sequence[Weight]) -> bool:
-    """Whether several operations read one parameter in one layout, so that gradients can be added as they are."""
-    return weights[0].way is not None and all(weight.way == weights[0].way for weight in weights)
-
-
 def norms_of(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor, measure: Measure) -> Float[Tensor, "n"]:
-    """||G||_2^2 or ||G||_1 of one parameter, from every use of it."""
-    if alike([weight for weight, _ in parts]):
+    """||G||_2^2 or ||G||_1 of one parameter, from every use of it; added as they are if all read it in one layout."""
+    way = parts[0][0].way
+    if way is not None and all(weight.way == way for weight, _ in parts):
         return norms([part for _, part in parts], measure)
     return torch.cat([measured(made, measure) for made in brought_home(parts, graph, leaf)])
 
@@ -174,11 +167,10 @@ def norms_of(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor, m
 def brought_home(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor) -> Iterator[Float[Tensor, "n ..."]]:
     """Gradients of a parameter from those of all weights that are made of it, of a few images at a time."""
     each = 2 * leaf.numel() + sum(weight.shape.numel() for weight, _ in parts)
-    blocks = [made_of([part], each=each) for _, part in parts]
-    for together in zip(*blocks, strict=True):
+    for together in zip(*(part.blocks(each) for _, part in parts), strict=True):
         total = torch.zeros(())
-        for (weight, _), made in zip(parts, together, strict=True):
-            gradients = made.reshape(-1, *weight.shape)
+        for (weight, _), part in zip(parts, together, strict=True):
+            gradients = part.made().reshape(-1, *weight.shape)
             if not isinstance(weight.source, str):
                 edge = GradientEdge(graph.nodes[weight.source[0]], weight.source[1])
                 cotangents = [gradients.to(leaf.dtype)]

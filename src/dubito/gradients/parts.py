@@ -10,8 +10,10 @@ and many channels. Otherwise G is made, for a few images at a time. L1 norms alw
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import add
 from typing import Any, Literal
 
 import torch
@@ -56,11 +58,13 @@ class Part(ABC):
         """Squared L2 norms, the cheapest way."""
         return measured(self.made(), "squares")
 
-    def _in_blocks(self, made: int, *, read: int = 0, by: Callable[[Any], Tensor] | None = None) -> Float[Tensor, "n"]:
-        """Squared norms, `by` default from the gradients, of as many images as these numbers made and read allow."""
+    def blocks(self, made: int, *, read: int = 0) -> Iterator[Any]:
+        """The same of as many images at a time as these numbers, made and read of each, allow."""
         step = max(1, min(BYTES // (4 * max(1, made)), _READ // (4 * max(1, read))))
-        blocks = (self.some(slice(start, start + step)) for start in range(0, len(self), step))
-        return torch.cat([measured(some.made(), "squares") if by is None else by(some) for some in blocks])
+        return (self.some(slice(start, start + step)) for start in range(0, max(1, len(self)), step))
+
+    def _squares_in_blocks(self, made: int, *, read: int = 0) -> Float[Tensor, "n"]:
+        return torch.cat([measured(some.made(), "squares") for some in self.blocks(made, read=read)])
 
 
 def measured(gradients: Float[Tensor, "n ..."], measure: Measure) -> Float[Tensor, "n"]:
@@ -82,8 +86,7 @@ class Window:
     @property
     def plain(self) -> bool:
         """One position at a time, all channels together, every position: a linear layer."""
-        ones = (*self.kernel, *self.stride)
-        return set(ones) == {1} and not any(self.padding) and self.groups == 1
+        return {*self.kernel, *self.stride} == {1} and not any(self.padding) and self.groups == 1
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,11 @@ class Patches(Part):
         i = self.a.shape[2] * torch.Size(w.kernel).numel()
         within, out = i // w.groups, o // w.groups
         if len(w.kernel) == 2 and _GRAMS * places * (within + out) < within * out:
-            return self._in_blocks(places * (i + 2 * places), by=Patches._squares_by_grams)
+            return torch.cat([some._squares_by_grams() for some in self.blocks(places * (i + 2 * places))])
         read = self.a[0].numel() + self.g[0].numel()
         if len(w.kernel) == 2 and within == torch.Size(w.kernel).numel() >= _SHIFTS and out == 1:
-            return self._in_blocks(o * within, read=read, by=Patches._squares_by_shifts)
-        return self._in_blocks(o * within, read=read)
+            return torch.cat([some._squares_by_shifts() for some in self.blocks(o * within, read=read)])
+        return self._squares_in_blocks(o * within, read=read)
 
     def _squares_by_grams(self) -> Float[Tensor, "n"]:
         n, t, w = *self.a.shape[:2], self.window
@@ -191,7 +194,7 @@ class Outer(Part):
             return self.a.flatten(1).square().sum(1) * self.g.flatten(1).square().sum(1)
         if t * (i + o) < i * o:
             return by_grams(self.a, self.g)
-        return self._in_blocks(i * o)
+        return self._squares_in_blocks(i * o)
 
 
 @dataclass(frozen=True)
@@ -210,44 +213,27 @@ class Picked(Part):
     def squares(self) -> Float[Tensor, "n"]:
         """Squared L2 norms, from the rows or from products of all positions, whichever are fewer."""
         pairs, rows = self.index.shape[1] ** 2, self.count * self.g.shape[2]
-        return self._in_blocks(2 * pairs, by=Picked._squares_by_pairs) if pairs < rows else self._in_blocks(rows)
-
-    def _squares_by_pairs(self) -> Float[Tensor, "n"]:
-        same = self.index[:, :, None] == self.index[:, None, :]
-        return ((self.g @ self.g.transpose(1, 2)) * same).flatten(1).sum(1)
+        if pairs >= rows:
+            return self._squares_in_blocks(rows)
+        blocks = ((part.g, part.index[:, :, None] == part.index[:, None]) for part in self.blocks(2 * pairs))
+        return torch.cat([((g @ g.transpose(1, 2)) * same).flatten(1).sum(1) for g, same in blocks])
 
 
 def norms(parts: Sequence[Part], measure: Measure) -> Float[Tensor, "n"]:
     """||G||_2^2 or ||G||_1 of every image, where G is the sum of the parts."""
-    together = _together(parts)
-    only = together[0] if len(together) == 1 else None
+    outers = [part for part in parts if isinstance(part, Outer)]
+    if 1 < len(parts) == len(outers) and len({part.turned for part in outers}) == 1:  # more positions of an image
+        parts = [Outer(torch.cat([p.a for p in outers], 1), torch.cat([p.g for p in outers], 1), outers[0].turned)]
+    only = parts[0] if len(parts) == 1 else None
     if only is not None and measure == "squares":
         return only.squares()
     if isinstance(only, Outer) and only.a.shape[1] == 1:
         return only.a.flatten(1).abs().sum(1) * only.g.flatten(1).abs().sum(1)
-    return torch.cat([measured(made, measure) for made in made_of(together)])
+    return torch.cat([measured(made, measure) for made in made_of(parts)])
 
 
-def made_of(parts: Sequence[Part], *, each: int | None = None) -> Iterator[Float[Tensor, "n ..."]]:
-    """The gradients themselves, of a few images at a time.
-
-    Args:
-        parts: What is added up.
-        each: Numbers an image, where more than the gradient itself is to be held.
-    """
-    size = each or max(parts[0].some(slice(0, 1)).made().numel(), 1)
-    step = max(1, BYTES // (4 * size))
-    for start in range(0, max(1, len(parts[0])), step):
-        some = slice(start, start + step)
-        made = parts[0].some(some).made()
-        for part in parts[1:]:
-            made = made + part.some(some).made()
-        yield made
-
-
-def _together(parts: Sequence[Part]) -> Sequence[Part]:
-    """Outer products of one layout as one, with more positions of an image; others as they are."""
-    outers = [part for part in parts if isinstance(part, Outer)]
-    if len(parts) == 1 or len(outers) < len(parts) or len({part.turned for part in outers}) > 1:
-        return parts
-    return [Outer(torch.cat([p.a for p in outers], 1), torch.cat([p.g for p in outers], 1), outers[0].turned)]
+def made_of(parts: Sequence[Part]) -> Iterator[Float[Tensor, "n ..."]]:
+    """The sum of the parts, of a few images at a time."""
+    size = parts[0].some(slice(0, 1)).made().numel()
+    for together in zip(*(part.blocks(size) for part in parts), strict=True):
+        yield reduce(add, (part.made() for part in together))

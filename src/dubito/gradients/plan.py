@@ -5,31 +5,119 @@ made of weights alone. A weight is read wherever an operation on images meets a 
 each pass has a gradient, the first of two and the last of three, so what autograd itself gives is that image's own: the
 rules are held against it, parameter by parameter, and a parameter for which they are wrong, or for which there are
 none, is left to vmap (`sweep.py`).
+
+All passes run on a module with stand-ins for its parameters (`Borrowed`), so nothing about the user's own changes. The
+stand-ins share the parameters' memory. They require gradients whatever the parameters say, and never get a `.grad`.
+They are put into a copy of everything else about the module, so that what a forward pass writes down (counters, tables
+that are computed once) is written there. A module that cannot be copied is lent the stand-ins for each pass.
 """
 
+import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.func import functional_call
 
+from dubito.data.image_set import some
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
-from dubito.gradients.borrowed import Borrowed, layer_of
 from dubito.gradients.cotangents import check_logits
-from dubito.gradients.graph import Graph, Layout, Signature, Weight, graph_of, layout_of, norms_of, weight_at
+from dubito.gradients.graph import Graph, Layout, Weight, layout_of, norms_of, weight_at
 from dubito.gradients.parts import Part
 from dubito.gradients.rules import RULES, Meeting
+from dubito.models.wrap import KeptBuffers, eager, frozen, output_of, sample_of
+from dubito.types import Classifier
 
 _CLOSE = 1e-3
 """How far a squared norm may be from what autograd gives."""
 _CLOSE_HALF = 5e-2
 """The same in half precision."""
+_TINY = 1e-38
+"""A probability of zero has no logarithm."""
+
+
+class Borrowed:
+    """A classifier's module, to be differentiated.
+
+    Args:
+        model: The classifier.
+        layers: Whose parameters to differentiate by, named as `layer_of` does; None: all.
+
+    Attributes:
+        leaves: The stand-ins by name; shared parameters have one.
+    """
+
+    def __init__(self, model: Classifier, layers: Collection[str] | None = None) -> None:
+        own = eager(model.module)
+        self.name = model.name
+        self.leaves: dict[str, Tensor] = {}
+        memo: dict[int, Any] = {}
+        for name, parameter in own.named_parameters():
+            values = (parameter.clone() if parameter.is_inference() else parameter).detach()
+            trained = values.is_floating_point() and (layers is None or layer_of(name) in layers)
+            memo[id(parameter)] = stand_in = nn.Parameter(values, requires_grad=trained)
+            if values.is_floating_point():
+                self.leaves[name] = stand_in
+        if not self.leaves:
+            raise ModelError(
+                f"gradient: {model.name} has no parameters to differentiate by. Use a score of logits or features."
+            )
+        self._own = self.module = own
+        with suppress(Exception):  # whatever a module holds that has no copy: locks, files, tensors with a graph
+            copied = copy.deepcopy(own, dict(memo))
+            if {id(parameter) for parameter in copied.parameters()} <= {id(stand_in) for stand_in in memo.values()}:
+                self.module = copied
+        self._copied = self.module is not own
+        self._output = getattr(model, "output", "logits")
+
+    def refresh(self) -> None:
+        """Take over what may have changed since: parameters share their memory, buffers of a copy do not."""
+        theirs = dict(self._own.named_buffers())
+        with torch.no_grad():
+            for name, buffer in self.module.named_buffers() if self._copied else ():
+                if name in theirs:  # a forward pass may have made further ones
+                    buffer.copy_(theirs[name])
+
+    def inputs(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        """Where the module is, in its precision, and not the user's own: a module may write into it."""
+        like = sample_of(self.module)
+        with torch.inference_mode(False):
+            return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype, copy=True).detach()
+
+    def logits(self, x: Float[Tensor, "n ..."], instead: Mapping[str, Tensor] | None = None) -> Float[Tensor, "n c"]:
+        """The logits of inputs, with their graph; of probabilities, their logarithm.
+
+        With other stand-ins for some parameters, only those are differentiated by.
+        """
+        leaves = self.leaves if instead is None else {name: leaf.detach() for name, leaf in self.leaves.items()}
+        if self._copied:
+            self.module.train().eval()  # what a module has computed once and kept, it forgets when it is trained
+        with frozen(self.module), torch.enable_grad():
+            buffers = KeptBuffers(self.module)
+            try:
+                out = functional_call(self.module, {**leaves, **(instead or {})}, (x,))
+            finally:
+                buffers.restore()
+            output = output_of(out, len(x), self.name)
+            return output.clamp_min(_TINY).log() if self._output == "probabilities" else output
+
+
+def layer_of(parameter: str) -> str:
+    """The layer that a parameter belongs to: the module that holds it, or itself where the whole model does.
+
+    >>> layer_of("layer1.0.conv1.weight"), layer_of("cls_token"), layer_of("fc.parametrizations.weight.original0")
+    ('layer1.0.conv1', 'cls_token', 'fc')
+    """
+    owner, parametrized, _ = parameter.partition(".parametrizations.")
+    return owner if parametrized else parameter.rpartition(".")[0] or parameter
 
 
 @dataclass(frozen=True)
@@ -48,9 +136,12 @@ class Use:
         return None if rule is None else rule(Meeting(node, self.slot, self.layout, self.weight.shape, images), g)
 
 
-@dataclass(frozen=True)
 class GradientPlan:
-    """How to get at the gradients of a model.
+    """How to get at the gradients of a model, for inputs like some.
+
+    Args:
+        borrowed: The model's module.
+        x: The inputs.
 
     Attributes:
         signature: Of the graph that this is true for.
@@ -60,35 +151,28 @@ class GradientPlan:
         last: Operations behind which nothing is needed any more.
     """
 
-    signature: Signature
-    layers: tuple[str, ...]
-    parameters: dict[str, tuple[Use, ...]]
-    slow: dict[str, str]
-    last: tuple[int, ...]
-
-
-def make_plan(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> GradientPlan:
-    """The plan of a model for inputs like these."""
-    some = x[torch.arange(3) % len(x)]
-    _check_model(borrowed, some)
-    two, three = Seen(borrowed, some[:2], only=0), Seen(borrowed, some, only=2)
-    if not two.true:
-        raise ModelError(
-            f"gradient: the output of {borrowed.name} does not depend on its parameters in a differentiable way. "
-            f"Look for detach(), no_grad() or rounding in its forward."
-        )
-    uses: dict[str, tuple[Use, ...]] = {}
-    if two.graph.signature() == three.graph.signature():
-        uses, slow = _uses(two, three)
-        for seen in (two, three):
-            slow = _wrong(seen, uses, borrowed.leaves) | slow
-        uses = {name: each for name, each in uses.items() if name not in slow}
-    else:
-        slow = dict.fromkeys(two.true, "its operations change with the number of images")
-    sources = [source for node in two.graph.nodes for source, _ in node.next_functions if source in two.graph.leaves]
-    layers = tuple(dict.fromkeys(layer_of(two.graph.leaves[source]) for source in sources if source is not None))
-    places = {use.node for each in uses.values() for use in each}
-    return GradientPlan(two.graph.signature(), layers, uses, slow, _last(two.graph, places))
+    def __init__(self, borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> None:
+        self.borrowed = borrowed
+        images = x[torch.arange(3) % len(x)]
+        _check_model(borrowed, images)
+        two, three = Seen(borrowed, images[:2], only=0), Seen(borrowed, images, only=2)
+        if not two.true:
+            raise ModelError(
+                f"gradient: the output of {borrowed.name} does not depend on its parameters in a differentiable way. "
+                f"Look for detach(), no_grad() or rounding in its forward."
+            )
+        graph = two.graph
+        self.signature = graph.signature()
+        self.parameters: dict[str, tuple[Use, ...]] = {}
+        self.slow = dict.fromkeys(two.true, "its operations change with the number of images")
+        if self.signature == three.graph.signature():
+            uses, self.slow = _uses(two, three)
+            for seen in (two, three):
+                self.slow = _wrong(seen, uses, borrowed.leaves) | self.slow
+            self.parameters = {name: each for name, each in uses.items() if name not in self.slow}
+        sources = [source for node in graph.nodes for source, _ in node.next_functions if source in graph.leaves]
+        self.layers = tuple(dict.fromkeys(layer_of(graph.leaves[source]) for source in sources if source is not None))
+        self.last = _last(graph, {use.node for each in self.parameters.values() for use in each})
 
 
 class Seen:
@@ -100,7 +184,7 @@ class Seen:
     def __init__(self, borrowed: Borrowed, x: Float[Tensor, "n ..."], only: int) -> None:
         logits = borrowed.logits(borrowed.inputs(x))
         self.images, self.only = len(x), only
-        self.graph = graph_of(logits, borrowed.leaves)
+        self.graph = Graph(logits, borrowed.leaves)
         self.gradients: dict[tuple[int, int], Tensor] = {}
         cotangent = torch.zeros(logits.shape)
         cotangent[only] = torch.randn(logits.shape[1], generator=torch.Generator().manual_seed(0))
@@ -113,7 +197,7 @@ class Seen:
         self.true = dict(zip(names, gradients, strict=True))
 
     def about_images(self, node: Node, output: int, other: "Seen") -> bool:
-        """Whether what a node gives grows with the batch, which another pass with more images shows."""
+        """Whether a node's output grows with the batch, which another pass with more images shows."""
         key = (self.graph.order.get(node, -1), output)
         return key in self.gradients and self.gradients[key].shape != other.gradients[key].shape
 
@@ -171,11 +255,11 @@ def _wrong(seen: Seen, uses: Mapping[str, Sequence[Use]], leaves: Mapping[str, T
     return wrong
 
 
-def _check_model(borrowed: Borrowed, some: Float[Tensor, "n ..."]) -> None:
+def _check_model(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> None:
     """The logits of an image must have a gradient, and must not depend on the others of its batch."""
-    logits = borrowed.logits(borrowed.inputs(some)).detach()
+    logits = borrowed.logits(borrowed.inputs(x)).detach()
     check_logits(logits, borrowed.name)
-    changed = torch.cat([some[:1], torch.zeros_like(some[1:])])
+    changed = torch.cat([x[:1], torch.zeros_like(x[1:])])
     before, after = logits[0], borrowed.logits(borrowed.inputs(changed))[0].detach()
     if not torch.allclose(before, after, rtol=1e-2, atol=1e-2 * float(before.abs().max())):
         raise ModelError(
@@ -194,14 +278,14 @@ def _last(graph: Graph, places: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(set(places) - behind))
 
 
-def warn_slow(borrowed: Borrowed, plan: GradientPlan) -> None:
+def warn_slow(plan: GradientPlan) -> None:
     """Warn of what falls back."""
     by_reason: dict[str, dict[str, None]] = defaultdict(dict)
     for name, why in plan.slow.items():
         by_reason[why][layer_of(name)] = None
     for why, names in by_reason.items():
         warnings.warn(
-            f"gradient: {_some(list(names))} of {borrowed.name} (of {len(plan.layers)} layers) cannot be "
+            f"gradient: {some(list(names), 5)} of {plan.borrowed.name} (of {len(plan.layers)} layers) cannot be "
             f"differentiated for a whole batch at once: {why}. torch.func does it image by image, which is "
             f"right but slow.",
             GradientFallbackWarning,
@@ -209,18 +293,14 @@ def warn_slow(borrowed: Borrowed, plan: GradientPlan) -> None:
         )
 
 
-def warn_unused(borrowed: Borrowed, plan: GradientPlan) -> None:
+def warn_unused(plan: GradientPlan) -> None:
     """Warn of layers that are never used: they have no gradient, and no column."""
-    chosen = dict.fromkeys(layer_of(name) for name, leaf in borrowed.leaves.items() if leaf.requires_grad)
+    chosen = dict.fromkeys(layer_of(name) for name, leaf in plan.borrowed.leaves.items() if leaf.requires_grad)
     unused = [layer for layer in chosen if layer not in plan.layers]
     if unused:
         warnings.warn(
-            f"gradient: what {borrowed.name} predicts for these images does not depend on {_some(unused)}, which get "
-            f"no gradient and no column.",
+            f"gradient: what {plan.borrowed.name} predicts for these images does not depend on {some(unused, 5)}, "
+            f"which get no gradient and no column.",
             UnusedLayersWarning,
             stacklevel=2,
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

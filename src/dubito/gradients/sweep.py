@@ -1,8 +1,5 @@
 """One forward pass of a batch, and as many backward passes as there are cotangents: norms of every image and layer.
 
-`Prepared` is what is learned of a model once: stand-ins for its parameters, its plan, and the chosen layers. `Sweep` is
-one forward pass of it.
-
     ||J_l^T c||_2^2  and  ||J_l^T c||_1,    J_l = d logits / d theta_l for one image, c a cotangent of its logits
 
 The gradient of an operation's result is met on its way back, turned into norms for all images at once, and let go: the
@@ -11,7 +8,7 @@ image comes in several copies, the gradients of its copies are averaged before t
 """
 
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import final
@@ -23,10 +20,9 @@ from torch.autograd.graph import GradientEdge
 from torch.func import grad, vmap
 
 from dubito.errors import ModelError
-from dubito.gradients.borrowed import Borrowed, layer_of
-from dubito.gradients.graph import Weight, graph_of, norms_of
+from dubito.gradients.graph import Graph, Weight, norms_of
 from dubito.gradients.parts import BYTES, Measure, Part, measured
-from dubito.gradients.plan import GradientPlan, Use, make_plan, warn_slow, warn_unused
+from dubito.gradients.plan import Borrowed, GradientPlan, Use, layer_of, warn_slow, warn_unused
 from dubito.models.wrap import eager
 from dubito.types import Classifier, Json
 
@@ -44,6 +40,7 @@ class Prepared:
         choose: Which layers to differentiate by; the graph of the others is not even built.
 
     Attributes:
+        plan: How to get at the gradients of these layers.
         all: The names of all layers.
         layers: Those to differentiate by.
         head: The last layer's weight, where it is known.
@@ -52,29 +49,23 @@ class Prepared:
 
     def __init__(self, model: Classifier, x: Float[Tensor, "n ..."], choose: Chooser) -> None:
         self._of = _identity(model, x)
-        self.borrowed = Borrowed(model)
-        self.plan = make_plan(self.borrowed, x)
+        self.plan = GradientPlan(Borrowed(model), x)
         self.all = self.plan.layers
-        warn_unused(self.borrowed, self.plan)
+        warn_unused(self.plan)
         chosen = set(choose(self.all))
         if chosen != set(self.all):
-            self.borrowed = Borrowed(model, chosen)
-            self.plan = make_plan(self.borrowed, x)
+            self.plan = GradientPlan(Borrowed(model, chosen), x)
         self.layers = self.plan.layers
         self.head = _head(model, x)
         head = torch.empty(0, 0, 0) if self.head is None else self.head  # equal to no parameter
-        of_head = [layer_of(name) for name, leaf in self.borrowed.leaves.items() if torch.equal(leaf, head.to(leaf))]
+        leaves = self.plan.borrowed.leaves.items()
+        of_head = [layer_of(name) for name, leaf in leaves if torch.equal(leaf, head.to(leaf))]
         self.last = next((self.layers.index(layer) for layer in of_head if layer in self.layers), None)
-        warn_slow(self.borrowed, self.plan)
+        warn_slow(self.plan)
 
     def fits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> bool:
         """Whether it is about this model, with these parameters, and about inputs of this shape."""
         return self._of == _identity(model, x)
-
-    def sweep(self, x: Float[Tensor, "rows ..."], images: int) -> "Sweep":
-        """A forward pass that gradients can be taken of."""
-        self.borrowed.refresh()
-        return Sweep(self.borrowed, self.plan, x, images)
 
     def notes(self) -> Json:
         """Names of layers, their places among all, and how many there are."""
@@ -87,8 +78,7 @@ class Sweep:
     """A forward pass that gradients can be taken of, to be used in a `with` block.
 
     Args:
-        borrowed: The module.
-        plan: Its plan.
+        plan: Of the model.
         x: Inputs, all copies of an image side by side.
         images: How many images there are: len(x) unless they come in copies.
 
@@ -96,11 +86,13 @@ class Sweep:
         logits: The module's output for every input.
     """
 
-    def __init__(self, borrowed: Borrowed, plan: GradientPlan, x: Float[Tensor, "rows ..."], images: int) -> None:
-        self._borrowed, self._plan, self._images = borrowed, plan, images
+    def __init__(self, plan: GradientPlan, x: Float[Tensor, "rows ..."], images: int) -> None:
+        self._plan, self._images = plan, images
+        self._borrowed = borrowed = plan.borrowed
+        borrowed.refresh()
         self._x = borrowed.inputs(x)
         logits = borrowed.logits(self._x)
-        self._graph = graph_of(logits, borrowed.leaves)
+        self._graph = Graph(logits, borrowed.leaves)
         unplanned = set(self._graph.leaves.values()) - {*plan.parameters, *plan.slow}
         if unplanned or (plan.parameters and self._graph.signature() != plan.signature):
             raise ModelError(
@@ -116,8 +108,7 @@ class Sweep:
                 self._uses[use.node].append((name, use))
         self._layer = {name: plan.layers.index(layer_of(name)) for name in (*plan.parameters, *plan.slow)}
         self._norms: dict[Measure, Float64[Tensor, "n l"]] = {}
-        self._waiting: dict[str, list[tuple[Weight, Part]]] = defaultdict(list)
-        self._met: Counter[str] = Counter()
+        self._waiting: dict[str, list[tuple[Weight, Part | None]]] = defaultdict(list)
         self._hooks = ExitStack()  # a hook that is left on a node holds the graph, and the graph the hook
         for place in self._uses.keys() - set(plan.last):
             hook = self._graph.nodes[place].register_prehook(lambda gradients, p=place: self._meet(p, gradients[0]))
@@ -146,7 +137,6 @@ class Sweep:
         shape = (self._images, len(self._plan.layers))
         self._norms = {measure: torch.zeros(shape, dtype=torch.float64) for measure in measures}
         self._waiting.clear()
-        self._met.clear()
         edges = [GradientEdge(self._graph.nodes[place], 0) for place in self._plan.last]
         if edges:
             with torch.inference_mode(False):
@@ -163,18 +153,16 @@ class Sweep:
         """The gradient of an operation's result is there: add its part for each weight that the operation read."""
         with torch.no_grad():
             for name, use in self._uses[place]:
-                if g is not None:
-                    part = use.part(self._graph, self._images, g)
-                    if part is None:
-                        raise AssertionError("a plan has no use without a rule")
-                    self._waiting[name].append((use.weight, part))
-                self._met[name] += 1
-                if self._met[name] == len(self._plan.parameters[name]):
+                part = None if g is None else use.part(self._graph, self._images, g)
+                if part is None and g is not None:
+                    raise AssertionError("a plan has no use without a rule")
+                self._waiting[name].append((use.weight, part))
+                if len(self._waiting[name]) == len(self._plan.parameters[name]):
                     self._measure(name)
 
     def _measure(self, name: str) -> None:
         """Add the norms of a parameter's gradient, of which all parts are there."""
-        parts = self._waiting.pop(name, [])
+        parts = [(weight, part) for weight, part in self._waiting.pop(name) if part is not None]
         for measure, norms in self._norms.items() if parts else ():
             norm = norms_of(parts, self._graph, self._borrowed.leaves[name], measure)
             norms[:, self._layer[name]] += norm.double().cpu()
@@ -207,15 +195,12 @@ def _vmapped(
             gradients: dict[str, Tensor] = vmap(grad(weighted_logits), in_dims=(None, 0, 0))(leaves, x, cotangent)
         return gradients
     except (RuntimeError, ValueError):  # control flow that depends on data, operations without a batching rule
-        rows = [_alone(borrowed, leaves, one, c) for one, c in zip(x, cotangent, strict=True)]
-        return {name: torch.stack([row[name] for row in rows]) for name in leaves}
-
-
-def _alone(borrowed: Borrowed, leaves: dict[str, Tensor], one: Tensor, c: Tensor) -> dict[str, Tensor]:
-    own = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
-    logits = borrowed.logits(one.clone(), own)
-    gradients = torch.autograd.grad(logits, list(own.values()), c, allow_unused=True, materialize_grads=True)
-    return dict(zip(own, gradients, strict=True))
+        own = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
+        by, rows = list(own.values()), []
+        for one, c in zip(x, cotangent, strict=True):
+            logits = borrowed.logits(one.clone(), own)
+            rows.append(torch.autograd.grad(logits, by, c, allow_unused=True, materialize_grads=True))
+        return {name: torch.stack(of_images) for name, of_images in zip(own, zip(*rows, strict=True), strict=True)}
 
 
 def _head(model: Classifier, x: Float[Tensor, "n ..."]) -> Float[Tensor, "c d"] | None:

@@ -25,25 +25,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dubito.errors import ModelError
+from dubito.probes.forward import Inputs
 from dubito.probes.members import EnsembleProbe
 from dubito.storage import tensors_digest
 from dubito.types import Classifier
 from dubito.validate import check_number
 
 _PLAIN = ("dropout", "alpha_dropout", "feature_alpha_dropout")
-_RATES: dict[Any, tuple[str, int]] = {
-    **{getattr(F, name): ("p", 1) for name in (*_PLAIN, "dropout1d", "dropout2d", "dropout3d")},
-    **{getattr(torch, name): ("p", 1) for name in (*_PLAIN, "feature_dropout")},
-    F.multi_head_attention_forward: ("dropout_p", 10),
-    F.scaled_dot_product_attention: ("dropout_p", 4),
+_DROPOUTS: dict[Any, tuple[tuple[str, int], tuple[str, int] | None]] = {
+    **{getattr(F, name): (("p", 1), ("training", 2)) for name in (*_PLAIN, "dropout1d", "dropout2d", "dropout3d")},
+    **{getattr(torch, name): (("p", 1), ("train", 2)) for name in (*_PLAIN, "feature_dropout")},
+    F.multi_head_attention_forward: (("dropout_p", 10), ("training", 13)),
+    F.scaled_dot_product_attention: (("dropout_p", 4), None),
 }
-"""Functions that drop: the name of their rate, and its position."""
-_SWITCHES: dict[Any, tuple[str, int]] = {
-    **{getattr(F, name): ("training", 2) for name in (*_PLAIN, "dropout1d", "dropout2d", "dropout3d")},
-    **{getattr(torch, name): ("train", 2) for name in (*_PLAIN, "feature_dropout")},
-    F.multi_head_attention_forward: ("training", 13),
-}
-"""The same for the switch, where they have one."""
+"""Functions that drop: name and position of their rate, and of their switch, where they have one."""
 
 
 @final
@@ -74,25 +69,25 @@ class Dropout(EnsembleProbe):
     def __len__(self) -> int:
         return self.passes
 
-    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+    def check(self, model: Classifier, x: Inputs) -> None:
         """One pass must call dropout; the model analyses itself in a pass before, undisturbed."""
         model.features(x[:2])
         drop = self._features(model, x[:2], seed=0)[1]
         if not drop.dropped:
             raise ModelError(
                 f"dropout: {model.name} has {drop.met} calls of dropout, none with a rate above 0, so all passes would "
-                f"be equal. Give Dropout(rate=0.1); where there is no call, load the model with dropout (timm: "
+                f"be equal. Use Dropout(rate=0.1); where there is no call, load the model with dropout (timm: "
                 f"drop_rate=0.2), or use probes.Views(), probes.Tiles() or several models."
             )
 
-    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
+    def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:
         """Of each pass."""
         batch = tensors_digest({"x": x})
         for member in range(self.passes):
             z, _ = self._features(model, x, pass_seed(self.seed, member, batch))
-            yield model.logits(z).to(x.device).float()
+            yield model.logits(z)
 
-    def _features(self, model: Classifier, x: Float[Tensor, "n ..."], seed: int) -> "tuple[Tensor, _Dropping]":
+    def _features(self, model: Classifier, x: Inputs, seed: int) -> "tuple[Tensor, _Dropping]":
         drop = _Dropping(self.rate)
         with _seeded(seed, x.device), drop, _stochastic_depth(model.module, drop):
             return model.features(x), drop
@@ -121,7 +116,7 @@ class _Dropping(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the function; dropout with its switch on, and never in place, because others read its input too."""
-        if func not in _RATES:
+        if func not in _DROPOUTS:
             return func(*args, **(kwargs or {}))
         positional, named = list(args), dict(kwargs or {})
 
@@ -131,11 +126,11 @@ class _Dropping(TorchFunctionMode):
             else:
                 named[name] = value
 
-        name, position = _RATES[func]
+        (name, position), switch = _DROPOUTS[func]
         if self._rate is not None:
             put(name, position, self._rate)
-        if func in _SWITCHES:
-            put(*_SWITCHES[func], True)
+        if switch is not None:
+            put(*switch, True)
             named.pop("inplace", None)
         self.count(float(positional[position] if len(positional) > position else named.get(name, 0.0)))
         return func(*positional, **named)

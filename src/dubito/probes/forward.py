@@ -11,7 +11,7 @@ A row that is mixed from two images (CutMix, MixUp) has the loss w L(y) + (1 - w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 
 import torch
@@ -25,7 +25,11 @@ from dubito.table import Provenance
 from dubito.types import Classifier, Json, TaskLoss
 from dubito.validate import check_choice, check_classes
 
-Mixed = tuple[Shaped[Tensor, "n ..."], Float[Tensor, "n"]]
+Inputs = Float[Tensor, "n ..."]
+"""A batch of finished inputs."""
+Targets = Shaped[Tensor, "n ..."]
+"""What the task loss compares logits with: the class of each image, or anything else with one row per image."""
+Mixed = tuple[Targets, Float[Tensor, "n"]]
 """The target of the other image, and the weight of the own one."""
 Precision = Literal["float16", "float32"]
 """Of values on disk. float16 keeps three digits and values up to 65,504."""
@@ -66,8 +70,8 @@ class Forward:
     def run(
         self,
         model: Classifier,
-        x: Float[Tensor, "n ..."],
-        label: Shaped[Tensor, "n ..."] | None,
+        x: Inputs,
+        label: Targets | None,
         *,
         mixed: Mixed | None = None,
         feature: Float[Tensor, "n d"] | None = None,
@@ -104,7 +108,7 @@ class Forward:
         if own is None or text == "<lambda>":
             raise ValueRangeError(
                 f"task_loss: a cache records the task loss by its name, and {loss!r} has none. "
-                f"Define it as a function with def, or give a name: Forward(task_loss=..., loss_name='...')."
+                f"Define it as a function with def, or pass a name: Forward(task_loss=..., loss_name='...')."
             )
         return text
 
@@ -113,7 +117,7 @@ class Forward:
         """Logits that are not stored are rebuilt from the features and the model's last layer."""
         return not self.store_logit
 
-    def check_targets(self, targets: Shaped[Tensor, "n ..."] | None, classes: int | None) -> None:
+    def check_targets(self, targets: Targets | None, classes: int | None) -> None:
         """Raise an error where the task loss cannot be computed: no targets for one that was chosen, or unfit ones."""
         if targets is None and self.task_loss != "cross_entropy":
             raise ImagesError(
@@ -123,10 +127,6 @@ class Forward:
             )
         if targets is not None and classes is not None:
             check_target(self.task_loss, targets, classes)
-
-    def in_memory(self) -> "Forward":
-        """The same probe for a table in memory: logits are there, features in full precision until `as_stored`."""
-        return replace(self, store_logit=True, feature_dtype="float32")
 
     def as_stored(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Features as a cache of this probe gives them back; those beyond float16's range stay as they are."""
@@ -160,19 +160,13 @@ def stored(values: Float[Tensor, "..."], dtype: Precision, what: str, probe: str
 
 
 def task_loss(
-    loss: KnownLoss | TaskLoss, logit: Float[Tensor, "n c"], target: Shaped[Tensor, "n ..."], mixed: Mixed | None = None
+    loss: KnownLoss | TaskLoss, logit: Float[Tensor, "n c"], target: Targets, mixed: Mixed | None = None
 ) -> Float[Tensor, "n"]:
     """The loss of every row, by name or by a callable."""
-    values = _loss(loss, logit, target.to(logit.device))
-    if mixed is None:
-        return values
-    other, weight = mixed[0].to(logit.device), mixed[1].to(values)
-    return weight * values + (1 - weight) * _loss(loss, logit, other)
-
-
-def _loss(
-    loss: KnownLoss | TaskLoss, logit: Float[Tensor, "n c"], target: Shaped[Tensor, "n ..."]
-) -> Float[Tensor, "n"]:
+    if mixed is not None:
+        values, weight = task_loss(loss, logit, target), mixed[1].to(logit)
+        return weight * values + (1 - weight) * task_loss(loss, logit, mixed[0])
+    target = target.to(logit.device)
     check_target(loss, target, logit.shape[1])
     if loss == "cross_entropy":
         return F.cross_entropy(logit, target.to(logit) if target.dim() > 1 else target.long(), reduction="none")
@@ -188,7 +182,7 @@ def _loss(
     return values.float()
 
 
-def check_target(loss: KnownLoss | TaskLoss, target: Shaped[Tensor, "n ..."], classes: int) -> None:
+def check_target(loss: KnownLoss | TaskLoss, target: Targets, classes: int) -> None:
     """Raise ValueRangeError for targets that a known loss cannot be computed with; a callable checks its own."""
     if not isinstance(loss, str):
         return
@@ -207,11 +201,9 @@ def check_target(loss: KnownLoss | TaskLoss, target: Shaped[Tensor, "n ..."], cl
     )
 
 
-def as_classes(label: Shaped[Tensor, "n ..."] | None, count: int) -> Int64[Tensor, "n"] | None:
+def as_classes(label: Targets | None, count: int) -> Int64[Tensor, "n"] | None:
     """Labels as one class per image, None where targets are of another kind, such as shares of the classes."""
-    if label is None or label.dim() != 1 or label.is_floating_point() or label.is_complex():
-        return None
-    if label.dtype == torch.bool:
+    if label is None or label.ndim != 1 or label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
         return None
     check_classes(label, count, by="an ensemble's loss")
     return label.long()

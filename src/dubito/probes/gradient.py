@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import final, get_args
 
 import torch
-from jaxtyping import Float, Float64, Shaped
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from dubito.choices import ClassWeighting, GradientMethod
@@ -29,6 +29,7 @@ from dubito.errors import ValueRangeError
 from dubito.gradients.cotangents import Cotangents, bound_factor, check_logits, normals, signs
 from dubito.gradients.parts import Measure
 from dubito.gradients.sweep import Prepared, Sweep
+from dubito.probes.forward import Inputs, Targets
 from dubito.table.columns import families
 from dubito.types import Classifier, Json, depth_weight
 from dubito.validate import check_choice, check_number
@@ -82,9 +83,8 @@ class Gradient:
         self._check_name()
         chosen = tuple(one for one in get_args(ClassWeighting) if one in ("fisher", *self.weightings))
         object.__setattr__(self, "weightings", chosen)
-        passes = (
-            "one backward pass per class" if self.method == "exact" else f"{self._exact + self.draws} backward passes"
-        )
+        each = "one backward pass per class"
+        passes = each if self.method == "exact" else f"{self._exact + self.draws} backward passes"
         also = " and one more" if self.uniform else ""
         copies = f", for the image and {self.copies} copies" if self.copies else ""
         object.__setattr__(self, "price", f"1 forward pass, {passes}{also}{copies}")
@@ -92,9 +92,8 @@ class Gradient:
     def _check_classes(self) -> None:
         check_choice(self.method, get_args(GradientMethod), by="gradient", what="method")
         least = "[1, inf)" if self.method in ("top", "combined") else "[0, inf)"
-        check_number(
-            self.classes, least, by="gradient", what="classes", whole=True, hint="For none, use method='signs'."
-        )
+        none = "For none, use method='signs'."
+        check_number(self.classes, least, by="gradient", what="classes", whole=True, hint=none)
         least = "[1, inf)" if self.method in ("signs", "combined") else "[0, inf)"
         check_number(self.draws, least, by="gradient", what="draws", whole=True, hint="For none, use method='top'.")
         if isinstance(self.weightings, str):
@@ -114,7 +113,7 @@ class Gradient:
             check_number(self.beta, "[0, inf)", by="gradient", what="beta")
         if self.last is not None and self.beta is not None:
             raise ValueRangeError(
-                f"gradient: give either last or beta; got last={self.last} and beta={self.beta}. Both choose layers."
+                f"gradient: pass either last or beta; got last={self.last} and beta={self.beta}. Both choose layers."
             )
         check_number(self.copies, "[0, inf)", by="gradient", what="copies", whole=True)
         check_number(self.tolerance, "(0, 1]", by="gradient", what="tolerance")
@@ -123,7 +122,7 @@ class Gradient:
             if not used and (value := getattr(self, name)) != getattr(type(self), name):
                 raise ValueRangeError(
                     f"gradient: {name} has no effect without {other}; got {name}={value:g}. "
-                    f"Give {other} as well, or leave {name} out."
+                    f"Pass {other} as well, or leave {name} out."
                 )
 
     def _check_name(self) -> None:
@@ -135,17 +134,14 @@ class Gradient:
                 f"got '{self.name}'. Choose another, such as gradient_late."
             )
 
-    def run(
-        self,
-        model: Classifier,
-        x: Float[Tensor, "n ..."],
-        label: Shaped[Tensor, "n ..."] | None,  # noqa: ARG002
-    ) -> Mapping[str, Tensor]:
+    def run(self, model: Classifier, x: Inputs, label: Targets | None) -> Mapping[str, Tensor]:  # noqa: ARG002
         """The columns of one batch; labels play no part."""
         if len(x) == 0:
-            raise ValueRangeError("gradient: got a batch without images. Give at least one.")
+            raise ValueRangeError("gradient: got a batch without images. Pass at least one.")
         with torch.inference_mode(False):
-            prepared = self._prepared(model, x)
+            prepared = self._models.get("last")
+            if prepared is None or not prepared.fits(model, x):
+                prepared = self._models["last"] = Prepared(model, x, self._chosen_layers)
             block = -(-len(x) // (1 + self.copies))
             parts = [self._block(prepared, x[start : start + block], start) for start in range(0, len(x), block)]
         return {name: torch.cat([part[name] for part in parts]).float() for name in parts[0]}
@@ -174,13 +170,6 @@ class Gradient:
     def _exact(self) -> int:
         return 0 if self.method == "signs" else self.classes
 
-    def _prepared(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Prepared:
-        """The model made ready, once."""
-        prepared = self._models.get("last")
-        if prepared is None or not prepared.fits(model, x):
-            prepared = self._models["last"] = Prepared(model, x, self._chosen_layers)
-        return prepared
-
     def _chosen_layers(self, layers: Sequence[str]) -> Sequence[str]:
         """The names of the layers to differentiate by, out of all in order of depth."""
         if self.last is not None:
@@ -190,18 +179,18 @@ class Gradient:
         beta, of = self.beta, len(layers)
         return [name for place, name in enumerate(layers) if depth_weight(place, of, beta) >= self.tolerance]
 
-    def _block(self, prepared: Prepared, x: Float[Tensor, "n ..."], start: int) -> Columns:
+    def _block(self, prepared: Prepared, x: Inputs, start: int) -> Columns:
         """The columns of consecutive images, the first of which is number `start` of the batch."""
-        images = len(x)
-        alone = images * (1 + self.copies) == 1
+        each = 1 + self.copies
+        alone = len(x) * each == 1
         rows = self._with_copies(x.expand(2, *x.shape[1:]) if alone else x)  # some modules treat one row differently
-        with prepared.sweep(rows, images := len(rows) // (1 + self.copies)) as sweep:
-            check_logits(sweep.logits, prepared.borrowed.name, copies=1 + self.copies, start=start)
-            logits = sweep.logits.double().view(images, 1 + self.copies, -1)
+        with Sweep(prepared.plan, rows, len(rows) // each) as sweep:
+            check_logits(sweep.logits, prepared.plan.borrowed.name, copies=each, start=start)
+            logits = sweep.logits.double().unflatten(0, (-1, each))
             columns = self._columns(sweep, Cotangents(logits, prepared.head), prepared.last)
         return {name: column[: len(x)] for name, column in columns.items()}
 
-    def _with_copies(self, x: Float[Tensor, "n ..."]) -> Float[Tensor, "rows ..."]:
+    def _with_copies(self, x: Inputs) -> Float[Tensor, "rows ..."]:
         """Every image, followed by its noisy copies; all images share the noise of a copy."""
         if not self.copies:
             return x

@@ -12,7 +12,6 @@ keep="logits" none of their predictions is kept, so memory does not grow with th
 kinds share; `Members` are models of their own.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, final, get_args
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 from dubito.choices import Keep
@@ -29,7 +28,8 @@ from dubito.metrics.information import sub_ensembles
 from dubito.metrics.streaming import MemberStream, VarianceStream, check_temperature
 from dubito.models.load import with_weights
 from dubito.models.wrap import WrappedClassifier
-from dubito.probes.forward import as_classes
+from dubito.probes.forward import Inputs, Targets, as_classes
+from dubito.table.provenance import describe_difference
 from dubito.table.views import MEMBERS
 from dubito.types import Classifier, Json
 from dubito.validate import check_choice
@@ -63,12 +63,12 @@ class EnsembleProbe(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+    def check(self, model: Classifier, x: Inputs) -> None:
         """Raise if the members do not suit the extracted model; called once, with the first batch."""
 
     @abstractmethod
-    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
-        """The logits of each member for a batch, one after the other."""
+    def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:
+        """The logits of each member for a batch, one after the other, on any device and in any precision."""
 
     def member_settings(self) -> Json:
         """Everything that changes the members' logits, as JSON: by default the fields of the kind itself."""
@@ -76,9 +76,7 @@ class EnsembleProbe(ABC):
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    def run(
-        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
-    ) -> Mapping[str, Tensor]:
+    def run(self, model: Classifier, x: Inputs, label: Targets | None) -> Mapping[str, Tensor]:
         """The columns of the ensemble."""
         if not self._checked or self._checked[0] is not model:
             self.check(model, x)
@@ -86,7 +84,8 @@ class EnsembleProbe(ABC):
         stream = MemberStream(temperature=self.temperature, sizes=[size for _, size in sub_ensembles(len(self))][1:])
         spread = VarianceStream(temperature=self.temperature) if self.variance else None
         kept = []
-        for logits in self.logits(model, x):
+        for member in self.logits(model, x):
+            logits = member.to(x.device).float()
             stream.add(logits[:, None])
             if spread is not None:
                 spread.add(logits[:, None])
@@ -148,17 +147,28 @@ class Members(EnsembleProbe):
         super().__post_init__()
 
     @classmethod
-    def checkpoints(cls, model: WrappedClassifier, paths: Sequence[str | Path], **settings: Any) -> "Members":
+    def checkpoints(
+        cls,
+        model: WrappedClassifier,
+        paths: Sequence[str | Path],
+        *,
+        keep: Keep = "summary",
+        temperature: float = 1.0,
+        variance: bool = False,
+    ) -> "Members":
         """One architecture with the weights of several files, such as several runs or epochs of a training.
 
         Args:
             model: Its module is copied once per file; its own weights are not a member.
             paths: Safetensors files, or PyTorch files of tensors only; no pickle is executed.
-            settings: Those of any `EnsembleProbe`.
+            keep: "summary", or "logits" to keep those of each member as well.
+            temperature: Divides logits before they are summed up.
+            variance: Whether to write `checkpoints_variance` as well.
         """
         if isinstance(paths, str | Path):
-            raise ModelError(f"checkpoints: paths must be a list of files; got '{paths}'. Give at least two.")
-        return cls([with_weights(model, path) for path in paths], name="checkpoints", **settings)
+            raise ModelError(f"checkpoints: paths must be a list of files; got '{paths}'. Pass at least two.")
+        models = [with_weights(model, path) for path in paths]
+        return cls(models, name="checkpoints", keep=keep, temperature=temperature, variance=variance)
 
     def __len__(self) -> int:
         return len(self.models)
@@ -166,17 +176,14 @@ class Members(EnsembleProbe):
     def __repr__(self) -> str:
         return f"Members({self.name}: {len(self)} members, keep={self.keep!r}, temperature={self.temperature:g})"
 
-    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+    def check(self, model: Classifier, x: Inputs) -> None:
         """All must share the transform and the classes of the extracted model."""
-        expected, count = _plain(model.transform.describe()), _count(model, x)
+        count = _count(model, x)
         for place, member in enumerate(self.models):
             which = f"{self.name}: member {place} ({member.name})"
-            transform = _plain(member.transform.describe())
-            if transform != expected:
-                parts = [key for key in {**transform, **expected} if transform.get(key) != expected.get(key)]
-                differing = [f"{key} {transform.get(key)} there, {expected.get(key)} here" for key in parts]
+            if transform := describe_difference(member.transform.describe(), model.transform.describe()):
                 raise ModelError(
-                    f"{which} has another transform than {model.name}, which is extracted: {'; '.join(differing)}. "
+                    f"{which} has another transform than {model.name}, which is extracted: {transform}. "
                     f"Extract each model with its own transform, and join the tables: dubito.ensemble([table_a, ...])."
                 )
             pairs = enumerate(zip(member.classes or (), model.classes or (), strict=False))
@@ -189,10 +196,10 @@ class Members(EnsembleProbe):
                     f"Members of one ensemble share their classes, in one order."
                 )
 
-    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:  # noqa: ARG002
+    def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:  # noqa: ARG002
         """Of each model, in the order in which they were listed."""
         for member in self.models:
-            yield member.logits(member.features(x)).to(x.device).float()
+            yield member.logits(member.features(x))
 
     def member_settings(self) -> Json:
         """A hash of every member's weights, with its classifying layer where that was named."""
@@ -205,11 +212,5 @@ def _identity(fingerprint: Json) -> str:
     return " ".join([str(fingerprint.get("weights")), *named])
 
 
-def _count(model: Classifier, x: Float[Tensor, "n ..."]) -> int:
+def _count(model: Classifier, x: Inputs) -> int:
     return int(model.logits(model.features(x[:1])).shape[-1])
-
-
-def _plain(described: Mapping[str, Any]) -> Json:
-    """As it looks after a round trip through JSON, so that tuples and lists are the same."""
-    plain: Json = json.loads(json.dumps(described))
-    return plain

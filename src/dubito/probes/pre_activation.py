@@ -15,12 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dubito.errors import ModelError
-from dubito.probes.forward import Precision, stored
+from dubito.probes.forward import Inputs, Precision, Targets, stored
 from dubito.types import Classifier, Json
 from dubito.validate import check_choice
 
@@ -62,26 +61,21 @@ class PreActivation:
     def __post_init__(self) -> None:
         check_choice(self.dtype, get_args(Precision), by="pre_activation", what="dtype")
 
-    def run(
-        self,
-        model: Classifier,
-        x: Float[Tensor, "n ..."],
-        label: Shaped[Tensor, "n ..."] | None,  # noqa: ARG002 (of the protocol)
-    ) -> Mapping[str, Tensor]:
+    def run(self, model: Classifier, x: Inputs, label: Targets | None) -> Mapping[str, Tensor]:  # noqa: ARG002
         """The column `pre_activation` (n, d), as wide as the feature."""
         if model not in _PLACES:
             _PLACES[model] = _find(model, x[:_LOOKED_AT])
         number, pool = _PLACES[model]
-        watch = _Watch(number, _POOLS[pool])
-        with watch:
+        with _Watch(number, _POOLS[pool]) as watch:
             z = model.features(x)
-        if watch.before is None or watch.after is None or not _same(watch.after, z):
+        before, after = watch.pooled.get(number, (None, None))
+        if before is None or after is None or not _same(after, z):
             raise ModelError(
                 "pre_activation: the model does not call its activations in the same order for every batch, so the one "
                 "before its features cannot be followed. Extract without this probe."
             )
         repair = "PreActivation(dtype='float32')"
-        return {"pre_activation": stored(watch.before, self.dtype, "pre_activation: values", repair)}
+        return {"pre_activation": stored(before, self.dtype, "pre_activation: values", repair)}
 
     def settings(self) -> Json:
         """The precision on disk."""
@@ -89,49 +83,37 @@ class PreActivation:
 
 
 class _Watch(TorchFunctionMode):
-    """Count activations; of one of them, pool what it reads and returns, before anything is overwritten.
-
-    Without a number, keep the outputs of all.
-    """
+    """Pools what one activation, or without a number every one, reads and returns, before anything is overwritten."""
 
     def __init__(self, number: int | None = None, pool: Pool = Tensor.clone) -> None:
         super().__init__()
-        self.before: Tensor | None = None
-        self.after: Tensor | None = None
-        self.outputs: list[Tensor] = []
-        self._number, self._pool = number, pool
-        self._count = 0
+        self.pooled: dict[int, tuple[Tensor, Tensor]] = {}
+        self._number, self._pool, self._count = number, pool, 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func not in _ACTIVATIONS:
+        number = self._count
+        self._count += func in _ACTIVATIONS
+        if func not in _ACTIVATIONS or self._number not in (None, number):
             return func(*args, **(kwargs or {}))
-        mine = self._count == self._number
-        self._count += 1
-        if mine:
-            self.before = self._pool(args[0] if args else (kwargs or {})["input"]).clone()
+        before = self._pool(args[0] if args else (kwargs or {})["input"]).clone()
         output = func(*args, **(kwargs or {}))
-        if mine:
-            self.after = self._pool(output).clone()
-        if self._number is None:
-            self.outputs.append(output.clone())
+        self.pooled[number] = before, self._pool(output).clone()
         return output
 
 
-def _find(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[int, str]:
+def _find(model: Classifier, x: Inputs) -> tuple[int, str]:
     """The number of the last activation whose pooled output is the feature, and the name of that pool."""
     model.features(x)  # a model that has not seen a batch yet analyses itself first, in more than one pass
-    look = _Watch()
-    with look:
+    with _Watch() as watch:
         z = model.features(x)
-    for number in reversed(range(len(look.outputs))):
-        output = look.outputs[number]
+    for number, (_, output) in reversed(watch.pooled.items()):
         for name, pool in _POOLS.items():
             if output.dim() in _AXES.get(name, (4,)) and _same(pool(output), z):
                 return number, name
     raise ModelError(
-        f"pre_activation: none of the {len(look.outputs)} activations that the model calls outputs its features, "
+        f"pre_activation: none of the {len(watch.pooled)} activations that the model calls outputs its features, "
         f"pooled or as they are, so there is no last non-linearity. Use the features themselves."
     )
 

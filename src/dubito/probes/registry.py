@@ -4,7 +4,7 @@
     probe_settings("tiles")                its settings with types and defaults
     probes_for(columns, provenance)        the probes that write some columns, rebuilt as they were configured
 
-Here columns are declared for `dubito.table.columns`: a new probe adds a line to `PROBES` and declares its columns.
+Here columns are declared for `dubito.table.columns`: a new probe is added to `_KINDS` and declares its columns.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,17 +25,8 @@ from dubito.table.views import MEMBERS
 from dubito.types import Probe
 from dubito.validate import check_choice
 
-PROBES: Mapping[str, Callable[..., Probe]] = MappingProxyType(
-    {
-        "forward": Forward,
-        "pre_activation": PreActivation,
-        "tiles": Tiles,
-        "dropout": Dropout,
-        "views": Views,
-        "noise": Noise,
-        "gradient": Gradient,
-    }
-)
+_KINDS: Sequence[Any] = (Forward, PreActivation, Tiles, Dropout, Views, Noise, Gradient)
+PROBES: Mapping[str, Callable[..., Probe]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """What makes each probe that plain values can configure. Ensembles of models are made in Python: `Members(models)`."""
 _UNRECORDED = ("tiles", "pre_activation")
 """Probes whose columns name everything that must be known to write them again; others need recorded settings."""
@@ -85,7 +76,7 @@ def probes_for(
         if probe is None:
             raise MissingColumnError(
                 f"{by} reads column '{column}', written by {writer_of(column) or 'a probe of yours'}, which cannot be "
-                f"configured again: its settings are not recorded, or it needs models. Give the probe: probes=[...]."
+                f"configured again: its settings are not recorded, or it needs models. Pass the probe: probes=[...]."
             )
         probes.setdefault(probe.name, probe)
     return list(probes.values())

@@ -17,13 +17,13 @@ from typing import final, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubito.choices import Keep
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import check_temperature, summarise_groups
-from dubito.probes.forward import Precision, as_classes, stored
+from dubito.probes.forward import Inputs, Precision, Targets, as_classes, stored
 from dubito.types import Classifier, Json, Tiled, Tiling
 from dubito.validate import check_choice
 
@@ -71,14 +71,12 @@ class Tiles:
             )
         object.__setattr__(self, "grids", grids)
 
-    def run(
-        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
-    ) -> Mapping[str, Tensor]:
+    def run(self, model: Classifier, x: Inputs, label: Targets | None) -> Mapping[str, Tensor]:
         """The columns of one batch, for every grid k: tiles_k, tiles_k_loss, tiles_k_logit."""
         return self.run_and_share(model, x, label)[0]
 
     def run_and_share(
-        self, model: Classifier, x: Float[Tensor, "n ..."], label: Shaped[Tensor, "n ..."] | None
+        self, model: Classifier, x: Inputs, label: Targets | None
     ) -> tuple[Mapping[str, Tensor], Float[Tensor, "n d"]]:
         """The columns, and the features of the same pass."""
         tiled = model.tiled(x) if isinstance(model, Tiling) else _in_two_passes(model, x)
@@ -153,7 +151,7 @@ def _at_once(images: int, size: int, most: int) -> int:
     return -(-images // parts) if parts > 1 else max(1, images)
 
 
-def _in_two_passes(model: Classifier, x: Float[Tensor, "n ..."]) -> Tiled:
+def _in_two_passes(model: Classifier, x: Inputs) -> Tiled:
     """For a classifier whose features and feature map take a pass each."""
     tiles = model.feature_map(x)
     side = isqrt(tiles.shape[1])

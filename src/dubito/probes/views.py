@@ -14,6 +14,7 @@ that predictions depend neither on the batch nor on the order of images. The cho
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import torch
@@ -23,6 +24,7 @@ from torchvision.transforms.v2 import functional as pixels
 
 from dubito.errors import ModelError, ValueRangeError
 from dubito.probes.dropout import pass_seed
+from dubito.probes.forward import Inputs
 from dubito.probes.members import EnsembleProbe
 from dubito.types import Classifier
 from dubito.validate import check_choice, check_number
@@ -64,10 +66,9 @@ class Views(EnsembleProbe):
 
     def __post_init__(self) -> None:
         if isinstance(self.views, str):
-            raise ValueRangeError(f"views must be a list of names; got '{self.views}'. Give at least two of them.")
-        check_number(
-            len(self.views), "[2, inf)", by="views", what="their number", hint=f"Add some of {', '.join(VIEWS)}."
-        )
+            raise ValueRangeError(f"views must be a list of names; got '{self.views}'. Pass at least two of them.")
+        add = f"Add some of {', '.join(VIEWS)}."
+        check_number(len(self.views), "[2, inf)", by="views", what="their number", hint=add)
         for part in (part for name in self.views for part in name.split("+")):
             check_choice(part, VIEWS, by="views", what="a view")
         check_number(self.amount, "(0, 0.5)", by="views", what="amount", hint="0.125 is an eighth.")
@@ -77,7 +78,7 @@ class Views(EnsembleProbe):
     def __len__(self) -> int:
         return len(self.views)
 
-    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+    def check(self, model: Classifier, x: Inputs) -> None:
         """Inputs must be images."""
         if x.dim() != 4:
             raise ModelError(
@@ -85,10 +86,10 @@ class Views(EnsembleProbe):
                 f"Use probes.Dropout() or several models."
             )
 
-    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
+    def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:
         """Of each view."""
         for name in self.views:
-            yield model.logits(model.features(view(x, name, self.amount))).to(x.device).float()
+            yield model.logits(model.features(view(x, name, self.amount)))
 
 
 def noise(shape: Sequence[int], seed: int, copy: int) -> Float32[Tensor, "..."]:
@@ -124,46 +125,37 @@ class Noise(EnsembleProbe):
     def __len__(self) -> int:
         return self.copies
 
-    def check(self, model: Classifier, x: Float[Tensor, "n ..."]) -> None:
+    def check(self, model: Classifier, x: Inputs) -> None:
         """Noise must change the inputs: half precision may round it away."""
         first = x[:1]
         if len(first) and torch.equal(self._copy(first, 0), first):
             raise ValueRangeError(
                 f"noise: sigma={self.sigma:g} changes nothing of the inputs of {model.name}, which are {x.dtype} and "
-                f"as large as {float(first.abs().max()):g}. Give a larger sigma."
+                f"as large as {float(first.abs().max()):g}. Pass a larger sigma."
             )
 
-    def logits(self, model: Classifier, x: Float[Tensor, "n ..."]) -> Iterator[Float[Tensor, "n c"]]:
+    def logits(self, model: Classifier, x: Inputs) -> Iterator[Float[Tensor, "n c"]]:
         """Of each copy."""
         for copy in range(self.copies):
-            yield model.logits(model.features(self._copy(x, copy))).to(x.device).float()
+            yield model.logits(model.features(self._copy(x, copy)))
 
-    def _copy(self, x: Float[Tensor, "n ..."], copy: int) -> Float[Tensor, "n ..."]:
+    def _copy(self, x: Inputs, copy: int) -> Float[Tensor, "n ..."]:
         return x + (self.sigma * noise(x.shape[1:], self.seed, copy)).to(x)
 
 
-def _crop(down: float, right: float) -> View:
+def _crop(x: Tensor, amount: float, *, down: float, right: float) -> Tensor:
     """A part of the image enlarged to the whole: 0 is the top or the left, 1 the bottom or the right."""
-
-    def cropped(x: Tensor, amount: float) -> Tensor:
-        h, w = x.shape[-2:]
-        inner_h, inner_w = max(1, round((1 - amount) * h)), max(1, round((1 - amount) * w))
-        top, left = round(down * (h - inner_h)), round(right * (w - inner_w))
-        crop: Tensor = pixels.resized_crop(x, top, left, inner_h, inner_w, [h, w], antialias=True)
-        return crop
-
+    h, w = x.shape[-2:]
+    inner_h, inner_w = max(1, round((1 - amount) * h)), max(1, round((1 - amount) * w))
+    top, left = round(down * (h - inner_h)), round(right * (w - inner_w))
+    cropped: Tensor = pixels.resized_crop(x, top, left, inner_h, inner_w, [h, w], antialias=True)
     return cropped
 
 
-def _shift(down: int, right: int) -> View:
+def _shift(x: Tensor, amount: float, *, down: int = 0, right: int = 0) -> Tensor:
     """The image moved by half of the amount; what comes in at the border is mirrored."""
-
-    def shifted(x: Tensor, amount: float) -> Tensor:
-        h, w = x.shape[-2:]
-        wider, dy, dx = _mirrored_border(x, amount)
-        moved: Tensor = pixels.crop(wider, dy * (1 - down), dx * (1 - right), h, w)
-        return moved
-
+    wider, dy, dx = _mirrored_border(x, amount)
+    shifted: Tensor = pixels.crop(wider, dy * (1 - down), dx * (1 - right), *x.shape[-2:])
     return shifted
 
 
@@ -181,15 +173,15 @@ def _mirrored_border(x: Tensor, amount: float) -> tuple[Tensor, int, int]:
 VIEWS: dict[str, View] = {
     "identity": lambda x, _: x,
     "flip": lambda x, _: pixels.horizontal_flip(x),
-    "zoom_in": _crop(0.5, 0.5),
+    "zoom_in": partial(_crop, down=0.5, right=0.5),
     "zoom_out": _zoom_out,
-    "top_left": _crop(0.0, 0.0),
-    "top_right": _crop(0.0, 1.0),
-    "bottom_left": _crop(1.0, 0.0),
-    "bottom_right": _crop(1.0, 1.0),
-    "shift_up": _shift(-1, 0),
-    "shift_down": _shift(1, 0),
-    "shift_left": _shift(0, -1),
-    "shift_right": _shift(0, 1),
+    "top_left": partial(_crop, down=0, right=0),
+    "top_right": partial(_crop, down=0, right=1),
+    "bottom_left": partial(_crop, down=1, right=0),
+    "bottom_right": partial(_crop, down=1, right=1),
+    "shift_up": partial(_shift, down=-1),
+    "shift_down": partial(_shift, down=1),
+    "shift_left": partial(_shift, right=-1),
+    "shift_right": partial(_shift, right=1),
 }
 """Every view by name: from a batch and an amount to a batch of the same shape."""

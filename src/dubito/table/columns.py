@@ -91,9 +91,7 @@ def settings_difference(one: "Table", other: "Table", name: str) -> str | None:
     here, there = recorded_settings(one, name), recorded_settings(other, name)
     if here is None or there is None:
         return None
-    family = families().get(
-        here.get("probe") or _probe(one, name) or ""
-    )  # a probe with a name of its own records its family
+    family = families().get(here.get("probe") or _probe(one, name) or "")  # a probe of another name records its family
     ignored = family.ignored if family else ()
     keys = [key for key in {**here, **there} if key not in ignored and here.get(key) != there.get(key)]
     texts = [f"{key}={here.get(key)} and {key}={there.get(key)}" for key in keys]

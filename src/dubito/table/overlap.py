@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dubito.table import Table
@@ -133,9 +133,12 @@ class _Comparison:
             b = self.other.select(self.column).rows(candidate[rows]).whole(self.column).double()
             allowed = _OF_SPREAD * self.least + _OF_ROW * a.abs().amax(1, keepdim=True)
             step = (_OF_HALF * a.abs()).minimum(_MOST_OF_SPREAD * self.most)
-            allowed = allowed + torch.where((_halved(a) | _halved(b))[:, None], step, 0.0)
+            both = torch.stack([a, b])
+            halved = (both.half() == both).all(2).any(0)  # half precision represents all values exactly
+            allowed = allowed + torch.where(halved[:, None], step, 0.0)
             ratio = ((a - b).abs() / allowed).amax(1)
-            ratio = torch.where(_distinctive(a) & _distinctive(b), ratio, torch.inf)
+            distinctive = (both.isfinite().all(2) & (both != both[..., :1]).any(2)).all(0)
+            ratio = torch.where(distinctive, ratio, torch.inf)
             closer = ratio < best[rows]
             best[rows[closer]], which[rows[closer]] = ratio[closer], candidate[rows[closer]]
         return best, which
@@ -166,13 +169,3 @@ def _nearest_rows(
     k = min(_CANDIDATES, len(bank))
     distance, index = faiss.knn(queries.numpy(), bank.numpy(), k, metric=faiss.METRIC_L2)
     return torch.from_numpy(distance), torch.from_numpy(index)
-
-
-def _halved(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:
-    """Whether half precision represents all values exactly."""
-    return (x.half() == x).all(1)
-
-
-def _distinctive(x: Float[Tensor, "b d"]) -> Bool[Tensor, "b"]:
-    """Finite, and not one value in all columns."""
-    return x.isfinite().all(1) & (x != x[:, :1]).any(1)

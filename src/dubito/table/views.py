@@ -222,18 +222,18 @@ class Stacked:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._ends = list(accumulate(column.shape[0] for column in columns))
+        self._starts = [0, *accumulate(column.shape[0] for column in columns)]
+        self._ends = self._starts[1:]
         self.shape = (self._ends[-1], *columns[0].shape[1:])
 
     def __getitem__(self, rows: Exact) -> Any:
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(self.shape[0])
             touched = range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1) if start < stop else ()
-            begin = [self._ends[which - 1] if which else 0 for which in touched]
-            parts = [
-                self._columns[which][max(start - first, 0) : min(stop, self._ends[which]) - first]
-                for which, first in zip(touched, begin, strict=True)
-            ]
+            parts = []
+            for which in touched:
+                first, end = self._starts[which], min(stop, self._ends[which])
+                parts.append(self._columns[which][max(start - first, 0) : end - first])
             return _joined(parts or [self._columns[0][0:0]])
         if not len(rows):
             return self[0:0]
@@ -241,7 +241,7 @@ class Stacked:
         parts, places = [], []
         for which in sorted(set(owner.tolist())):
             place = (owner == which).nonzero()[:, 0]
-            parts.append(take(self._columns[which], rows[place] - (self._ends[which - 1] if which else 0)))
+            parts.append(take(self._columns[which], rows[place] - self._starts[which]))
             places.append(place)
         gathered, place = _joined(parts), torch.cat(places)
         ordered = np.empty_like(gathered) if isinstance(gathered, np.ndarray) else torch.empty_like(gathered)
