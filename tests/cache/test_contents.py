@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import dubito
-from dubito.cache.shard import forget_shards
+from dubito.cache.disk import forget_shards
 from dubito.data import Augment
 from dubito.errors import CacheError, RepairedShardWarning, SkippedImagesWarning, StaleCacheError
 from dubito.storage import write_csv

@@ -3,7 +3,7 @@
 import pytest
 
 import dubito
-from dubito.cache.shard import forget_shards
+from dubito.cache.disk import forget_shards
 from dubito.errors import DamagedShardError, RepairedShardWarning
 from tests.cache.conftest import contents
 

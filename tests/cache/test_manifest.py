@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dubito
-from dubito.cache.manifest import model_identity
+from dubito.cache.disk import model_identity
 from dubito.table import Provenance
 
 

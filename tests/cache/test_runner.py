@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import dubito
 from dubito.audit.audit import draw_subset, take_sample
 from dubito.audit.duplicates import take_fingerprints
-from dubito.cache.manifest import model_identity
+from dubito.cache.disk import model_identity
 from dubito.cache.runner import ProbeRunner, in_batches, kept_memory, open_stream, predict_table
 from dubito.errors import BrokenImageError, SkippedImagesWarning, TableError
 from dubito.probes import Forward, PreActivation, Tiles

@@ -23,7 +23,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("dubito.cache.manifest.open_cache", broken)
+    monkeypatch.setattr("dubito.cache.disk.open_cache", broken)
     monkeypatch.setattr("dubito.cache.open_cache", broken)
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from dubito.gradients import parts as parts_module
-from dubito.gradients.graph import Graph, Layout, brought_home, layout_of, norms_of, weight_at
 from dubito.gradients.parts import Dense
-from dubito.gradients.plan import Borrowed
+from dubito.gradients.plan import Borrowed, Graph, brought_home, norms_of, weight_at
+from dubito.gradients.rules import Layout, layout_of
 from tests.gradients.reference import classifier, inputs, swept
 from tests.gradients.zoo import made
 

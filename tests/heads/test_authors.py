@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dubito
-from dubito.cache.manifest import model_identity
+from dubito.cache.disk import model_identity
 from dubito.errors import CheckpointError, DubitoWarning
 from dubito.heads.authors import BACKBONES, authors_backbone, import_authors_head
 from dubito.heads.checkpoint import read_head, write_head

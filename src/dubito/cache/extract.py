@@ -22,10 +22,9 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dubito.cache import runner
+from dubito.cache import disk, runner
+from dubito.cache.disk import HEAD, ROWS, Manifest, Shard
 from dubito.cache.labels import check_count, names_of_labels, resolve_labels, to_targets, warn_of_order
-from dubito.cache.manifest import FILE, Manifest, check_identity, identity, open_cache, read_manifest
-from dubito.cache.shard import HEAD, ROWS, Shard, forget_shards, is_leftover, list_shards, pack_strings, write_shard
 from dubito.choices import LabelSpace
 from dubito.data import Augment, Augmented, open_images
 from dubito.data.image_set import SIZE, ImageSet, hash_images
@@ -87,7 +86,7 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
     folder = Path(to)
     with locked(folder, busy=CacheBusyError, refused=CacheError):
         manifest = Manifest(
-            identity=identity(model, opened, stored, space, compared),
+            identity=disk.identity(model, opened, stored, space, compared),
             model=model.name,
             classes=None if model.classes is None else list(model.classes),
             label_space=space,
@@ -105,12 +104,12 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         except StaleCacheError:
             extraction.undo(previous)
             raise
-    forget_shards()
-    table = open_cache(folder, model=Provenance(**{part: manifest.identity[part] for part in CARRIED}))
+    disk.forget_shards()
+    table = disk.open_cache(folder, model=Provenance(**{part: manifest.identity[part] for part in CARRIED}))
     if anew and compared is None and stored is not None and space == "model":
         warn_of_order(table, begun.shard_size, opened.name, by_place=by_place)
-        forget_shards()  # whoever reads them first verifies them
-    runner.warn_skipped(table, f" All are listed in '{table.name}/{FILE}'.", stacklevel=3)
+        disk.forget_shards()  # whoever reads them first verifies them
+    runner.warn_skipped(table, f" All are listed in '{table.name}/{disk.FILE}'.", stacklevel=3)
     return table
 
 
@@ -180,7 +179,7 @@ class _Extraction:
         kinds = (self.manifest.rows, *self.manifest.probes.values())
         damage = {shard["name"]: "is missing" for kind in kinds for shard in kind.get("shards", ())}
         whole: dict[tuple[str, int], Shard] = {}
-        for shard in list_shards(self.folder):
+        for shard in disk.list_shards(self.folder):
             damage.pop(shard.name, None)
             if wrong := shard.damage():
                 damage[shard.name] = wrong
@@ -209,7 +208,7 @@ class _Extraction:
             return
         if whole and self.manifest.identity["images"] is not None:
             now = {**self.manifest.identity, "images": self.behind.digest()}
-            check_identity(self.folder, self.manifest.identity, now)
+            disk.check_identity(self.folder, self.manifest.identity, now)
         elif isinstance(self.behind, ImageSet):
             recorded = {image: content for block in complete for image, content in self._recorded(block).items()}
             for image, content in zip(recorded, self.behind.contents(list(recorded)), strict=True):
@@ -302,7 +301,7 @@ class _Extraction:
         self._checked = True
 
     def _write_rows(self, block: int, rows: runner.Batch) -> None:
-        columns: runner.Columns = pack_strings([self.images.ids[index] for index in rows.indices])
+        columns: runner.Columns = disk.pack_strings([self.images.ids[index] for index in rows.indices])
         if self.labels is not None:
             columns["label"] = self.labels[rows.indices]
         if isinstance(self.images, Augmented):
@@ -313,7 +312,7 @@ class _Extraction:
         self._write(ROWS, block, columns, {"skipped": [[self.images.ids[index], why] for index, why in rows.broken]})
 
     def _write(self, kind: str, block: int, columns: runner.Columns, notes: Json) -> None:
-        shard, before = write_shard(self.folder, kind, block, columns, notes), self.have.get((kind, block))
+        shard, before = disk.write_shard(self.folder, kind, block, columns, notes), self.have.get((kind, block))
         if before is not None and before != shard:
             before.path.unlink()
         self.have[kind, block] = shard
@@ -387,23 +386,23 @@ def _augmented(images: Images, model: Classifier, epochs: int, augment: Augment)
 
 def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[Manifest, Manifest | None]:
     """The manifest to go on with, written before any shard; and a copy of the folder's own, if that was finished."""
-    before, previous = read_manifest(folder), None
-    leftovers = [path for path in folder.iterdir() if is_leftover(path)]
+    before, previous = disk.read_manifest(folder), None
+    leftovers = [path for path in folder.iterdir() if disk.is_leftover(path)]
     if before is None:
         others = sorted(path.name for path in folder.iterdir() if path.name != LOCK and path not in leftovers)
         if others:
             raise CacheError(
-                f"to: '{folder}' holds other things ({', '.join(others[:3])}) and no {FILE}. "
+                f"to: '{folder}' holds other things ({', '.join(others[:3])}) and no {disk.FILE}. "
                 f"Choose a new or empty folder."
             )
-    elif before.begun or list_shards(folder):  # if nothing was extracted, settings of that attempt do not bind
+    elif before.begun or disk.list_shards(folder):  # if nothing was extracted, settings of that attempt do not bind
         # The contents of the images are compared as they are read.
         now = {"images": before.identity["images"]} if manifest.identity["images"] is None else {}
-        check_identity(folder, before.identity, {**manifest.identity, **now})
+        disk.check_identity(folder, before.identity, {**manifest.identity, **now})
         names = {name: f"the settings of the {name} probe" for name in probes if name in before.probes}
         was = {name: before.probes[name]["settings"] for name in names}
         here = {name: probes[name].settings() for name in names}
-        check_identity(folder, was, here, names, "use the settings that this cache has")
+        disk.check_identity(folder, was, here, names, "use the settings that this cache has")
         previous = copy.deepcopy(before) if before.finished else None
         before.label_names, manifest = manifest.label_names, before
     for path in leftovers:

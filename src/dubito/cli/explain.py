@@ -88,7 +88,7 @@ def ensemble(
 
 def _model_of(table: "Table", name: str, weights: str | None) -> "Classifier":
     """The model that made the table: the weights of another would give angles without a meaning."""
-    from dubito.cache.manifest import model_identity
+    from dubito.cache.disk import model_identity
     from dubito.errors import ModelError
     from dubito.explain.last_layer import last_layer
 

@@ -214,7 +214,7 @@ def _files(cache: Path) -> dict[str, int]:
 
 def _new_rows(cache: Path, before: dict[str, int]) -> int:
     """How many rows are in shards that were not there before, or were written again."""
-    from dubito.cache.manifest import read_manifest
+    from dubito.cache.disk import read_manifest
 
     manifest, files = read_manifest(cache), _files(cache)
     kinds: list[Any] = [manifest.rows, *manifest.probes.values()] if manifest else []

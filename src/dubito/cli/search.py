@@ -122,7 +122,7 @@ def _query_table(
     name = options.stored_model(model, index, "the index")
     with screen.waiting(f"loading {name}"):
         classifier = dubito.load(name, weights=weights)
-    from dubito.cache.manifest import model_identity
+    from dubito.cache.disk import model_identity
     from dubito.cache.runner import default_workers, predict_table
     from dubito.probes import base_probe
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from dubito.cache.manifest import differing_parts
+from dubito.cache.disk import differing_parts
 from dubito.cache.runner import bar, kept_memory
 from dubito.errors import ArtefactError, ModelError, ValueRangeError
 from dubito.explain.pictures import new_figure

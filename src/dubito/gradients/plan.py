@@ -1,21 +1,25 @@
 """Which operations of a model read which weights, learned once from five images and proved on two of them.
 
-Two passes, of two and of three images, show which tensors grow with the batch: those are about images, all others are
-made of weights alone. A weight is read wherever an operation on images meets a tensor of weights. Only one image of
-each pass has a gradient, the first of two and the last of three, so what autograd itself gives is that image's own: the
-rules are held against it, parameter by parameter, and a parameter for which they are wrong, or for which there are
-none, is left to vmap (`sweep.py`).
+The autograd graph is the full record of how parameters were used: whatever a module calls, every use of a parameter is
+an edge from the operation to that parameter. Nodes are distinguished by their place in the order in which the forward
+pass made them, which a frozen model repeats. Two passes, of two and of three images, show which tensors grow with the
+batch: those are about images, all others are weights: parameters, the same numbers laid out anew, or computed from
+parameters. A weight is read wherever an operation on images meets one.
 
-All passes run on a module with stand-ins for its parameters (`Borrowed`), so nothing about the user's own changes. The
-stand-ins share the parameters' memory. They require gradients whatever the parameters say, and never get a `.grad`.
-They are put into a copy of everything else about the module, so that what a forward pass writes down (counters, tables
-that are computed once) is written there. A module that cannot be copied is lent the stand-ins for each pass.
+    G_parameter = (d weight / d parameter)^T G_weight
+
+For a parameter and its views that is a rearrangement, so norms stay. For weights that are computed (standardised,
+normalised, picked from a table) it is a product with the Jacobian of that computation, for a few images at a time.
+
+Only one image of each pass has a gradient, the first of two and the last of three, so what autograd itself gives is
+that image's own: the rules are held against it, parameter by parameter, and a parameter for which they are wrong, or
+for which there are none, is left to vmap (`sweep.py`).
 """
 
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,18 +28,25 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 from torch.func import functional_call
 
 from dubito.data.image_set import some
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
 from dubito.gradients.cotangents import check_logits
-from dubito.gradients.graph import Graph, Layout, Weight, layout_of, norms_of, weight_at
-from dubito.gradients.parts import Part
-from dubito.gradients.rules import RULES, Meeting
+from dubito.gradients.parts import Measure, Part, measured, norms
+from dubito.gradients.rules import RULES, Layout, Meeting, layout_of
 from dubito.models.wrap import KeptBuffers, eager, frozen, output_of, sample_of
 from dubito.types import Classifier
 
+Signature = tuple[tuple[str, ...], ...]
+"""The kind of each operation, and where its arguments come from: names of parameters, places of operations."""
+_SAME = {
+    *("TBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "PermuteBackward0"),
+    *("TransposeBackward0", "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
+    *("AliasBackward0", "CloneBackward0", "ToCopyBackward0"),
+}
+"""Operations that only lay out the numbers of a weight anew: norms stay what they are."""
 _CLOSE = 1e-3
 """How far a squared norm may be from what autograd gives."""
 _CLOSE_HALF = 5e-2
@@ -45,7 +56,11 @@ _TINY = 1e-38
 
 
 class Borrowed:
-    """A classifier's module, to be differentiated.
+    """A classifier's module with stand-ins for its parameters: it can be differentiated, and nothing of it changes.
+
+    The stand-ins share the parameters' memory, require gradients whatever the parameters say, and never get a `.grad`.
+    They are put into a copy of everything else about the module, so that what a forward pass writes down (counters,
+    tables that are computed once) is written there. A module that cannot be copied is lent them for each pass.
 
     Args:
         model: The classifier.
@@ -118,6 +133,108 @@ def layer_of(parameter: str) -> str:
     """
     owner, parametrized, _ = parameter.partition(".parametrizations.")
     return owner if parametrized else parameter.rpartition(".")[0] or parameter
+
+
+class Graph:
+    """The operations that a result was made by.
+
+    Args:
+        result: The result.
+        leaves: The parameters by name.
+
+    Attributes:
+        nodes: In order of the forward pass, without parameters.
+        order: The place of each node.
+        leaves: The name of each parameter, by its node.
+    """
+
+    def __init__(self, result: Tensor, leaves: Mapping[str, Tensor]) -> None:
+        names = {id(leaf): name for name, leaf in leaves.items()}
+        variables = {node: getattr(node, "variable", None) for node in _behind(result.grad_fn)}
+        self.leaves = {node: names[id(variable)] for node, variable in variables.items() if id(variable) in names}
+        self.order: dict[Node, int] = {}
+        operations = [node for node, variable in variables.items() if variable is None]
+        for node in sorted(operations, key=lambda node: node._sequence_nr()):
+            # What leads to no parameter is about other tensors that require gradients: a module may hold some.
+            if any(source in self.leaves or source in self.order for source, _ in node.next_functions):
+                self.order[node] = len(self.order)
+        self.nodes = tuple(self.order)
+
+    def signature(self) -> Signature:
+        """Of a model that does the same with the same weights, the same."""
+        names: dict[Node | None, str] = {node: str(place) for node, place in self.order.items()}
+        names.update(self.leaves.items())
+        return tuple(
+            (node.name(), *(names.get(source, "") for source, _ in node.next_functions)) for node in self.nodes
+        )
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor made of parameters alone.
+
+    Attributes:
+        source: Where the graph has it: a parameter's name, or the place and the output of an operation.
+        shape: Its shape.
+        parameters: What it is made of.
+        way: The operations from its only parameter to it, where they only lay out numbers anew; None where they do not.
+    """
+
+    source: str | tuple[int, int]
+    shape: torch.Size
+    parameters: tuple[str, ...]
+    way: Signature | None
+
+
+def weight_at(graph: Graph, node: Node, output: int, shape: torch.Size) -> Weight:
+    """The weight that an edge leads to."""
+    if node in graph.leaves:
+        return Weight(graph.leaves[node], shape, (graph.leaves[node],), ())
+    source = (graph.order[node], output)
+    way: list[tuple[str, ...]] = []
+    current: Any = node
+    while current not in graph.leaves and current.name() in _SAME and len(current.next_functions) == 1:
+        saved = sorted(name for name in dir(current) if name.startswith("_saved"))
+        way.append((current.name(), *(f"{name}={getattr(current, name)}" for name in saved)))
+        current = current.next_functions[0][0]
+    if current in graph.leaves:
+        return Weight(source, shape, (graph.leaves[current],), tuple(way))
+    return Weight(source, shape, tuple(graph.leaves[each] for each in _behind(node) if each in graph.leaves), None)
+
+
+def norms_of(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor, measure: Measure) -> Float[Tensor, "n"]:
+    """||G||_2^2 or ||G||_1 of one parameter, from every use of it; added as they are if all read it in one layout."""
+    way = parts[0][0].way
+    if way is not None and all(weight.way == way for weight, _ in parts):
+        return norms([part for _, part in parts], measure)
+    return torch.cat([measured(made, measure) for made in brought_home(parts, graph, leaf)])
+
+
+def brought_home(parts: Sequence[tuple[Weight, Part]], graph: Graph, leaf: Tensor) -> Iterator[Float[Tensor, "n ..."]]:
+    """Gradients of a parameter from those of all weights that are made of it, of a few images at a time."""
+    each = 2 * leaf.numel() + sum(weight.shape.numel() for weight, _ in parts)
+    for together in zip(*(part.blocks(each) for _, part in parts), strict=True):
+        total = torch.zeros(())
+        for (weight, _), part in zip(parts, together, strict=True):
+            gradients = part.made().reshape(-1, *weight.shape)
+            if not isinstance(weight.source, str):
+                edge = GradientEdge(graph.nodes[weight.source[0]], weight.source[1])
+                cotangents = [gradients.to(leaf.dtype)]
+                gradients = torch.autograd.grad([edge], [leaf], cotangents, is_grads_batched=True, retain_graph=True)[0]
+            total = total + gradients
+        yield total
+
+
+def _behind(node: Node | None) -> list[Node]:
+    """A node and all that its result is made of."""
+    reached: dict[Node, None] = {}
+    todo = [node]
+    while todo:
+        current = todo.pop()
+        if current is not None and current not in reached:
+            reached[current] = None
+            todo += [source for source, _ in current.next_functions]
+    return list(reached)
 
 
 @dataclass(frozen=True)

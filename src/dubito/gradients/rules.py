@@ -18,8 +18,63 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from dubito.gradients.graph import Layout
 from dubito.gradients.parts import Dense, Outer, Part, Patches, Picked, Window
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where in a tensor the images of a batch lie: along one axis, perhaps with tokens or windows beside them.
+
+    Attributes:
+        axis: Whose length is images * each.
+        each: Rows of the axis that belong to one image.
+        last: Images change fastest along the axis (token 0 of all images first), as where tokens come before images.
+    """
+
+    axis: int
+    each: int = 1
+    last: bool = False
+
+    def rows(self, values: Shaped[Tensor, "..."], images: int) -> Shaped[Tensor, "n t ..."]:
+        """The tensor by image; what an image has several of, also copies of itself, lies along the second axis.
+
+        >>> tokens_first = torch.arange(6).view(6, 1)  # two tokens of three images
+        >>> Layout(0, each=2, last=True).rows(tokens_first, 3).flatten(1).tolist()
+        [[0, 3], [1, 4], [2, 5]]
+        """
+        values = values.movedim(self.axis, 0)
+        rest = values.shape[1:]
+        copies = len(values) // (images * self.each)
+        if not self.last or self.each == 1:
+            return values.reshape(images, copies * self.each, *rest)
+        by_token = values.reshape(self.each, images, copies, *rest)
+        return by_token.transpose(0, 1).reshape(images, self.each * copies, *rest)
+
+
+def layout_of(two: Shaped[Tensor, "..."], three: Shaped[Tensor, "..."]) -> Layout | None:
+    """How images lie in a tensor.
+
+    One image's numbers would not do: those of a single token, such as a class token, fit both orders. The first of two
+    images and the last of three together do not, whichever tokens have numbers.
+
+    Args:
+        two: The tensor for two images, of which only the first has numbers that are not zero.
+        three: The tensor for three images, of which only the last has.
+
+    Returns:
+        None where not just one axis grows with the images, or images lie along it in another way; also where an image
+        has several rows and no numbers at all, which fits every order.
+    """
+    grown = [axis for axis, (a, b) in enumerate(zip(two.shape, three.shape, strict=True)) if a != b]
+    if len(grown) != 1 or two.shape[grown[0]] * 3 != three.shape[grown[0]] * 2:
+        return None
+    axis, each = grown[0], two.shape[grown[0]] // 2
+    if each > 1 and not (two.any() and three.any()):
+        return None
+    for layout in [Layout(axis, each)] if each == 1 else [Layout(axis, each), Layout(axis, each, last=True)]:
+        if not layout.rows(two, 2)[1:].any() and not layout.rows(three, 3)[:2].any():
+            return layout
+    return None
 
 
 @dataclass(frozen=True)

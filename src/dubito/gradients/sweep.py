@@ -20,9 +20,8 @@ from torch.autograd.graph import GradientEdge
 from torch.func import grad, vmap
 
 from dubito.errors import ModelError
-from dubito.gradients.graph import Graph, Weight, norms_of
 from dubito.gradients.parts import BYTES, Measure, Part, measured
-from dubito.gradients.plan import Borrowed, GradientPlan, Use, layer_of, warn_slow, warn_unused
+from dubito.gradients.plan import Borrowed, GradientPlan, Graph, Use, Weight, layer_of, norms_of, warn_slow, warn_unused
 from dubito.models.wrap import eager
 from dubito.types import Classifier, Json
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dubito.cache.manifest import model_identity
+from dubito.cache.disk import model_identity
 from dubito.cache.runner import predict_table
 from dubito.data import open_images
 from dubito.data.files import FileImages, is_image

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from dubito.cache.manifest import model_identity
+from dubito.cache.disk import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.checkpoint import HeadConfig, PretrainedHead
 from dubito.heads.losses import head_loss

@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from dubito.cache.manifest import differing_parts
+from dubito.cache.disk import differing_parts
 from dubito.cache.runner import Advance, bar
 from dubito.errors import ArtefactError, ConstantHeadWarning, DubitoError, TableError, ValueRangeError
 from dubito.heads.losses import HeadLoss, head_loss

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dubito.cache.manifest import model_identity
+from dubito.cache.disk import model_identity
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
 from dubito.heads.joint import WithUncertainty

@@ -186,7 +186,7 @@ class Gradient:
         rows = self._with_copies(x.expand(2, *x.shape[1:]) if alone else x)  # some modules treat one row differently
         with Sweep(prepared.plan, rows, len(rows) // each) as sweep:
             check_logits(sweep.logits, prepared.plan.borrowed.name, copies=each, start=start)
-            logits = sweep.logits.double().unflatten(0, (-1, each))
+            logits = sweep.logits.double().view(-1, each, sweep.logits.shape[1])
             columns = self._columns(sweep, Cotangents(logits, prepared.head), prepared.last)
         return {name: column[: len(x)] for name, column in columns.items()}
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from dubito.cache.manifest import model_identity
+from dubito.cache.disk import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.linear_logits import linear_logits
 from dubito.scores._features import ScoreOfFeatures, finite_batches

@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64, Shaped
 from safetensors.torch import load_file, save
 
-from dubito.cache.shard import pack_strings, unpack_strings
+from dubito.cache.disk import pack_strings, unpack_strings
 from dubito.errors import ValueRangeError
 from dubito.search.backend import Approximation, Block, Hits, Origin, State
 from dubito.search.rule import Rule, Thresholds
