@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_made(model, folder, tmp_path):
 def test_labels_outside_the_model_are_refused_before_anything_is_written(model, folder, tmp_path):
     with pytest.raises(
         ImagesError,
-        match=r"labels must be classes from 0 to 2; got 7 for image 'a/000\.png'\. Give the model's class indices",
+        match=r"labels must be classes from 0 to 2; got 7 for image 'a/000\.png'\. Pass the model's class indices",
     ):
         extract(model, folder, tmp_path / "cache", labels=[7] + [0] * 22)
     own = extract(model, folder, tmp_path / "own", labels=[7] + [0] * 22, label_space="own")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dubito.errors import ModelError, ValueRangeError
-from dubito.gradients.cotangents import LEVEL, Cotangents, bound_factor, check_logits, normals, signs
+from dubito.gradients.plan import check_logits
+from dubito.gradients.sweep import LEVEL, Cotangents, bound_factor, normals, signs
 from tests.gradients.reference import inputs
 
 C = 5

@@ -252,8 +252,8 @@ class Early(nn.Module):
 def test_layers_that_do_not_count_are_not_differentiated(monkeypatch):
     model, x, c = classifier(Early()), inputs(4, 3, 4, 4), inputs(4, C).double()
     whole, some = (Prepared(model, x, lambda layers, n=n: layers[-n:]) for n in (3, 2))
-    assert some.notes() == {"layers": ["second", "head"], "depth": [1, 2], "of": 3}
-    assert whole.notes() == {"layers": ["first", "second", "head"], "depth": [0, 1, 2], "of": 3}
+    assert some.notes == {"layers": ["second", "head"], "depth": [1, 2], "of": 3}
+    assert whole.notes == {"layers": ["first", "second", "head"], "depth": [0, 1, 2], "of": 3}
     monkeypatch.setattr(Refusing, "refuses", True)
     with Sweep(some.plan, x, 4) as sweep:
         assert not any("Refusing" in name for name, *_ in sweep._graph.signature())

@@ -11,8 +11,7 @@ from torch import nn
 
 import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
-from dubito.gradients.cotangents import Cotangents, signs
-from dubito.gradients.sweep import Prepared, Sweep
+from dubito.gradients.sweep import Cotangents, Prepared, Sweep, signs
 from dubito.probes.gradient import Gradient
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.types import NotingProbe, Probe
@@ -295,8 +294,8 @@ def test_refused_models(x):
         ({"beta": 1.0, "tolerance": 0.0}, r"tolerance must be a number in \(0, 1\]; got 0.0"),
         ({"copies": -1}, "copies must be a whole number, at least 0; got -1"),
         ({"copies": 1, "sigma": 0.0}, "sigma must be a number, above 0; got 0.0"),
-        ({"sigma": 0.2}, "sigma has no effect without copies; got sigma=0.2. Give copies as well, or leave sigma out"),
-        ({"tolerance": 0.5}, "tolerance has no effect without beta; got tolerance=0.5. Give beta as well"),
+        ({"sigma": 0.2}, "sigma has no effect without copies; got sigma=0.2. Pass copies as well, or leave sigma out"),
+        ({"tolerance": 0.5}, "tolerance has no effect without beta; got tolerance=0.5. Pass beta as well"),
         ({"last": 3, "tolerance": 0.5}, "tolerance has no effect without beta"),
         ({"name": "My gradient"}, "name must be lower-case letters and underscores, .* got 'My gradient'"),
         ({"name": "low2"}, "name must be lower-case letters and underscores, .* got 'low2'"),

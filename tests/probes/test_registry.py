@@ -22,8 +22,8 @@ from dubito.probes import (
     Views,
     make_probe,
     probe_settings,
-    probes_for,
 )
+from dubito.probes.registry import probes_for
 from dubito.table import Provenance
 from dubito.types import Probe
 

@@ -147,7 +147,7 @@ def test_unequal_lengths_are_listed():
         Table(logit=LOGIT, label=[0, 1], id=["a", "b", "c"], name="mine")
     assert str(error.value) == (
         "columns of mine must have one length; logit has 3, label has 2, id has 3. "
-        "Give one row per image in every column."
+        "Pass one row per image in every column."
     )
 
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_joined():
     )
     assert concat(table_of(2, provenance=first), table_of(2)).provenance == first
     refused(
-        "concat: column 'feature' must have one width in all tables; got [(2,), (3,)]. Join tables of one model.",
+        "concat: column 'feature' must have one width; got [(2,), (3,)]. Join tables of one model.",
         table_of(2),
         Table(feature=torch.zeros(1, 2)),
     )
@@ -286,7 +286,7 @@ def test_what_is_no_ensemble():
     one = said_by(1)
     for tables, got in (([], 0), ([one], 1), (one, 1)):
         refused(
-            f"ensemble needs at least two tables, one per model; got {got}. Give them as a list.", tables, by=ensemble
+            f"ensemble needs at least two tables, one per model; got {got}. Pass them as a list.", tables, by=ensemble
         )
     refused(
         "ensemble: cache/1 and cache/2 must have the same images; they have 8 and 7 rows, 0 and 1 skipped. "

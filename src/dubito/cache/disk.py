@@ -11,12 +11,10 @@ image has been read, so a cache that is not finished has it shard by shard (`ext
 and no paths, so two extractions of the same images by the same model give the same bytes.
 
 A shard holds columns of consecutive images. Its kind is a probe's name, `rows` for what is known of the images
-themselves (ids, labels, hashes of their contents), or `head` for a last layer that logits are rebuilt with. It is
-written beside its place, flushed to disk and renamed, so a file under its final name is whole. The name carries the
-CRC-32 of every byte, so truncation and flipped bits are seen without any other record.
-
-Opening a cache reads the manifest alone. Rows are read from memory-mapped shards when they are needed: half precision
-becomes float32, and a shard's checksum is verified once, when its rows are first touched.
+themselves (ids, labels, hashes of their contents), or `head` for a last layer that logits are rebuilt with. Its name
+carries the CRC-32 of every byte, so truncation and flipped bits are seen without any other record. Opening a cache
+reads the manifest alone; rows are read from memory-mapped shards when they are needed, half precision as float32, and a
+shard's checksum is verified once, when its rows are first touched.
 """
 
 import json
@@ -43,6 +41,7 @@ from dubito.errors import CacheError, DamagedShardError, StaleCacheError
 from dubito.storage import UNFINISHED, checksum, encode, reading, write_file, write_json
 from dubito.table import Column, Exact, Provenance, Table
 from dubito.table.provenance import CARRIED, describe_difference
+from dubito.table.table import take
 from dubito.table.views import Computed, Stacked
 from dubito.types import Classifier, Images, Json
 
@@ -63,209 +62,6 @@ ROWS, HEAD = "rows", "head"
 """Kinds of shards that no probe writes."""
 _NAME = re.compile(r"(?P<kind>[a-z_]+)-(?P<index>\d{5,})-(?P<crc>[0-9a-f]{8})\.safetensors")
 _OPEN_AT_ONCE = 32
-
-
-@dataclass
-class Manifest:
-    """The content of manifest.json.
-
-    Attributes:
-        identity: Hashes and settings that must agree: weights, transform, count, ids, images, labels.
-        model: The model's name, for people.
-        classes: Names of the logits' classes, if known.
-        label_space: "model" or "own"; None without labels.
-        batch_size: Rows that went through the model at once: kept on resuming, as it changes the last bits.
-        shard_size: Images per shard.
-        label_names: Names of the labels where they are not `classes`, if known.
-        task_loss: Name of the loss that losses are of; None if there are none.
-        rows: When finished, columns and shards of what is known of the images themselves.
-        probes: By probe: its settings, and when finished its columns and shards.
-        skipped: Images that could not be decoded, with the reason.
-    """
-
-    identity: Json
-    model: str
-    classes: list[str] | None
-    label_space: str | None
-    batch_size: int
-    shard_size: int
-    label_names: list[str] | None = None
-    task_loss: str | None = None
-    rows: Json = field(default_factory=dict)
-    probes: dict[str, Json] = field(default_factory=dict)
-    skipped: list[list[str]] = field(default_factory=list)
-    format: int = FORMAT
-
-    def write(self, folder: Path) -> None:
-        """Replace the manifest in one step."""
-        write_json(folder / FILE, asdict(self))
-
-    @property
-    def begun(self) -> bool:
-        """Whether something has had all its shards before."""
-        return any("shards" in kind for kind in (self.rows, *self.probes.values()))
-
-    @property
-    def finished(self) -> bool:
-        """Whether rows and all probes have all their shards."""
-        return all("shards" in kind for kind in (self.rows, *self.probes.values()))
-
-
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder, or None where there is none."""
-    path = folder / FILE
-    if not path.exists():
-        return None
-    repair = "Extract again into another folder, or delete this one."
-    with reading(f"cache '{folder}': {FILE}", repair, error=CacheError):
-        entries: Any = json.loads(path.read_text())
-        written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
-        if written != FORMAT:
-            raise CacheError(
-                f"cache '{folder}' has format {written}; this version of dubito reads format {FORMAT}. {repair}"
-            )
-        return Manifest(**entries)
-
-
-def identity(
-    model: Classifier,
-    images: Images,
-    labels: Int[Tensor, "n"] | None,
-    space: str | None,
-    targets: Shaped[Tensor, "rows ..."] | None = None,
-) -> Json:
-    """weights, transform, count, ids, images, labels: equal if and only if an extraction would give the same columns.
-
-    Augmented images add the augmentation, targets of the task loss add theirs. The images behind augmented rows and
-    their labels are counted and hashed by themselves, so that another seed does not appear as other images. `images`,
-    the hash of the contents, is None where it comes from the same reading as the pixels (`ImageSet.hashed_reads`).
-    """
-    behind = images.images if isinstance(images, Augmented) else images
-    hashed = isinstance(images, ImageSet) and images.hashed_reads
-    parts = {
-        **model_identity(model).model_parts,
-        "count": len(behind),
-        "ids": hash_parts(*map(encode, behind.ids)).hex(),
-        "images": None if hashed else behind.digest(),
-        "labels": "none",
-    }
-    if labels is not None:
-        values = labels[: len(behind)].long().contiguous().numpy().tobytes()
-        parts["labels"] = hash_bytes(str(space).encode(), values).hex()
-    if isinstance(images, Augmented):
-        parts["augmentation"] = images.describe()
-    if targets is not None:
-        parts["targets"] = hash_array(targets.numpy()).hex()
-    return parts
-
-
-def model_identity(model: Classifier) -> Provenance:
-    """The model's part of a provenance, as it looks after a round trip through JSON."""
-    fingerprint = model.fingerprint()
-    plain: Json = json.loads(json.dumps({part: fingerprint.get(part) for part in CARRIED}))
-    return Provenance(model=model.name, **plain)
-
-
-def check_identity(
-    folder: Path,
-    was: Mapping[str, Any],
-    now: Mapping[str, Any],
-    names: Mapping[str, str] = _PARTS,
-    repair: str = "delete this one",
-) -> None:
-    """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
-    if differing := differing_parts(names, was, now):
-        message = f"cache '{folder}' does not match: {'; '.join(differing)}. Extract into another folder, or {repair}."
-        raise StaleCacheError(message)
-
-
-def differing_parts(names: Mapping[str, str], was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The parts in which two identities differ, in words: of settings only those that differ, of a hash its beginning.
-
-    >>> differing_parts({"recipe": "the recipe"}, {"recipe": {"lr": 0.1, "k": 2}}, {"recipe": {"lr": 0.2, "k": 2}})
-    ['the recipe (lr=0.1 there, 0.2 here)']
-    """
-    differences = {name: describe_difference(was.get(part), now.get(part)) for part, name in names.items()}
-    return [f"{name} ({difference})" for name, difference in differences.items() if difference]
-
-
-def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = None) -> Table:
-    """The table of a finished cache.
-
-    Args:
-        folder: The folder that was passed to extract as `to`.
-        model: The model that must have made it, or its `model_identity`, which fills in what the cache has not
-            recorded, or recorded in another form; None takes any cache.
-
-    Raises:
-        StaleCacheError: The cache's weights or transform are not this model's.
-    """
-    folder = Path(folder)
-    known = model_identity(model) if isinstance(model, Classifier) else model
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise CacheError(
-            f"no cache in '{folder}': there is no {FILE}. Make one with dubito.extract(model, images, to='{folder}')."
-        )
-    if not manifest.finished:
-        raise CacheError(
-            f"cache '{folder}' is not finished. Run the same extraction again: it continues where it stopped."
-        )
-    if known is not None:
-        check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
-    columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows), "id")}
-    for kind in (manifest.rows, *manifest.probes.values()):
-        shards = _shards(folder, kind)
-        columns |= {key: sharded_column(shards, key, tuple(one["shape"])) for key, one in kind["columns"].items()}
-        if HEAD in kind:
-            columns["logit"] = _rebuilt(columns["feature"], _shard(folder, kind[HEAD]))
-    parts: Json = {part: manifest.identity.get(part) for part in CARRIED}
-    recorded = Provenance(
-        model=manifest.model,
-        **parts,
-        task_loss=manifest.task_loss,
-        probes={
-            name: {key: probe[key] for key in ("settings", "notes") if key in probe}
-            for name, probe in manifest.probes.items()
-        },
-    )
-    return Table(
-        name=str(folder),
-        classes=manifest.classes,
-        label_space=manifest.label_space or "model",
-        label_names=manifest.label_names,
-        skipped=[(name, why) for name, why in manifest.skipped],
-        provenance=recorded if known is None else recorded.with_model(known),
-        **dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))),
-    )
-
-
-def _rebuilt(feature: Column, shard: Shard) -> Computed:
-    """Logits from stored features and the head: W z + b."""
-    shard.check()
-    head = shard.read()
-    shape = (feature.shape[0], head["weight"].shape[0])
-    return Computed(shape, lambda rows: F.linear(feature[rows], head["weight"], head.get("bias")))
-
-
-def _shard(folder: Path, name: str) -> Shard:
-    """The shard that the manifest names."""
-    shard = shard_at(folder / name)
-    if shard is None:
-        message = f"manifest of '{folder}' names '{name}', which is not a shard. Run the same extraction again."
-        raise DamagedShardError(message)
-    return shard
-
-
-def _shards(folder: Path, kind: Json) -> list[tuple[Shard, int]]:
-    """The shards with their rows; each must be there in its full size."""
-    shards = [(_shard(folder, entry["name"]), entry) for entry in kind["shards"]]
-    for shard, entry in shards:
-        if not shard.path.exists():
-            shard.check("is missing")
-        if (size := shard.path.stat().st_size) != entry["bytes"]:
-            shard.check(f"has {size} bytes, {entry['bytes']} were written")
-    return [(shard, entry["rows"]) for shard, entry in shards if entry["rows"]]
 
 
 @final
@@ -365,24 +161,14 @@ def sharded_column(shards: Sequence[tuple[Shard, int]], name: str, tail: tuple[i
         name: The key in every shard; "id" for the names that `pack_strings` packed.
         tail: The shape of one row.
     """
-    columns = [_InShard(shard, name, (rows, *tail)) for shard, rows in shards]
+    columns = [Computed((rows, *tail), partial(_read, shard, name)) for shard, rows in shards]
     stacked = columns[0] if len(columns) == 1 else Stacked(columns)
     return stacked if name == "id" else Computed(stacked.shape, partial(_widened, stacked))
 
 
-@final
-@dataclass(frozen=True)
-class _InShard:
-    """One column of one shard."""
-
-    shard: Shard
-    name: str
-    shape: tuple[int, ...]
-
-    def __getitem__(self, rows: Exact) -> Any:
-        if self.name == "id":
-            return _names(self.shard)[rows if isinstance(rows, slice) else rows.numpy()].copy()
-        return _opened(self.shard)[self.name][rows]
+def _read(shard: Shard, name: str, rows: Exact) -> Any:
+    """Some rows of one column of one shard."""
+    return take(_names(shard), rows).copy() if name == "id" else _opened(shard)[name][rows]
 
 
 def _widened(column: Column, rows: Exact) -> Any:
@@ -411,3 +197,191 @@ def _names(shard: Shard) -> Shaped[np.ndarray, "n"]:
 @cache
 def _verify(shard: Shard) -> None:
     shard.check()
+
+
+@dataclass
+class Manifest:
+    """The content of manifest.json.
+
+    Attributes:
+        identity: Hashes and settings that must agree: weights, transform, count, ids, images, labels.
+        model: The model's name, for people.
+        classes: Names of the logits' classes, if known.
+        label_space: "model" or "own"; None without labels.
+        batch_size: Rows that went through the model at once: kept on resuming, as it changes the last bits.
+        shard_size: Images per shard.
+        label_names: Names of the labels where they are not `classes`, if known.
+        task_loss: Name of the loss that losses are of; None if there are none.
+        rows: When finished, columns and shards of what is known of the images themselves.
+        probes: By probe: its settings, and when finished its columns and shards.
+        skipped: Images that could not be decoded, with the reason.
+    """
+
+    identity: Json
+    model: str
+    classes: list[str] | None
+    label_space: str | None
+    batch_size: int
+    shard_size: int
+    label_names: list[str] | None = None
+    task_loss: str | None = None
+    rows: Json = field(default_factory=dict)
+    probes: dict[str, Json] = field(default_factory=dict)
+    skipped: list[list[str]] = field(default_factory=list)
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Replace the manifest in one step."""
+        write_json(folder / FILE, asdict(self))
+
+    @property
+    def finished(self) -> bool:
+        """Whether rows and all probes have all their shards."""
+        return all("shards" in kind for kind in (self.rows, *self.probes.values()))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder, or None where there is none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    repair = "Extract again into another folder, or delete this one."
+    with reading(f"cache '{folder}': {FILE}", repair, error=CacheError):
+        entries: Any = json.loads(path.read_text())
+        written = entries.get("format") if isinstance(entries, dict) else type(entries).__name__
+        if written != FORMAT:
+            raise CacheError(
+                f"cache '{folder}' has format {written}; this version of dubito reads format {FORMAT}. {repair}"
+            )
+        return Manifest(**entries)
+
+
+def identity(
+    model: Classifier,
+    images: Images,
+    labels: Int[Tensor, "n"] | None,
+    space: str | None,
+    targets: Shaped[Tensor, "rows ..."] | None = None,
+) -> Json:
+    """weights, transform, count, ids, images, labels: equal if and only if an extraction would give the same columns.
+
+    Augmented images add the augmentation, targets of the task loss add theirs. The images behind augmented rows and
+    their labels are counted and hashed by themselves, so that another seed does not appear as other images. `images`,
+    the hash of the contents, is None where it comes from the same reading as the pixels (`ImageSet.hashed_reads`).
+    """
+    behind = images.images if isinstance(images, Augmented) else images
+    hashed = isinstance(images, ImageSet) and images.hashed_reads
+    parts = {
+        **model_identity(model).model_parts,
+        "count": len(behind),
+        "ids": hash_parts(*map(encode, behind.ids)).hex(),
+        "images": None if hashed else behind.digest(),
+        "labels": "none",
+    }
+    if labels is not None:
+        values = labels[: len(behind)].long().contiguous().numpy().tobytes()
+        parts["labels"] = hash_bytes(str(space).encode(), values).hex()
+    if isinstance(images, Augmented):
+        parts["augmentation"] = images.describe()
+    if targets is not None:
+        parts["targets"] = hash_array(targets.numpy()).hex()
+    return parts
+
+
+def model_identity(model: Classifier) -> Provenance:
+    """The model's part of a provenance, as it looks after a round trip through JSON."""
+    fingerprint = model.fingerprint()
+    plain: Json = json.loads(json.dumps({part: fingerprint.get(part) for part in CARRIED}))
+    return Provenance(model=model.name, **plain)
+
+
+def check_identity(
+    folder: Path, was: Json, now: Json, names: Mapping[str, str] = _PARTS, repair: str = "delete this one"
+) -> None:
+    """Raise StaleCacheError that names every part in which a cache differs from what it is to be used for."""
+    if differing := differing_parts(names, was, now):
+        message = f"cache '{folder}' does not match: {'; '.join(differing)}. Extract into another folder, or {repair}."
+        raise StaleCacheError(message)
+
+
+def differing_parts(names: Mapping[str, str], was: Json, now: Json) -> list[str]:
+    """The parts in which two identities differ, in words, each as `describe_difference` puts it."""
+    differences = {name: describe_difference(was.get(part), now.get(part)) for part, name in names.items()}
+    return [f"{name} ({difference})" for name, difference in differences.items() if difference]
+
+
+def open_cache(folder: str | Path, *, model: Classifier | Provenance | None = None) -> Table:
+    """The table of a finished cache.
+
+    Args:
+        folder: The folder that was passed to extract as `to`.
+        model: The model that must have made it, or its `model_identity`, which fills in what the cache has not
+            recorded, or recorded in another form; None takes any cache.
+
+    Raises:
+        StaleCacheError: The cache's weights or transform are not this model's.
+    """
+    folder = Path(folder)
+    known = model_identity(model) if isinstance(model, Classifier) else model
+    manifest = read_manifest(folder)
+    if manifest is None:
+        make = f"Make one with dubito.extract(model, images, to='{folder}')."
+        raise CacheError(f"no cache in '{folder}': there is no {FILE}. {make}")
+    if not manifest.finished:
+        resume = "Run the same extraction again: it continues where it stopped."
+        raise CacheError(f"cache '{folder}' is not finished. {resume}")
+    if known is not None:
+        check_identity(folder, manifest.identity, manifest.identity | known.model_parts)
+    columns: dict[str, Any] = {"id": sharded_column(_shards(folder, manifest.rows), "id")}
+    for kind in (manifest.rows, *manifest.probes.values()):
+        shards = _shards(folder, kind)
+        columns |= {key: sharded_column(shards, key, tuple(one["shape"])) for key, one in kind["columns"].items()}
+        if HEAD in kind:
+            columns["logit"] = _rebuilt(columns["feature"], _shard(folder, kind[HEAD]))
+    parts: Json = {part: manifest.identity.get(part) for part in CARRIED}
+    recorded = Provenance(
+        model=manifest.model,
+        **parts,
+        task_loss=manifest.task_loss,
+        probes={
+            name: {key: probe[key] for key in ("settings", "notes") if key in probe}
+            for name, probe in manifest.probes.items()
+        },
+    )
+    return Table(
+        name=str(folder),
+        classes=manifest.classes,
+        label_space=manifest.label_space or "model",
+        label_names=manifest.label_names,
+        skipped=[(name, why) for name, why in manifest.skipped],
+        provenance=recorded if known is None else recorded.with_model(known),
+        **dict(sorted(columns.items(), key=lambda column: (column[0] != "id", column[0]))),
+    )
+
+
+def _rebuilt(feature: Column, shard: Shard) -> Computed:
+    """Logits from stored features and the head: W z + b."""
+    shard.check()
+    head = shard.read()
+    shape = (feature.shape[0], head["weight"].shape[0])
+    return Computed(shape, lambda rows: F.linear(feature[rows], head["weight"], head.get("bias")))
+
+
+def _shard(folder: Path, name: str) -> Shard:
+    """The shard that the manifest names."""
+    shard = shard_at(folder / name)
+    if shard is None:
+        message = f"manifest of '{folder}' names '{name}', which is not a shard. Run the same extraction again."
+        raise DamagedShardError(message)
+    return shard
+
+
+def _shards(folder: Path, kind: Json) -> list[tuple[Shard, int]]:
+    """The shards with their rows; each must be there in its full size."""
+    shards = [(_shard(folder, entry["name"]), entry) for entry in kind["shards"]]
+    for shard, entry in shards:
+        if not shard.path.exists():
+            shard.check("is missing")
+        if (size := shard.path.stat().st_size) != entry["bytes"]:
+            shard.check(f"has {size} bytes, {entry['bytes']} were written")
+    return [(shard, entry["rows"]) for shard, entry in shards if entry["rows"]]

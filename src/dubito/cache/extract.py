@@ -97,8 +97,8 @@ def extract(  # noqa: PLR0913 (one call that users type; everything after `to` i
         )
         begun, previous = _begin(folder, manifest, chosen)
         by_place = opened.classes is not None and model.classes is None
-        counted = by_place and label_space is None
-        extraction = _Extraction(model, opened, folder, begun, chosen, base, stored, values, counted)
+        as_many = by_place and label_space is None
+        extraction = _Extraction(model, opened, folder, begun, chosen, base, stored, values, as_many)
         try:
             anew = extraction.run(runner.default_workers(opened) if workers is None else workers, progress)
         except StaleCacheError:
@@ -121,7 +121,7 @@ class _Extraction:
         base: The probe that compares logits with values, if it is among the probes.
         labels: One per image, or None.
         values: What the task loss compares the logits with: targets, or labels that are the model's classes.
-        counted: Class names are taken as the model's classes in order, so there must be as many.
+        as_many: Class names are taken as the model's classes in order, so there must be as many.
         have: The shards that are whole, by kind and block.
         new: Those that this run has written.
     """
@@ -134,7 +134,7 @@ class _Extraction:
     base: BaseProbe | None
     labels: Int[Tensor, "n"] | None
     values: Shaped[Tensor, "rows ..."] | None
-    counted: bool
+    as_many: bool
     have: dict[tuple[str, int], Shard] = field(default_factory=dict)
     new: list[Shard] = field(default_factory=list)
     _checked: bool = False
@@ -159,8 +159,8 @@ class _Extraction:
             owners = {column: name for name, probe in written for column in probe.get("columns", ())}
             probing = runner.ProbeRunner(self.model, self.probes, owners)
             options: Json = {"hashed": self.hashed, "workers": workers, "progress": progress}
-            title = f"extract {self.images.name}"
-            with runner.open_stream(self.images, self.model.transform, order, title=title, **options) as stream:
+            options["title"] = f"extract {self.images.name}"
+            with runner.open_stream(self.images, self.model.transform, order, **options) as stream:
                 for block, kinds in missing.items():
                     self._do(block, kinds, islice(stream, len(groups[block])), probing)
         if missing or not self.manifest.finished:
@@ -291,10 +291,10 @@ class _Extraction:
         """All of them at once, before the first batch is paid for: one image shows how many classes there are."""
         count = self.model.logits(self.model.features(x[:1])).shape[1]
         if self.labels is not None and self.manifest.label_space == "model":
-            repair = "Give the model's class indices, or label_space='own' if these are classes of another set."
+            repair = "Pass the model's class indices, or label_space='own' if these are classes of another set."
             options: Json = {"ids": self.images.ids, "hint": repair, "error": ImagesError}
             check_classes(self.labels, count, by="extract", of="labels", **options)
-            if self.counted and self.images.classes is not None:
+            if self.as_many and self.images.classes is not None:
                 check_count(self.images.classes, count)
         if self.base is not None:
             self.base.check_targets(self.values, count)
@@ -395,7 +395,8 @@ def _begin(folder: Path, manifest: Manifest, probes: dict[str, Probe]) -> tuple[
                 f"to: '{folder}' holds other things ({', '.join(others[:3])}) and no {disk.FILE}. "
                 f"Choose a new or empty folder."
             )
-    elif before.begun or disk.list_shards(folder):  # if nothing was extracted, settings of that attempt do not bind
+    elif disk.list_shards(folder) or any("shards" in kind for kind in (before.rows, *before.probes.values())):
+        # If nothing was ever extracted, settings of that attempt do not bind.
         # The contents of the images are compared as they are read.
         now = {"images": before.identity["images"]} if manifest.identity["images"] is None else {}
         disk.check_identity(folder, before.identity, {**manifest.identity, **now})

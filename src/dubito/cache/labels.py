@@ -37,7 +37,6 @@ from dubito.types import Classifier, Images
 
 NO_CLASS = -1
 """The class of labels that no class of the model is left for."""
-_IMAGENET = 1000
 _OWN = "label_space='own'"
 _KEY = "targets"
 _GAIN, _ERRORS, _FEWEST = 0.1, 4.0, 20
@@ -78,8 +77,8 @@ def resolve_labels(
 
 def names_of_labels(images: Images, model: Classifier, space: LabelSpace | None) -> list[str] | None:
     """What the images call their labels, where the model does not name them itself."""
-    known = images.classes if space == "own" or (space == "model" and model.classes is None) else None
-    return None if known is None else list(known)
+    unnamed = space == "own" or (space == "model" and model.classes is None)
+    return list(images.classes) if unnamed and images.classes is not None else None
 
 
 def check_count(names: Sequence[str], classes: int) -> None:
@@ -103,7 +102,7 @@ def to_targets(values: Any, images: Images) -> Shaped[Tensor, "n ..."]:
     if targets.dim() == 0 or len(targets) != n:
         raise ImagesError(
             f"targets must have one row per image, in the order of the images; got shape {tuple(targets.shape)} for "
-            f"the {n} images of '{images.name}'. Give an array ({n}, ...)."
+            f"the {n} images of '{images.name}'. Pass an array ({n}, ...)."
         )
     return targets.float() if targets.dtype == torch.bfloat16 else targets
 
@@ -150,7 +149,7 @@ def _wordnet_ids(theirs: Sequence[str], ours: Sequence[str]) -> Sequence[str]:
     timm and torchvision word the names differently, but both begin their thousand with the tench.
     """
     by_id = any(re.fullmatch(r"n\d{8}", _plain(name)) for name in theirs)
-    if not by_id or len(ours) != _IMAGENET or not _plain(ours[0]).startswith("tench"):
+    if not by_id or len(ours) != 1000 or not _plain(ours[0]).startswith("tench"):
         return ()
     from timm.data import ImageNetInfo  # noqa: PLC0415 (slow to import, and few need it)
 
@@ -248,14 +247,12 @@ def warn_of_order(table: Table, shard_size: int, images: str, *, by_place: bool)
         if label != prediction
     ]
     more = f" and {len(arrows) - _SHOWN} more" if len(arrows) > _SHOWN else ""
-    place = (
-        "The model does not name its classes, so class names were taken for them in sorted order. " if by_place else ""
-    )
+    unnamed = "The model does not name its classes, so class names were taken for them in sorted order. "
     warnings.warn(
         f"labels of '{images}' seem to be the model's classes in another order: they agree with its predictions on "
         f"{100 * agreements[0]:.1f} % of {len(sample)} images, and with classes exchanged on "
-        f"{100 * agreements[1]:.1f} % ({', '.join(arrows[:_SHOWN])}{more}). {place}Run dubito.audit(model, images) "
-        f"(dubito audit MODEL IMAGES), which reports what to repair.",
+        f"{100 * agreements[1]:.1f} % ({', '.join(arrows[:_SHOWN])}{more}). {unnamed if by_place else ''}Run "
+        f"dubito.audit(model, images) (dubito audit MODEL IMAGES), which reports what to repair.",
         LabelOrderWarning,
         stacklevel=3,
     )

@@ -1,8 +1,7 @@
 """The only loop over images: decode in workers, transform, run probes; images that cannot be decoded are set apart.
 
 Extraction writes what it yields to disk (`extract.py`), `predict_table` keeps it in memory, and the audit reads inputs
-from it. Nothing else drives the loader. Its progress bar (`bar`) and its care for memory (`kept_memory`) serve other
-long loops, too.
+from it. Its progress bar (`bar`) and its care for memory (`kept_memory`) serve other long loops, too.
 """
 
 import ctypes
@@ -59,11 +58,7 @@ def cores() -> int:
 
 
 def in_batches(indices: Sequence[int], size: int) -> list[list[int]]:
-    """Consecutive indices, `size` at a time.
-
-    >>> in_batches(range(5), 2)
-    [[0, 1], [2, 3], [4]]
-    """
+    """Consecutive indices, `size` at a time."""
     return [list(indices[start : start + size]) for start in range(0, len(indices), size)]
 
 

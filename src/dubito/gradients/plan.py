@@ -3,8 +3,7 @@
 The autograd graph is the full record of how parameters were used: whatever a module calls, every use of a parameter is
 an edge from the operation to that parameter. Nodes are distinguished by their place in the order in which the forward
 pass made them, which a frozen model repeats. Two passes, of two and of three images, show which tensors grow with the
-batch: those are about images, all others are weights: parameters, the same numbers laid out anew, or computed from
-parameters. A weight is read wherever an operation on images meets one.
+batch: those are about images. All others are weights: parameters, their numbers laid out anew, or computed from them.
 
     G_parameter = (d weight / d parameter)^T G_weight
 
@@ -32,8 +31,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.func import functional_call
 
 from dubito.data.image_set import some
-from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning
-from dubito.gradients.cotangents import check_logits
+from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
 from dubito.gradients.parts import Measure, Part, measured, norms
 from dubito.gradients.rules import RULES, Layout, Meeting, layout_of
 from dubito.models.wrap import KeptBuffers, eager, frozen, output_of, sample_of
@@ -162,11 +160,8 @@ class Graph:
 
     def signature(self) -> Signature:
         """Of a model that does the same with the same weights, the same."""
-        names: dict[Node | None, str] = {node: str(place) for node, place in self.order.items()}
-        names.update(self.leaves.items())
-        return tuple(
-            (node.name(), *(names.get(source, "") for source, _ in node.next_functions)) for node in self.nodes
-        )
+        ids: Mapping[Any, str] = {node: str(place) for node, place in self.order.items()} | self.leaves
+        return tuple((node.name(), *(ids.get(source, "") for source, _ in node.next_functions)) for node in self.nodes)
 
 
 @dataclass(frozen=True)
@@ -254,11 +249,11 @@ class Use:
 
 
 class GradientPlan:
-    """How to get at the gradients of a model, for inputs like some.
+    """How to get at the gradients of a model, for inputs of one shape.
 
     Args:
         borrowed: The model's module.
-        x: The inputs.
+        x: Some inputs.
 
     Attributes:
         signature: Of the graph that this is true for.
@@ -382,6 +377,22 @@ def _check_model(borrowed: Borrowed, x: Float[Tensor, "n ..."]) -> None:
         raise ModelError(
             f"gradient: what {borrowed.name} predicts for an image depends on the other images of the batch, so "
             f"an image has no gradient of its own. Look for a BatchNorm without running statistics."
+        )
+
+
+def check_logits(logits: Float[Tensor, "rows c"], model: str, *, copies: int = 1, start: int = 0) -> None:
+    """Raise where there is nothing to choose from, or no number to differentiate."""
+    if logits.shape[1] < 2:
+        raise ModelError(
+            f"gradient: {model} has one class, which is always certain: its gradients are zero. "
+            f"Give a yes-or-no model a second logit of zero."
+        )
+    bad = ~logits.isfinite().all(1)
+    if bad.any():
+        row = start + int(bad.nonzero()[0, 0]) // copies
+        raise ValueRangeError(
+            f"gradient: {model} gives NaN or infinite logits for image {row} of the batch, which have no gradient. "
+            f"Look at its weights, at the transform and at that image."
         )
 
 

@@ -122,8 +122,7 @@ class Forward:
         if targets is None and self.task_loss != "cross_entropy":
             raise ImagesError(
                 f"Forward(task_loss={self.recorded_loss!r}) needs something to compare the logits with; the images "
-                f"have no labels of the model's classes and there are no targets. "
-                f"Pass targets=..., one row per image."
+                f"have no labels of the model's classes and there are no targets. Pass targets=..., one row per image."
             )
         if targets is not None and classes is not None:
             check_target(self.task_loss, targets, classes)

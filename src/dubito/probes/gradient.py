@@ -26,9 +26,9 @@ from torch import Tensor
 
 from dubito.choices import ClassWeighting, GradientMethod
 from dubito.errors import ValueRangeError
-from dubito.gradients.cotangents import Cotangents, bound_factor, check_logits, normals, signs
 from dubito.gradients.parts import Measure
-from dubito.gradients.sweep import Prepared, Sweep
+from dubito.gradients.plan import check_logits
+from dubito.gradients.sweep import Cotangents, Prepared, Sweep, bound_factor, normals, signs
 from dubito.probes.forward import Inputs, Targets
 from dubito.table.columns import families
 from dubito.types import Classifier, Json, depth_weight
@@ -46,8 +46,7 @@ class Gradient:
         method: Which classes are differentiated: "exact" takes all, "top" the most likely, "signs" random mixtures of
             all, "combined" the most likely and random mixtures of all others.
         classes: Number of most likely classes; "exact" takes all and "signs" none by itself.
-        draws: Number of mixtures, where the method has any. With "top" they only bound what is left out; 0 for no
-            bound.
+        draws: Number of mixtures, where the method has any; with "top", which they only bound, 0 for no bound.
         weightings: Which of the first three columns to write; NAME itself is always written. "root" and "expected_l1"
             have no random estimate and require "exact" or "top".
         uniform: Whether to write NAME_uniform as well: one more backward pass.
@@ -149,7 +148,7 @@ class Gradient:
     def notes(self) -> Json:
         """Of the model that ran last: the names and depths of the columns' layers, and the number of all layers."""
         prepared = self._models.get("last")
-        return {} if prepared is None else prepared.notes()
+        return {} if prepared is None else prepared.notes
 
     def settings(self) -> Json:
         """The settings that matter; the kind of probe, where it has a name of its own."""

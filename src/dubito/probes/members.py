@@ -8,8 +8,7 @@
     NAME_variance  (n)        the variance of their probabilities, summed over classes, only with variance=True
 
 NAME is "members", "checkpoints", "dropout", "views" or "noise". Members run one after the other, and without
-keep="logits" none of their predictions is kept, so memory does not grow with their number. `EnsembleProbe` is what all
-kinds share; `Members` are models of their own.
+keep="logits" none of their predictions is kept, so memory does not grow with their number.
 """
 
 from abc import ABC, abstractmethod
@@ -82,24 +81,23 @@ class EnsembleProbe(ABC):
             self.check(model, x)
             self._checked[:] = [model]
         stream = MemberStream(temperature=self.temperature, sizes=[size for _, size in sub_ensembles(len(self))][1:])
-        spread = VarianceStream(temperature=self.temperature) if self.variance else None
+        spread = VarianceStream(temperature=self.temperature)
         kept = []
         for member in self.logits(model, x):
             logits = member.to(x.device).float()
             stream.add(logits[:, None])
-            if spread is not None:
+            if self.variance:
                 spread.add(logits[:, None])
             if self.keep == "logits":
                 kept.append(logits.cpu())
         columns = {self.name: stream.summary().float()}
         if len(sub_ensembles(len(self))) > 1:
             columns[f"{self.name}_between"] = stream.between().float()
-        if spread is not None:
+        if self.variance:
             columns[f"{self.name}_variance"] = spread.variance().float()
         if kept:
             columns[f"{self.name}_logit"] = torch.stack(kept, 1)
-        classes = as_classes(label, stream.probs().shape[1])
-        if classes is not None:
+        if (classes := as_classes(label, stream.probs().shape[1])) is not None:
             columns[f"{self.name}_loss"] = stream.loss(classes).float()
         return columns
 

@@ -39,7 +39,6 @@ _POOLS: dict[str, Pool] = {
     "first token": lambda a: a[:, 0],
 }
 _AXES = {"flatten": (2, 4), "mean of the tokens": (3,), "first token": (3,)}
-_LOOKED_AT = 2
 _PLACES: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()
 """By model: the number of the activation, and the pool. Not in the probe, which is pickled for other processes."""
 
@@ -64,7 +63,7 @@ class PreActivation:
     def run(self, model: Classifier, x: Inputs, label: Targets | None) -> Mapping[str, Tensor]:  # noqa: ARG002
         """The column `pre_activation` (n, d), as wide as the feature."""
         if model not in _PLACES:
-            _PLACES[model] = _find(model, x[:_LOOKED_AT])
+            _PLACES[model] = _find(model, x[:2])
         number, pool = _PLACES[model]
         with _Watch(number, _POOLS[pool]) as watch:
             z = model.features(x)

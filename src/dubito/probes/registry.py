@@ -1,11 +1,4 @@
-"""Every probe by name, with its settings, and the columns that it writes.
-
-    make_probe("tiles", grids=[2, 7])      a probe from plain values, as the command line has them
-    probe_settings("tiles")                its settings with types and defaults
-    probes_for(columns, provenance)        the probes that write some columns, rebuilt as they were configured
-
-Here columns are declared for `dubito.table.columns`: a new probe is added to `_KINDS` and declares its columns.
-"""
+"""Every probe by name, with its settings, and the columns that it writes, declared for `dubito.table.columns`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, signature
@@ -13,12 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from dubito.errors import MissingColumnError
-from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward
 from dubito.probes.gradient import Gradient
+from dubito.probes.perturbed import Dropout, Noise, Views
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.tiles import Tiles
-from dubito.probes.views import Noise, Views
 from dubito.table.columns import ColumnFamily, declare, writer_of
 from dubito.table.provenance import Provenance
 from dubito.table.views import MEMBERS
@@ -43,11 +35,7 @@ def probe_settings(name: str) -> Mapping[str, Parameter]:
 
 
 def make_probe(name: str, /, **settings: Any) -> Probe:
-    """A probe from its name and plain values.
-
-    >>> make_probe("tiles", grids=[2, 7]) == Tiles([2, 7])
-    True
-    """
+    """A probe from its name and plain values, as the command line has them."""
     check_choice(name, PROBES, by="make_probe", what="probe")
     for key in settings:
         check_choice(key, probe_settings(name), by=f"probe '{name}'", what="a setting")

@@ -52,11 +52,11 @@ class Provenance:
     @property
     def model_id(self) -> str | None:
         """The model's part as one short hash, None where nothing is known of it."""
-        if self.members:
-            ids = [member.model_id for member in self.members]
-            return None if None in ids else _digest(repr(ids))
-        parts = {part: getattr(self, part) for part in MODEL_PARTS}
-        return None if parts["weights"] is None else _digest(json.dumps(parts, sort_keys=True))
+        ids = [member.model_id for member in self.members]
+        if None in ids or (self.weights is None and not ids):
+            return None
+        text = repr(ids) if ids else _plain({part: getattr(self, part) for part in MODEL_PARTS})
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def model_parts(self) -> dict[str, Any]:
@@ -148,10 +148,6 @@ def describe_difference(there: Any, here: Any) -> str | None:
         return f"{_short(there)} there, {_short(here)} here"
     keys = [key for key in {**there, **here} if _plain(there.get(key)) != _plain(here.get(key))]
     return ", ".join(f"{key}={_short(there.get(key))} there, {_short(here.get(key))} here" for key in keys)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _plain(part: Any) -> str:

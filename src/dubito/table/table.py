@@ -45,8 +45,7 @@ class Table:
         label_space: "model" if labels are indices into the logits, "own" if they belong to another set of classes.
         label_names: Names of the labels, if known: those of `classes`, or of the other set.
         skipped: Images that could not be decoded and have no row: (id, reason).
-        provenance: Who made the columns: the model, the task loss and the probes' settings; None for arrays from
-            elsewhere.
+        provenance: Who made the columns: model, task loss and settings of probes; None for arrays from elsewhere.
 
     >>> table = Table(logit=[[2.0, 0.0], [0.0, 1.0]], label=[0, 1])
     >>> len(table), table.columns, table.logit.argmax(1).tolist()
@@ -69,9 +68,7 @@ class Table:
         self.name, self.skipped, self.provenance = name, skipped, provenance
         self.classes, self.label_space = classes, label_space
         self.label_names = classes if label_names is None and label_space == "model" else label_names
-        self._columns: dict[str, Column] = {
-            key: _column(key, value) for key, value in columns.items() if value is not None
-        }
+        self._columns = {key: _column(key, value) for key, value in columns.items() if value is not None}
         _check_shapes(self._columns, name)
 
     def __len__(self) -> int:
@@ -246,11 +243,8 @@ def _check_shapes(columns: dict[str, Column], name: str) -> None:
             )
     lengths = {key: column.shape[0] for key, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise TableError(
-            f"columns of {name} must have one length; "
-            + ", ".join(f"{key} has {n}" for key, n in lengths.items())
-            + ". Give one row per image in every column."
-        )
+        each = ", ".join(f"{key} has {n}" for key, n in lengths.items())
+        raise TableError(f"columns of {name} must have one length; {each}. Pass one row per image in every column.")
     label = columns.get("label")
     if isinstance(label, Tensor) and label.is_floating_point():
         raise TableError(f"column 'label' of {name} must be integers; got {label.dtype}. Cast it if that is meant.")

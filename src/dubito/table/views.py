@@ -78,8 +78,7 @@ def concat(*tables: Table) -> Table:
         tails = {tuple(table.shape(name)[1:]) for table in tables}
         if len(tails) > 1:
             raise TableError(
-                f"concat: column '{name}' must have one width in all tables; got {sorted(tails)}. "
-                f"Join tables of one model."
+                f"concat: column '{name}' must have one width; got {sorted(tails)}. Join tables of one model."
             )
     _check_settings(tables, names)
     columns = {name: Stacked([table.column(name) for table in tables]) for name in names}
@@ -103,7 +102,7 @@ def ensemble(tables: Sequence[Table] | Table) -> Table:
     """
     if isinstance(tables, Table) or len(tables) < 2:
         got = 1 if isinstance(tables, Table) else len(tables)
-        raise TableError(f"ensemble needs at least two tables, one per model; got {got}. Give them as a list.")
+        raise TableError(f"ensemble needs at least two tables, one per model; got {got}. Pass them as a list.")
     for table in tables:
         table.require("logit", by="ensemble")
     _check_members(tables)
@@ -238,15 +237,9 @@ class Stacked:
         if not len(rows):
             return self[0:0]
         owner = torch.searchsorted(torch.tensor(self._ends), rows, right=True)
-        parts, places = [], []
-        for which in sorted(set(owner.tolist())):
-            place = (owner == which).nonzero()[:, 0]
-            parts.append(take(self._columns[which], rows[place] - self._starts[which]))
-            places.append(place)
-        gathered, place = _joined(parts), torch.cat(places)
-        ordered = np.empty_like(gathered) if isinstance(gathered, np.ndarray) else torch.empty_like(gathered)
-        ordered[place.numpy() if isinstance(ordered, np.ndarray) else place] = gathered
-        return ordered
+        chosen = {which: rows[owner == which] - self._starts[which] for which in sorted(set(owner.tolist()))}
+        gathered = _joined([take(self._columns[which], of_column) for which, of_column in chosen.items()])
+        return take(gathered, owner.argsort(stable=True).argsort())  # back in the order of the rows
 
 
 def _log_mean(columns: Sequence[Column], rows: Exact) -> Tensor:
