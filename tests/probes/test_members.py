@@ -1,7 +1,8 @@
 """Explicit ensembles: the columns are those of the pure functions, and members that do not fit are refused."""
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -191,6 +192,13 @@ def test_checkpoints(models, files):
     for place, seed in enumerate((10, 11, 12)):
         with torch.no_grad():
             torch.testing.assert_close(columns["checkpoints_logit"][:, place], network(seed).eval()(X))
+
+
+def test_settings_of_checkpoints_are_those_of_every_ensemble(models, files):
+    shown = [name for name, one in signature(Members.checkpoints).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    assert shown == [each.name for each in fields(EnsembleProbe) if each.init]
+    probe = Members.checkpoints(models[0], files, keep="logits", temperature=2.0, variance=True)
+    assert (probe.keep, probe.temperature, probe.variance) == ("logits", 2.0, True)
 
 
 def test_checkpoints_that_are_not_safe_or_do_not_fit(models, files, tmp_path):
