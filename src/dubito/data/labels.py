@@ -131,6 +131,13 @@ class CsvTable:
         """One column, top to bottom."""
         return [row[index] for row in self.rows]
 
+    def position(self, name: str) -> int:
+        """Where a column stands that must be there."""
+        if name not in self.header:
+            got = f"its columns are {some(self.header, 8)}. Rename the one that is meant."
+            raise ImagesError(f"CSV file '{self.path}' must have a column '{name}'; {got}")
+        return self.header.index(name)
+
     def names(self, what: str) -> list[str]:
         """The names of the images, each of which must occur once."""
         keys = self.column(self.paths)
@@ -193,7 +200,8 @@ def read_label_sets(csv: str | Path) -> dict[str, tuple[int, ...]]:
     """
     path = Path(csv).expanduser()
     table = read_csv(path)
-    label_sets = [[_whole(part, path, _SETS) for part in cell.split()] for cell in table.column(_column(table, _SETS))]
+    cells = table.column(table.position(_SETS))
+    label_sets = [[_whole(part, path, _SETS) for part in cell.split()] for cell in cells]
     return dict(zip(table.names(f"CSV file '{path}'"), map(tuple, label_sets), strict=True))
 
 
@@ -204,7 +212,7 @@ def read_votes(csv: str | Path) -> dict[str, dict[int, Votes]]:
     """
     path = Path(csv).expanduser()
     table = read_csv(path)
-    columns = {name: _column(table, name) for name in ("label", "votes_no", "votes_maybe", "votes_yes")}
+    columns = {name: table.position(name) for name in ("label", "votes_no", "votes_maybe", "votes_yes")}
     by_image: dict[str, dict[int, Votes]] = {}
     for row in table.rows:
         label, *votes = (_whole(row[column], path, name) for name, column in columns.items())
@@ -275,15 +283,6 @@ def _unique(names: Iterable[str]) -> dict[str, int]:
     listed = list(names)
     counts = Counter(listed)
     return {name: position for position, name in enumerate(listed) if counts[name] == 1}
-
-
-def _column(table: CsvTable, name: str) -> int:
-    if name not in table.header:
-        raise ImagesError(
-            f"CSV file '{table.path}' must have a column '{name}'; its columns are {some(table.header, 8)}. "
-            f"Rename the one that is meant."
-        )
-    return table.header.index(name)
 
 
 def _whole(text: str, path: Path, column: str) -> int:

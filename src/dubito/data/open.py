@@ -46,10 +46,10 @@ def open_images(source: Any, labels: Labels | None = None) -> Images:
 
 
 def open_csv(path: Path) -> FileImages:
-    """The image files that a CSV lists, in its order.
+    """The image files that a CSV lists, in its order, by paths relative to its folder.
 
-    Paths are in the column path, file, filename, image or id, else in the first; they are relative to the CSV's
-    folder. Labels are in the column label, else in the other one of two columns; else the set has no labels.
+    Paths are in the column path, file, filename, image or id, else in the first; labels, if any, in the column label,
+    else in the other one of two columns.
     """
     table = read_csv(path)
     ids = [Path(cell).as_posix() for cell in table.column(table.paths)]

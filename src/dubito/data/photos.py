@@ -1,7 +1,6 @@
 """Real colour photographs that ship inside scikit-image and scikit-learn, for a demo without a network.
 
-Seven show everyday things; the last three are what a model of everyday photographs has never seen: galaxies,
-the back of an eye and stained tissue under a microscope.
+The last three are what a model of everyday photographs has never seen: galaxies, the back of an eye, stained tissue.
 """
 
 import importlib.util

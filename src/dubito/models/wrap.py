@@ -268,9 +268,8 @@ class WrappedClassifier:
         except (AssertionError, IndexError, RuntimeError, ValueError) as error:
             shape = ", ".join(map(str, ("n", *x.shape[1:])))
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            raise RefusedInputsError(
-                f"{self.name} cannot take inputs of shape ({shape}) ({reason}). {_repair(x.shape[1:])}"
-            ) from error
+            refusal = f"{self.name} cannot take inputs of shape ({shape}) ({reason})"
+            raise RefusedInputsError(f"{refusal}. {_repair(x.shape[1:])}") from error
         finally:
             self._counts = self._counts and (bool(changed) or self._plan is None)
         if self._plan is None and self._writes:
