@@ -80,8 +80,13 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
             result.note(finding.check, [finding])
         if sample is not None:
             _check_outputs(result, sample, chosen, label_space)
-        sets = [opened] if against is None else [opened, open_images(against)]
-        _check_duplicates(result, sets, compare=compare, seed=seed, workers=workers, progress=progress)
+        prints = []
+        for one in [opened] if against is None else [opened, open_images(against)]:
+            drawn, processes = draw_subset(one, compare, seed), default_workers(one) if workers is None else workers
+            prints.append(duplicates.take_fingerprints(drawn, workers=processes, progress=progress, of=len(one)))
+        result.note(duplicates.WITHIN, duplicates.check_duplicates(prints[0]), duplicates.compared(prints[0]))
+        across = duplicates.check_duplicates(*prints) if len(prints) > 1 else NotChecked("needs a second set: against=")
+        result.note(duplicates.ACROSS, across, duplicates.compared(*prints))
     return result
 
 
@@ -169,7 +174,7 @@ class Sample(NamedTuple):
         feature: Features under the model's own transform.
         logit: Logits under the model's own transform.
         predictions: By transform, the model's own first, for rows without NaN and infinity.
-        scaled: Whether the scale of inputs is known, so that other normalisations could be tried.
+        finite: Rows without NaN and infinity.
     """
 
     model: Classifier
@@ -178,12 +183,7 @@ class Sample(NamedTuple):
     feature: Float[Tensor, "n d"]
     logit: Float[Tensor, "n c"]
     predictions: list[transforms.TransformedPredictions]
-    scaled: bool
-
-    @property
-    def finite(self) -> Bool[Tensor, "n"]:
-        """Rows without NaN and infinity."""
-        return self.logit.isfinite().all(-1) & self.feature.isfinite().all(-1)
+    finite: Bool[Tensor, "n"]
 
 
 def draw_subset(images: Images, limit: int, seed: int) -> Subset:
@@ -222,8 +222,9 @@ def take_sample(
     if understood is None or not rows:
         return None, findings, broken
     feature, logit = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    sample = Sample(understood, torch.tensor(rows), first, feature, logit, predictions, scale is not None)
-    return sample._replace(x=first[sample.finite[: len(first)].to(first.device)]), findings, broken
+    finite = logit.isfinite().all(-1) & feature.isfinite().all(-1)
+    x = first[finite[: len(first)].to(first.device)]
+    return Sample(understood, torch.tensor(rows), x, feature, logit, predictions, finite), findings, broken
 
 
 def _run(
@@ -238,19 +239,6 @@ def _run(
         changed = model.features(other.alternative(x))
         other.add(changed, model.logits(changed).float(), usable)
     return feature.float().cpu(), logit.cpu()
-
-
-def _check_duplicates(
-    result: Audit, sets: list[Images], *, compare: int, seed: int, workers: int | None, progress: bool
-) -> None:
-    prints = []
-    for images in sets:
-        drawn, processes = draw_subset(images, compare, seed), default_workers(images) if workers is None else workers
-        prints.append(duplicates.take_fingerprints(drawn, workers=processes, progress=progress, of=len(images)))
-    first, *others = prints
-    result.note(duplicates.WITHIN, duplicates.check_duplicates(first), duplicates.compared(first))
-    across = duplicates.check_duplicates(*prints) if others else NotChecked("needs a second set: against=")
-    result.note(duplicates.ACROSS, across, duplicates.compared(*prints))
 
 
 def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: LabelSpace | None) -> None:
@@ -277,7 +265,7 @@ def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: L
         result.note(transforms.TRANSFORM, transforms.check_transform(sample.predictions, None))
     else:
         _check_labels(result, sample, labels, images)
-    if len(sample.predictions) > 1 and not sample.scaled:
+    if len(sample.predictions) > 1 and all(one.alternative.scale is None for one in sample.predictions):
         result.unchecked["other normalisations"] = "the scale of the inputs is not known"
 
 

@@ -25,15 +25,11 @@ from dubito.models.transform import NoTransform
 from dubito.types import Images, Json
 
 WITHIN, ACROSS = "duplicates within the set", "duplicates across the sets"
-_NEAR = 0.995
-_FLAT = 2.0
-_BLOCK = 1024
-_SHOWN = 20
-_MANY = 0.01
+_NEAR, _FLAT, _MANY = 0.995, 2.0, 0.01
+_BLOCK, _GROUP, _SHOWN = 1024, 64, 20
 _FEWEST = 3
 """Duplicates from which an estimate may call a set-up wrong."""
 _SIDE, _HASH = 16, 16
-_GROUP = 64
 
 
 class Fingerprints(NamedTuple):
@@ -83,8 +79,14 @@ def check_duplicates(prints: Fingerprints, others: Fingerprints | None = None) -
     pairs = find_pairs(prints, others)
     if not pairs.some:
         return []
-    evidence, example = _evidence(prints, prints if others is None else others, pairs)
-    both, n, share, labels = pairs.exact + pairs.near, len(prints.ids), evidence["share"], prints.labels
+    there, both, n, labels = others or prints, pairs.exact + pairs.near, len(prints.ids), prints.labels
+    by_kind: dict[str, list[list[str]]] = {}
+    for exact, one, other in pairs.some:
+        by_kind.setdefault("exact" if exact else "near", []).append([prints.ids[one], there.ids[other]])
+    example = " and ".join(next(iter(by_kind.values()))[0])
+    share = min(1.0, both / n / there.part)  # among all of the others; exact if all of them were compared
+    evidence: Json = {"exact": pairs.exact, "near": pairs.near, "images": n, "compared_with": len(there.ids)}
+    evidence |= {"of": there.of, "pairs": by_kind, "share": share}
     counts = f"{both} ({pairs.exact} exact, {pairs.near} near) of {n} images"
     severity: Severity
     if others is None:
@@ -152,26 +154,6 @@ def _blocks(thumbnails: UInt8[Tensor, "n p"]) -> Iterator[tuple[int, Float[Tenso
         rows = (pixels - pixels.mean(1, keepdim=True)).flatten(1)  # of each colour, or one hue would be one image
         flat = rows.std(1, keepdim=True) < _FLAT
         yield start, F.normalize(rows, dim=1).masked_fill(flat, 0)
-
-
-def _evidence(prints: Fingerprints, others: Fingerprints, pairs: Pairs) -> tuple[Json, str]:
-    """The numbers of a finding, and the first pair for its sentence.
-
-    The share is that of images with a duplicate among all of the others; exact if all of them were compared.
-    """
-    by_kind: dict[str, list[list[str]]] = {}
-    for exact, one, other in pairs.some:
-        by_kind.setdefault("exact" if exact else "near", []).append([prints.ids[one], others.ids[other]])
-    evidence: Json = {
-        "exact": pairs.exact,
-        "near": pairs.near,
-        "images": len(prints.ids),
-        "compared_with": len(others.ids),
-        "of": others.of,
-        "pairs": by_kind,
-        "share": min(1.0, (pairs.exact + pairs.near) / len(prints.ids) / others.part),
-    }
-    return evidence, " and ".join(next(iter(by_kind.values()))[0])
 
 
 @final

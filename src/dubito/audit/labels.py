@@ -100,13 +100,13 @@ def check_counting(predicted: _NUMBERS, labels: _NUMBERS, c: int, names: Sequenc
             candidates[True] = numbers[labels]
     shifts = [one for named, base in candidates.items() if (one := _best_shift(predicted, labels, base, c, named))]
     shift = max(shifts, key=lambda one: one.accuracy, default=None)
-    if shift is not None and not _outdone(shift, predicted, labels, c):
+    if shift is not None and not _outdone(shift, predicted, labels):
         return Relabelled(shift.labels, [_counting_finding(shift, labels, c)])
     outside, highest = int((labels >= c).sum()), int(labels.max())
     if not outside:
         return Relabelled(labels, [])
     what = f"{outside} of {len(labels)} labels are {c} or more, up to {highest}; the model's are 0..{c - 1}."
-    repair = "Give indices of the model's classes, counted from 0, or label_space='own' for classes of another set."
+    repair = "Pass indices of the model's classes, counted from 0, or label_space='own' for classes of another set."
     evidence: Json = {"outside": outside, "images": len(labels), "highest": highest, "classes": c}
     return Relabelled(labels, [Finding(COUNTING, "wrong", what, repair, evidence)])
 
@@ -140,11 +140,8 @@ def check_order(
         f"order was not estimated from is {percent(then)} instead of {percent(own)} ({below(order.p)}). "
         f"Label -> class: {listed(arrows)}."
     )
-    repair = "Give labels= as indices of the model's classes, or " + (
-        "name the classes with dubito.wrap(..., classes=[...]) so that class folders are matched by name instead of "
-        "position."
-        if classes is None
-        else "put the names in dubito.wrap(..., classes=[...]) into the order of the model's outputs."
+    repair = (
+        "Pass labels= as the model's classes, or name these in its outputs' order: dubito.wrap(..., classes=[...])."
     )
     evidence: Json = {"accuracy": own, "accuracy_then": then, "p": order.p}
     evidence["order"] = {str(label): place for label, place in moved.items()}
@@ -200,15 +197,13 @@ def _read_order(predicted: _NUMBERS, labels: _NUMBERS, than: _NUMBERS) -> _Order
         )
     guess, own_labels = predicted[enough], labels[enough]
     then = cross_fitted(guess, own_labels)
-    hit, own = then == guess, than[enough] == guess
-    gain, p = paired_gain(own, hit)
-    if gain < _GAIN or p >= _ALPHA or not _informed(hit, guess, then):
-        return None
-    return _Order(matched(guess, own_labels), enough, hit, own, p)
+    own = than[enough] == guess
+    p = _p_if_better(own, guess, then)
+    return None if p is None else _Order(matched(guess, own_labels), enough, then == guess, own, p)
 
 
 class _Shift(NamedTuple):
-    """Labels plus a number, or the numbers that class folders are named by plus a number."""
+    """Labels plus a number, or the numbers of class folders plus a number; and which are then no class of the model."""
 
     by: int
     folder_numbers: bool
@@ -216,20 +211,20 @@ class _Shift(NamedTuple):
     own: float
     p: float
     labels: Int[Tensor, "n"]
+    outside: Bool[Tensor, "n"]
 
 
 def _best_shift(predicted: _NUMBERS, own: _NUMBERS, base: _NUMBERS, c: int, folder_numbers: bool) -> _Shift | None:
     """The shift that most predictions agree with, if it is clearly better than the original labels."""
     [(by, _)] = Counter((predicted - base).tolist()).most_common(1)
-    then = base + by
-    hit, before = predicted == then, predicted == own
-    gain, p = paired_gain(before, hit, tests=2 * (2 * c - 1))
-    if gain < _GAIN or p >= _ALPHA or not _informed(hit, predicted, then):
+    then, before = base + by, predicted == own
+    if (p := _p_if_better(before, predicted, then, tests=2 * (2 * c - 1))) is None:
         return None
-    return _Shift(by, folder_numbers, float(hit.double().mean()), float(before.double().mean()), p, then)
+    accuracy, own_accuracy = (float(hit.double().mean()) for hit in (predicted == then, before))
+    return _Shift(by, folder_numbers, accuracy, own_accuracy, p, then, (then < 0) | (then >= c))
 
 
-def _outdone(shift: _Shift, predicted: _NUMBERS, labels: _NUMBERS, c: int) -> bool:
+def _outdone(shift: _Shift, predicted: _NUMBERS, labels: _NUMBERS) -> bool:
     """Whether an order of classes is clearly better, or as good where the shift leaves the model's classes.
 
     Classes that are exchanged in a circle, as 0 -> 1, 1 -> 2, 2 -> 0, look like a shift for all labels but one.
@@ -237,16 +232,11 @@ def _outdone(shift: _Shift, predicted: _NUMBERS, labels: _NUMBERS, c: int) -> bo
     if isinstance(_read_order(predicted, labels, shift.labels), _Order):
         return True
     order = _read_order(predicted, labels, labels)
-    if not isinstance(order, _Order) or not bool(_outside(shift.labels, c).any()):
+    if not isinstance(order, _Order) or not bool(shift.outside.any()):
         return False
     by_shift, by_order = shift.labels == predicted, exchanged(labels, order.mapping) == predicted
     by_order[order.rows] = order.hit
     return int(by_order.sum()) >= int(by_shift.sum()) and not torch.equal(by_order, by_shift)
-
-
-def _outside(labels: _NUMBERS, c: int) -> Bool[Tensor, "n"]:
-    """Which labels are not classes of the model."""
-    return (labels < 0) | (labels >= c)
 
 
 def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
@@ -261,24 +251,21 @@ def _counting_finding(shift: _Shift, labels: _NUMBERS, c: int) -> Finding:
     numbers = "the number in its folder's name" if shift.folder_numbers else "every label"
     change = f"Add {shift.by} to" if shift.by > 0 else f"Subtract {-shift.by} from" if shift.by else "Use"
     repair = f"{change} {numbers}: pass labels= as indices of the model's classes, counted from 0."
-    lost = labels[_outside(shift.labels, c)].tolist()
+    lost = labels[shift.outside].tolist()
     if lost:
         repair += f" Leave out images that then have no class ({len(lost)}, of label {listed(sorted(set(lost)))})."
-    evidence: Json = {
-        "shift": shift.by,
-        "folder_numbers": shift.folder_numbers,
-        "accuracy": shift.own,
-        "accuracy_then": shift.accuracy,
-        "p": shift.p,
-        "labels_outside": int((labels >= c).sum()),
-        "labels_outside_then": len(lost),
-    }
+    evidence: Json = {"shift": shift.by, "folder_numbers": shift.folder_numbers, "accuracy": shift.own}
+    evidence |= {"accuracy_then": shift.accuracy, "p": shift.p}
+    evidence |= {"labels_outside": int((labels >= c).sum()), "labels_outside_then": len(lost)}
     return Finding(ORDER if shift.folder_numbers and not shift.by else COUNTING, "wrong", what, repair, evidence)
 
 
-def _informed(hit: Bool[Tensor, "n"], predicted: _NUMBERS, labels: _NUMBERS) -> bool:
-    """Whether more labels agree with the predictions than by chance."""
-    return binomial_tail(int(hit.sum()), len(hit), agreement(predicted, labels)) < _ALPHA
+def _p_if_better(before: Bool[Tensor, "n"], predicted: _NUMBERS, labels: _NUMBERS, *, tests: int = 1) -> float | None:
+    """The p-value of other labels, if they are right clearly more often than before and than by chance; else None."""
+    hit = predicted == labels
+    gain, p = paired_gain(before, hit, tests=tests)
+    by_chance = binomial_tail(int(hit.sum()), len(hit), agreement(predicted, labels))
+    return p if gain >= _GAIN and p < _ALPHA and by_chance < _ALPHA else None
 
 
 def _named(number: int, names: Sequence[str] | None) -> str:

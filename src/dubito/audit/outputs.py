@@ -31,12 +31,10 @@ LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"
 SATURATED, DEAD, ONE_CLASS, READABLE = "saturated softmax", "dead features", "one class for all", "unreadable images"
 TRAIN, STEADY = "train mode", "predictions that change by themselves"
 Form = Literal["probabilities", "log_probabilities"]
-_TOLERANCE = 1e-3
-_LISTED = 100
+_TOLERANCE, _LISTED = 1e-3, 100
 _FEWEST, _FEWEST_ZERO = 20, 200
-_TIED, _MANY_LOST = 0.01, 0.05
+_TIED, _MANY_LOST, _MANY_BROKEN = 0.01, 0.05, 0.05
 _DEAD, _MANY_DEAD = 0.01, 0.5
-_MANY_BROKEN = 0.05
 _FEWEST_OTHERS, _RARE = 7, 0.1
 _MOST, _CHANGED = 32, 1e-2
 """Images that are run again; and a change, of the logits' own spread: far above rounding, far below any fault's."""
@@ -173,10 +171,7 @@ def check_train_mode(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
         f"from eval mode by {moved:.2f} of their spread and from pass to pass by {between:.2f}, and {percent(flipped)} "
         f"of {counted(len(x), 'image')} get another class."
     )
-    repair = (
-        "Call module.eval() before you run it yourself, and again after every epoch of training; dubito does so for "
-        "each pass, so its own numbers are correct."
-    )
+    repair = "Call module.eval() before you run it yourself, also after every epoch; dubito does so for each pass."
     evidence: Json = {"layers": len(layers), "names": layers[:20], "change_from_eval": moved}
     evidence |= {"change_between_passes": between, "other_predictions": flipped, "images": len(x)}
     return [Finding(TRAIN, "wrong", what, repair, evidence)]
@@ -272,10 +267,7 @@ def check_form(rows: Float[Tensor, "n c"]) -> list[Finding]:
         cost = "Their energy is zero for every image, and the largest of them is not a logit."
     evidence: Json = {"form": form, "rows": len(rows), "lowest": low, "highest": high,
                       "sums": [float(total.min()), float(total.max())]}  # fmt: skip
-    repair = (
-        f'Wrap the module with dubito.wrap(module, ..., output="{form}"), which takes the logits before the softmax; '
-        f"or remove the softmax from the module."
-    )
+    repair = f'Wrap it with dubito.wrap(module, ..., output="{form}"), or remove the softmax from the module.'
     return [Finding(LOGITS, "wrong", f"The outputs of {counted(len(rows), 'image')} {seen}. {cost}", repair, evidence)]
 
 

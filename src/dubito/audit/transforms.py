@@ -30,8 +30,7 @@ NO_CLASS = -(1 << 40)
 _GAIN, _ALPHA = 0.02, 0.01
 _CONFIDENCE_GAIN, _MOST_IMAGES, _INFORMATION_GAIN, _ALPHA_UNLABELLED = 0.05, 0.6, 0.25, 1e-4
 _LONGER = 2.0
-_SIDE = 512
-_GREY = 128
+_SIDE, _GREY = 512, 128
 
 _NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "ImageNet mean and std": (IMAGENET_MEAN, IMAGENET_STD),
@@ -137,7 +136,22 @@ def check_transform(predictions: list[TransformedPredictions], labels: Int[Tenso
         return NotChecked("inputs are not colour images")
     if len(own.predicted) == 0:
         return NotChecked("no image has finite logits")
-    return _by_confidence(own, others) if labels is None else _by_accuracy(own, others, labels)
+    better = _by_confidence(own, others) if labels is None else _by_accuracy(own, others, labels)
+    if better is None:
+        return []
+    winner, gain, evidence = better
+    evidence = {"better": winner.name, **evidence}
+    evidence["alternatives"] = {
+        one.alternative.name: {
+            "accuracy": None if labels is None else float((one.predicted == labels).double().mean()),
+            "confidence": float(one.confidence.mean()),
+            "information": one.information,
+            "feature_norm": one.norm,
+        }
+        for one in predictions
+    }
+    what = f"With {winner.name} instead of its own transform, {gain}"
+    return [Finding(TRANSFORM, "suspicious" if labels is None else "wrong", what, winner.repair, evidence)]
 
 
 def alternatives(x: Float[Tensor, "n ..."], scale: Scale | None) -> list[Alternative]:
@@ -204,24 +218,24 @@ def _plain(transform: Transform, colour: tuple[int, ...]) -> Float[Tensor, "c"]:
 
 def _by_accuracy(
     own: TransformedPredictions, others: list[TransformedPredictions], labels: Int[Tensor, "n"]
-) -> Outcome:
+) -> tuple[Alternative, str, Json] | None:
+    """The alternative that is right most often, by how much, and the numbers; None if it is not clearly better."""
     mine = own.predicted == labels
     gains = [(*paired_gain(mine, other.predicted == labels, tests=len(others)), other) for other in others]
     clear = [one for one in gains if one[0] >= _GAIN and one[1] < _ALPHA]
     if not clear:
-        return []
+        return None
     gain, p, winner = max(clear, key=lambda one: one[0])
     before = float(mine.double().mean())
-    what = (
-        f"With {winner.alternative.name} instead of its own transform, accuracy is {percent(before + gain)} instead of "
-        f"{percent(before)} on the same {len(mine)} images (McNemar's exact test, {below(p)})."
-    )
-    evidence: Json = {"better": winner.alternative.name, "accuracy": before, "accuracy_then": before + gain, "p": p}
-    evidence["alternatives"] = _figures([own, *others], labels)
-    return [Finding(TRANSFORM, "wrong", what, winner.alternative.repair, evidence)]
+    then, tested = f"accuracy is {percent(before + gain)}", f"McNemar's exact test, {below(p)}"
+    text = f"{then} instead of {percent(before)} on the same {len(mine)} images ({tested})."
+    return winner.alternative, text, {"accuracy": before, "accuracy_then": before + gain, "p": p}
 
 
-def _by_confidence(own: TransformedPredictions, others: list[TransformedPredictions]) -> Outcome:
+def _by_confidence(
+    own: TransformedPredictions, others: list[TransformedPredictions]
+) -> tuple[Alternative, str, Json] | None:
+    """The same without labels: the alternative whose predictions are the most informative."""
     mine = own.confidence
     clear: list[tuple[float, TransformedPredictions]] = []
     for other in others:
@@ -237,27 +251,11 @@ def _by_confidence(own: TransformedPredictions, others: list[TransformedPredicti
         ):
             clear.append((informed, other))
     if not clear:
-        return []
+        return None
     informed, winner = max(clear, key=lambda one: one[0])
     before, then = float(mine.mean()), float(winner.confidence.mean())
-    what = (
-        f"With {winner.alternative.name} instead of its own transform, the model is more confident (mean largest "
-        f"probability {then:.2f} instead of {before:.2f}) and its predictions carry {informed:.2f} nats "
-        f"more information. Labels would decide it."
+    text = (
+        f"the model is more confident (mean largest probability {then:.2f} instead of {before:.2f}) and its "
+        f"predictions carry {informed:.2f} nats more information. Labels would decide it."
     )
-    evidence: Json = {"better": winner.alternative.name, "confidence": before, "confidence_then": then}
-    evidence |= {"information_gain": informed, "alternatives": _figures([own, *others], None)}
-    return [Finding(TRANSFORM, "suspicious", what, winner.alternative.repair, evidence)]
-
-
-def _figures(predictions: list[TransformedPredictions], labels: Int[Tensor, "n"] | None) -> Json:
-    """By transform: accuracy, mean largest probability, information, mean length of a feature."""
-    return {
-        one.alternative.name: {
-            "accuracy": None if labels is None else float((one.predicted == labels).double().mean()),
-            "confidence": float(one.confidence.mean()),
-            "information": one.information,
-            "feature_norm": one.norm,
-        }
-        for one in predictions
-    }
+    return winner.alternative, text, {"confidence": before, "confidence_then": then, "information_gain": informed}

@@ -5,8 +5,7 @@
     OOD AUROC, AP, FPR95                    are out-of-distribution images?               needs a second table
     µs / image                              the cost of the score, given its columns
 
-The model's own accuracy, NLL, Brier score, ECE and Recall@1 are reported with them. For `Evaluation.plot`, small
-summaries are kept: the reliability diagram, a risk-coverage curve per score, and histograms in and out of distribution.
+The model's own accuracy, NLL, Brier score, ECE and Recall@1, and the data of `Evaluation.plot`, are kept with them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -355,12 +355,21 @@ def _require_ensemble(table: Table, name: str, *, logits_for: str | None, own: b
 
 
 def _stored(table: Table, of_members: MutualInformation) -> tuple[Float64[Tensor, "n s"], Float64[Tensor, "n"]]:
-    """Summary and loss as the probe wrote them."""
-    name, loss = of_members.of, f"{of_members.of}_loss"
+    """Summary and loss as the probe wrote them; TableError for a summary that is not that of the stored logits."""
+    name, logits, loss = of_members.of, of_members.logits, f"{of_members.of}_loss"
     summary = finite(table.whole(name).double(), f"column '{name}'")
     of_members.of_summary(name, table)  # checks its shape and members
-    if of_members.logits in table:
-        _check_summary(table, name)
+    if logits in table:
+        stream, place = MemberStream(), SUMMARY.index("total")
+        stream.add(table.select(logits).rows(slice(0, _COMPARED)).whole(logits))
+        ours, theirs = stream.summary()[:, place], summary[:_COMPARED, place]
+        if not torch.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE):
+            row = int((ours - theirs).abs().argmax())
+            raise TableError(
+                f"rejection_study: column '{name}' of {table.name} must be the summary of '{logits}' at T = 1; in row "
+                f"{row} its total uncertainty is {float(theirs[row]):.4g}, that of the logits {float(ours[row]):.4g}. "
+                f"Extract with temperature=1: other temperatures are studied from the logits, temperatures=(1.0, 2.0)."
+            )
     if loss not in table:  # `_require_ensemble` has checked that nobody needs it
         return summary, torch.full((len(table),), torch.nan, dtype=torch.float64)
     return summary, finite(table.whole(loss).double(), f"column '{loss}'")
@@ -369,22 +378,6 @@ def _stored(table: Table, of_members: MutualInformation) -> tuple[Float64[Tensor
 def _summary_temperature(table: Table, name: str) -> float:
     """The temperature of an ensemble's summary, if the table records it; 1 is usual."""
     return float((recorded_settings(table, name) or {}).get("temperature", 1.0))
-
-
-def _check_summary(table: Table, name: str) -> None:
-    """Raise TableError for a summary that is not that of the stored logits, such as one at another temperature."""
-    first = table.select(name, f"{name}_logit").rows(slice(0, _COMPARED))
-    stream = MemberStream()
-    stream.add(first.whole(f"{name}_logit"))
-    place = SUMMARY.index("total")
-    ours, theirs = stream.summary()[:, place], first.whole(name)[:, place].double()
-    if not torch.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE):
-        row = int((ours - theirs).abs().argmax())
-        raise TableError(
-            f"rejection_study: column '{name}' of {table.name} must be the summary of '{name}_logit' at T = 1; in row "
-            f"{row} its total uncertainty is {float(theirs[row]):.4g}, that of the logits {float(ours[row]):.4g}. "
-            f"Extract with temperature=1: other temperatures are studied from the logits, temperatures=(1.0, 2.0)."
-        )
 
 
 def _computed(

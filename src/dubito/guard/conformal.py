@@ -112,17 +112,12 @@ class PredictionSets:
         self.rows_ = len(table)
         lacking = int(self.thresholds_.isinf().sum())
         requires = f"sets: class-wise coverage {self.coverage:g} needs at least {least} images of a class; "
+        repair = "Pass more images of them, or leave class_wise out."
         if lacking == len(self.thresholds_):
-            raise GuardError(
-                f"{requires}none of {c} classes has so many in {table.name}. Pass more images, or leave class_wise out."
-            )
+            raise GuardError(f"{requires}none of {c} classes has so many in {table.name}. {repair}")
         if lacking:
-            warnings.warn(
-                f"{requires}{lacking} of {c} classes have fewer in {table.name} and are put into every set. "
-                f"Pass more images of them, or leave class_wise out.",
-                DubitoWarning,
-                stacklevel=2,
-            )
+            text = f"{requires}{lacking} of {c} classes have fewer in {table.name} and are put into every set. {repair}"
+            warnings.warn(text, DubitoWarning, stacklevel=2)
         return self
 
     def sets(self, table: Table) -> Bool[Tensor, "n c"]:
@@ -170,9 +165,6 @@ def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets
     if isinstance(sets, PredictionSets):
         return PredictionSets(sets.coverage, sets.method, sets.class_wise).fit(table)
     if not isinstance(sets, bool):
-        raise ValueRangeError(
-            f"guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}. "
-            f"Use sets=PredictionSets(coverage=...)."
-        )
+        raise ValueRangeError(f"guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}.")
     default = PredictionSets()
     return default.fit(table) if sets and labelled and len(table) >= needed_for_sets(default.coverage) else None

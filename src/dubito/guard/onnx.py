@@ -3,14 +3,11 @@
     input  (n, ...)  finished inputs, as `model.transform` makes them; n is free
     output logits (n, c), uncertainty (n) float64, accept (n) bool
 
-Written by torch's exporter, which needs the packages onnx and onnxscript.
-
-Scores of logits and features can be written, with all that they have learned: a guard by neighbours carries its bank.
-Those of members, and of gradients of more than the last layer, cannot, and are named. Ranks, reasons and prediction
-sets stay in Python.
-
-How inputs are made (size, mean, standard deviation ...), classes, guarantee, threshold and the model's fingerprint are
-in the file's metadata, under `dubito.transform` and so on, as JSON.
+Written by torch's exporter, which needs the packages onnx and onnxscript. Scores of logits and features can be written,
+with all that they have learned: a guard by neighbours carries its bank. Those of members, and of gradients of more than
+the last layer, cannot, and are named. Ranks, reasons and prediction sets stay in Python. How inputs are made (size,
+mean, standard deviation ...), classes, guarantee, threshold and the model's fingerprint are in the file's metadata,
+under `dubito.transform` and so on, as JSON.
 
 Logits, and uncertainties made of them or of ranks, agree with PyTorch to 1e-4; large ones, such as a density, which is
 a sum over all features, to 1e-4 of their value: a runtime rounds the last digit of a feature otherwise, and features
@@ -33,7 +30,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito import scores
-from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
+from dubito.errors import ArtefactError, GuardError, MissingPackageError
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
 from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
@@ -125,10 +122,7 @@ class GuardModule(nn.Module):
         super().__init__()
         model = guard.model
         if not isinstance(model, WrappedClassifier):
-            raise GuardError(
-                "guard.export_onnx needs the model. Load it with the guard: Guard.load(path, model), model from "
-                "dubito.load or dubito.wrap."
-            )
+            raise GuardError("guard.export_onnx needs the model, of dubito.load or wrap: Guard.load(path, model).")
         if (precision := sample_of(model.module).dtype) != torch.float32:
             raise GuardError(
                 f"guard.export_onnx: {model.name} computes in {str(precision).removeprefix('torch.')}; only float32 "
@@ -174,27 +168,19 @@ class GuardModule(nn.Module):
 
 
 def _example(model: WrappedClassifier, example: object) -> Tensor:
-    """A batch of inputs that the model has been tried with."""
-    if example is None:
-        try:
-            prepared = model.transform.prepare(Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)))
-            one = model.transform.finish(prepared[None].to(model.device))
-        except Exception as error:  # a user's transform may raise anything
-            raise GuardError(
-                f"guard.export_onnx: the transform of {model.name} makes no input of a picture ({error}). "
-                f"Pass example=..., a batch of finished inputs."
-            ) from error
-        example = torch.cat([one, one])
-    if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
-        shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
-        raise GuardError(
-            f"guard.export_onnx: example must be a tensor with a batch of finished inputs, such as (2, 3, h, w); "
-            f"got {shape}. Pass model.transform's inputs, stacked."
-        )
+    """A batch of inputs that the model has been tried with; by default what its transform makes of a grey picture."""
     try:
+        if example is None:
+            prepared = model.transform.prepare(Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)))
+            example = model.transform.finish(prepared[None].to(model.device)).repeat_interleave(2, 0)
+        if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
+            raise TypeError(f"got {tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__}")
         model.features(example[:1])
-    except ModelError as error:
-        raise GuardError(f"guard.export_onnx: example: {error}") from error
+    except Exception as error:  # a user's transform may raise anything
+        raise GuardError(
+            f"guard.export_onnx: example must be a tensor with a batch of finished inputs, such as (2, 3, h, w) "
+            f"({error}). Pass example=..., stacked inputs of model.transform."
+        ) from error
     return example
 
 
@@ -212,11 +198,10 @@ def as_graph(name: str, score: Score, owner: nn.Module) -> Written:
         owner.add_module("head", head)
         return lambda z, _: head(z.float()).double()
     # A gradient of more than the last layer, and features before the non-linearity, are not in the graph.
-    elsewhere = (isinstance(score, scores.GradNorm) and score.of is not None) or (
-        isinstance(score, scores.Density) and score.nonlinearity != "after"
-    )
+    of_layers = isinstance(score, scores.GradNorm) and score.of is not None
+    before = isinstance(score, scores.Density) and score.nonlinearity != "after"
     for kind, make in (_OF_LOGITS | _OF_FEATURES).items():
-        if isinstance(score, kind) and not elsewhere:
+        if isinstance(score, kind) and not (of_layers or before):
             return make(score)
     raise GuardError(
         f"guard.export_onnx: score '{name}' ({score.name}) cannot be written as an ONNX graph. Fit the guard with "

@@ -23,12 +23,10 @@ from dubito.evaluate.evaluate import check_any_scores
 from dubito.guard.combination import Combination, choose, quantiles
 from dubito.guard.thresholds import Guarantee, Outcomes, Threshold
 from dubito.metrics import wrong_predictions
-from dubito.scores import UncertaintyHead, load_score, save_score
+from dubito.scores import Entropy, Temperature, UncertaintyHead, load_score, save_score
 from dubito.scores.available import available_scores
 from dubito.scores.density import QUICK, Density, default_density
 from dubito.scores.registry import by_name
-from dubito.scores.softmax import Entropy
-from dubito.scores.temperature import Temperature
 from dubito.storage import write_file
 from dubito.table import Table
 from dubito.table.views import chosen_rows
@@ -219,7 +217,16 @@ def select_scores(
         check_disjoint(table, learn, by="guard.fit", what="train", harm=_MEMORISED, error=GuardError)
     fitted, candidates = fitted_scores(chosen, select, learn)
     if needs_density and learn is not None:
-        fitted = _with_density(fitted, learn)
+        try:  # one more score, which measures novelty and does not compete
+            density = default_density(learn, by="guard.fit", most=QUICK).fit(learn)
+            fitted["novelty" if Density.name in fitted else Density.name] = density
+        except DubitoError as error:
+            warnings.warn(
+                f"guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
+                f"learned ({error}) Pass more images, or use novel=0.",
+                DubitoWarning,
+                stacklevel=3,
+            )
     selection, outcomes = ScoreSelection.fit(fitted, candidates, select, labelled=labelled, novel=novel, seed=seed)
     rows = {"learn": 0 if learn is None else len(learn), "select": len(select), "calibrate": len(calibrate)}
     return selection, outcomes, calibrate, rows
@@ -258,21 +265,6 @@ def fitted_scores(
         except DubitoError:  # all right or all wrong: there is no best temperature
             ready.pop("temperature", None)
     return ready, [name for name, score in ready.items() if not isinstance(score, UncertaintyHead)]
-
-
-def _with_density(scores: Mapping[str, Score], learn: Table) -> dict[str, Score]:
-    """One more score, which measures novelty and does not compete; a warning where no density can be fitted."""
-    try:
-        density = default_density(learn, by="guard.fit", most=QUICK).fit(learn)
-    except DubitoError as error:
-        warnings.warn(
-            f"guard.fit: images unlike the in-distribution ones will not be refused, because no density could be "
-            f"learned ({error}) Pass more images, or use novel=0.",
-            DubitoWarning,
-            stacklevel=4,
-        )
-        return dict(scores)
-    return {**scores, Density.name if Density.name not in scores else "novelty": density}
 
 
 def _places(folder: Path, names: Sequence[str]) -> list[Path]:

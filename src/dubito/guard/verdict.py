@@ -16,8 +16,7 @@ from dubito.types import Json
 
 _NEAR = 0.02
 """Close to the threshold: within two percent of the reference images."""
-_RARE = 0.02
-_HIGH = 0.95
+_RARE, _HIGH = 0.02, 0.95
 _CLEAR, _SURE = 0.5, 0.9
 """A prediction is clear if half of the reference images are more uncertain, and the softmax is this sure."""
 _RIVAL = 0.5
@@ -191,7 +190,8 @@ class Decisions(Result, Sequence[Verdict]):
             others = f"all but {_percent(density)} of them" if density > 0 else "all of them"
             return f"unlike the reference images: density below {others}"
         first, second = self.probability[row].tolist()
-        one, other = (self._named(int(label)) for label in self.label[row])
+        names = self.classes
+        one, other = (f"class {k}" if names is None else names[k].partition(",")[0] for k in self.label[row].tolist())
         if second >= _RIVAL * first:
             if first + second < _PAIR:
                 return f"no class stands out: the likeliest, {one} and {other}, have {first:.2f} and {second:.2f}"
@@ -201,9 +201,6 @@ class Decisions(Result, Sequence[Verdict]):
         if aleatoric is not None and aleatoric >= _HIGH:
             return f"ambiguous image: aleatoric uncertainty above {_percent(aleatoric)} of the reference images"
         return None
-
-    def _named(self, label: int) -> str:
-        return f"class {label}" if self.classes is None else self.classes[label].partition(",")[0]
 
 
 def top_two(logits: Tensor) -> tuple[Float64[Tensor, "n 2"], Int[Tensor, "n 2"]]:
