@@ -206,6 +206,7 @@ def test_ood_text_and_json(id_table):
     assert plain["pooled"]["u"]["value"] == found.pooled["u"].value
     assert plain["by_dataset"]["u"]["a"]["high"] == found.by_dataset["u"]["a"].high
     assert (plain["in_distribution_rows"], plain["rows"], plain["findings"]) == (150, {"a": 150}, [])
+    assert plain["published_pooled"] == 0.503
 
 
 def test_ood_errors(id_table):

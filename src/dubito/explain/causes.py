@@ -68,8 +68,7 @@ class Causes(NamedTuple):
         auroc: By score of SCORES, the AUROC of OOD against in-distribution images.
         causes: By name (saturation, extrapolation, overlap), a difference of AUROCs, which may be negative.
         together: Saturation and extrapolation as one, D - B.
-        parts: What is compared to find the main cause: the causes, or two or three of them as one (TOGETHER, REST, ALL)
-            where a negative one does not let them be separated.
+        parts: What is compared to find the main cause: the causes, or several as one where they cannot be separated.
         lead: By how much the largest part exceeds the second; None if there is only one.
         saturated: The share of the OOD images whose largest probability is exactly 1.0 in float32.
     """
@@ -156,8 +155,8 @@ def cause_findings(causes: Causes, name: str, classes: int, saturated: float) ->
         classes: The number of classes.
         saturated: The share of the in-distribution images whose largest probability is exactly 1.0 in float32.
     """
-    words = _saturation(causes, name, classes, saturated), _extrapolation(causes, name), _overlap(causes, name)
-    return [verdict(causes), *words]
+    saturation = _saturation(causes, name, classes, saturated)
+    return [verdict(causes), saturation, _extrapolation(causes, name), _overlap(causes, name)]
 
 
 def _saturation(causes: Causes, name: str, classes: int, saturated: float) -> str:

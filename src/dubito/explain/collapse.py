@@ -324,8 +324,7 @@ def diagnose_ensemble(
         table: With the ensemble's logits (column NAME_logit), or its summary (NAME, NAME_between). To compare models of
             several sizes: a table for each, by width, number of parameters or another positive number.
         of: NAME, such as "members", "dropout", "views", "tiles_7", "masks".
-        ood: Out-of-distribution images with the same columns, to see how well MI detects them; for several sizes, one
-            table for each.
+        ood: OOD images with the same columns, to see how well MI detects them; for several sizes, one table for each.
         partitions: How many random partitions are averaged for each size. 0 keeps neighbours together in their stored
             order, which shows whether they belong together. A summary knows neighbours only.
         confidence: Confidence of the bootstrap intervals.
@@ -362,7 +361,6 @@ def _collapse(
     """Everything about one ensemble, from its means of all images and of resamples."""
     m, total, mi = inside.members, means[:, 0], means[:, 2:]
     averaging = [(m - size) / (size * (m - 1)) for _, size in inside.partitions]  # what averaging alone leaves of MI
-
     interval = partial(_interval, confidence=confidence)
     levels = tuple(
         Level(
@@ -422,8 +420,7 @@ def _ratio(
     part: Float64[np.ndarray, "b"], whole: Float64[np.ndarray, "b"], *, otherwise: float = math.inf
 ) -> Float64[np.ndarray, "b"]:
     """Where the whole is nothing but rounding, `otherwise`."""
-    some = whole > _NO_LOGARITHM
-    ratio: np.ndarray = np.where(some, part / np.where(some, whole, 1.0), otherwise)
+    ratio: np.ndarray = np.divide(part, whole, out=np.full(len(part), otherwise), where=whole > _NO_LOGARITHM)
     return ratio
 
 

@@ -1,7 +1,6 @@
 """Why does a model's confidence fail on out-of-distribution images? `diagnose` measures what each cause costs.
 
-The scores max_probability, entropy, scaled_entropy and density of in-distribution and OOD images are compared on
-balanced sets; `dubito.explain.causes` has the causes. Which density is the default: `dubito.scores.default_density`.
+Four scores of in-distribution and OOD images are compared on balanced sets; `dubito.explain.causes` has the causes.
 """
 
 import copy
@@ -172,8 +171,7 @@ def diagnose(  # noqa: PLR0913 (one call that users type; everything after `ood`
             `table` is scored: it must not have been fitted on these rows, which cannot be checked here. By default a
             Density that suits the number of rows, features and classes.
         covariance: The kind of covariance of the default density.
-        classifier: The classifier or its last layer. Adds lengths of features and their largest cosines with class
-            weights.
+        classifier: The classifier or its last layer: adds lengths of features and largest cosines with class weights.
         draws: How many balanced sets to draw.
         confidence: Confidence of the bootstrap intervals.
         resamples: Number of bootstrap resamples.

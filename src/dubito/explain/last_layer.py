@@ -1,7 +1,5 @@
 """The last layer of a classifier, from the feature to the logits, W z + b; and layers to compare it with or to freeze.
 
-`Classifier.head` is one linear layer for every kind of head (several heads, convolutions): nothing is to be recovered.
-
 The optimal decision boundary structure:
 
     ||w_i|| = 1,   b_i = 0,   cos(w_i, w_j) = -1/(c-1),   sum_i w_i = 0,   in d >= c - 1 dimensions
@@ -10,9 +8,6 @@ Pearce et al. 2021 (arXiv 2106.04972), def. 2 and theorem 3: c corners of a regu
 (orthonormal rows, all orthogonal to 1) they are the rows of sqrt(c/(c-1)) H^T. `layer` builds that one and the
 structures of the counterfactual experiment (Fig. 5). Fig. 5 is a drawing: the text gives numbers for 'sandwich' only
 (prop. 5) and names 'stack'; all that is ours is marked OPEN where it is built.
-
-Not among them is a narrow cone of weights around one common direction. It looks different from the simplex, but softmax
-does not change when one vector is added to all weights: such a cone is the optimal structure with shorter weights.
 """
 
 import math
@@ -30,8 +25,7 @@ from dubito.types import Classifier, finite
 from dubito.validate import check_choice, check_number
 
 GAP = 10.0
-"""By how many logits a class of a stack can lead its neighbours, and the first class of `shifted` leads at the origin:
-enough for a probability of 0.9999."""
+"""The lead in logits of a class of a stack, and of the first of `shifted` at the origin: a probability of 0.9999."""
 
 
 class Layer(NamedTuple):
@@ -42,21 +36,20 @@ class Layer(NamedTuple):
 
     def logits(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
         """W z + b, in float64: regions and fields need the order of nearly equal confidences."""
-        if z.shape[1] != self.weight.shape[1]:
+        width, reads = z.shape[1], self.weight.shape[1]
+        if width != reads:
             raise ValueRangeError(
-                f"Layer.logits: features must be {self.weight.shape[1]} wide; got {z.shape[1]}. "
-                f"Pass features of the same model, one row each."
+                f"Layer.logits: features must be {reads} wide; got {width}. Pass rows of features of the same model."
             )
         return z.double() @ self.weight.double().T + self.bias.double()
 
     def check_table(self, table: Table, *, by: str, name: str) -> None:
         """Raise TableError unless the layer reads features as wide as those of a table."""
         table.require("feature", by=by)
-        width = table.shape("feature")[1]
-        if width != self.weight.shape[1]:
+        width, reads = table.shape("feature")[1], self.weight.shape[1]
+        if width != reads:
             raise TableError(
-                f"{by}: {table.name} has features of width {width}; {name} reads {self.weight.shape[1]}. Pass a table "
-                f"of the same model."
+                f"{by}: {table.name} has features of width {width}; {name} reads {reads}. Pass one of the same model."
             )
 
 

@@ -237,7 +237,7 @@ def _patterns(draw: Int64[Tensor, "c k"], shape: tuple[int, ...], batch: int, se
     """The inputs behind the numbers, each batch made once more; zeros where there is none."""
     inputs = torch.zeros(*draw.shape, *shape, dtype=torch.uint8)
     index = draw.div(batch, rounding_mode="floor")
-    for i in index[draw >= 0].unique().tolist():
+    for i in sorted(set(index[draw >= 0].tolist())):
         where = index == i
         inputs[where] = binary_inputs(shape, batch, seed=seed, index=i)[draw[where] % batch]
     return inputs

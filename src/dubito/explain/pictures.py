@@ -1,6 +1,6 @@
 """Regions, clusters, boundaries and fields of two features as pictures.
 
-Everything draws on the matplotlib axes it is given, so that pictures can be combined; only figures import matplotlib.
+Everything draws on the matplotlib axes that are passed, so that pictures can be combined; only figures import it.
 """
 
 import itertools
@@ -84,9 +84,8 @@ def draw_weights(axes: Any, layer: Layer, length: float = 1.0) -> None:
     arrows = length * weight / torch.linalg.vector_norm(weight, dim=1).max()
     for i, arrow in enumerate(arrows.tolist()):
         axes.annotate("", arrow, (0, 0), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.3})
-        axes.annotate(
-            f"$w_{{{i + 1}}}$", (1.22 * arrow[0], 1.22 * arrow[1]), ha="center", va="center", fontsize="medium"
-        )
+        beyond = (1.22 * arrow[0], 1.22 * arrow[1])
+        axes.annotate(f"$w_{{{i + 1}}}$", beyond, ha="center", va="center", fontsize="medium")
 
 
 def draw_field(axes: Any, field: Callable[[Tensor], Tensor], span: float, *, arrows: int = 19) -> None:

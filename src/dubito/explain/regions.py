@@ -11,12 +11,11 @@ solves
 
     sum_i pi_i P(|s| >= t | i) = 1 - epsilon,   P(|s| >= t | i) = F((m_i - t) / sqrt v_i) + F((-m_i - t) / sqrt v_i)
 
-with F the normal distribution function: corollary 1.1 without its assumption that classes are separable. The paper's
-eq. 20 prints the index i for 1 and 2, and the second term needs its sign turned. Without the far tails (the assumption)
-it reads, for w = w_1 = -w_2,
+with F the normal distribution function: corollary 1.1 without its assumption that classes are separable, which leaves
+out the far tails. Eq. 20, with its indices and a sign corrected, is for w = w_1 = -w_2 and a = 2 t / ||w_1 - w_2||^2
 
-    pi_1 erf((w.mu_1 - w.(z_0 + a w)) / sqrt(2 w^T S_1 w)) + pi_2 erf((w.(z_0 - a w) - w.mu_2) / sqrt(2 w^T S_2 w))
-        = 1 - 2 epsilon,   a = 2 t / ||w_1 - w_2||^2
+    pi_1 erf((w.mu_1 - w.(z_0 + a w)) / sqrt(2 w^T S_1 w))
+        + pi_2 erf((w.(z_0 - a w) - w.mu_2) / sqrt(2 w^T S_2 w)) = 1 - 2 epsilon
 
 **Any number of classes, U_max, linear** (def. 4). Let training data's quantile be U_max = -p. Between classes i and j,
 walk along their boundary to infinity: all other classes vanish there, and p_i = 1 / (1 + exp(-s_ij)), with s_ij the
@@ -120,8 +119,7 @@ class Gaussians:
 
     def whitened(self, z: Float[Tensor, "n d"]) -> Float[Tensor, "k n d"]:
         """L_i^-1 (z - mu_i), with S_i = L_i L_i^T."""
-        centred = z.double()[None] - self.mean.double()[:, None]
-        return self._solved(centred, transposed=False)
+        return self._solved(z.double() - self.mean.double()[:, None], transposed=False)
 
     def _solved(self, rows: Float[Tensor, "k n d"], *, transposed: bool) -> Float[Tensor, "k n d"]:
         """L_i^-1 or L_i^-T times every row; a shared L solves all rows at once and is not copied."""
@@ -188,10 +186,7 @@ def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: flo
 
 
 def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) -> Region:
-    """The valid region of U_max and U_entropy for two classes and Gaussian training data, any number of components.
-
-    Its threshold is -t.
-    """
+    """The valid region of U_max and U_entropy for two classes and a mixture of Gaussians; its threshold is -t."""
     _check_epsilon(epsilon, "two_class_region")
     normal = (layer.weight[0] - layer.weight[-1]).double()
     if len(layer.weight) != 2 or not bool(normal.any()):

@@ -33,7 +33,7 @@ from dubito.explain.last_layer import Layer, directions, last_layer
 from dubito.explain.pictures import COLOURS, INK, bin_edges, new_figure
 from dubito.result import Axes, Result
 from dubito.table import Table
-from dubito.types import Classifier, Json, finite
+from dubito.types import Classifier, finite
 from dubito.validate import check_classes, check_rows
 
 _ROWS, _COSINE_BINS, _BINS = 512, 400, 40
@@ -90,6 +90,8 @@ class Structure(Result):
         bias_distance: The second part of the distance.
         random_distance: What the first part would be for random weights of this size.
         means: The class means of the table, if there is one.
+        optimal_cosine: -1/(c-1).
+        distance: To the optimal structure, both parts together; 0 is optimal.
         histograms: Of norm, bias and cosine, each (values, counts), for Fig. 4.
     """
 
@@ -109,17 +111,9 @@ class Structure(Result):
     bias_distance: float
     random_distance: float
     means: ClassMeans | None
+    optimal_cosine: float
+    distance: float
     histograms: dict[str, tuple[Tensor, Tensor]] = field(repr=False, compare=False)
-
-    @property
-    def optimal_cosine(self) -> float:
-        """-1/(c-1)."""
-        return -1 / (self.classes - 1)
-
-    @property
-    def distance(self) -> float:
-        """To the optimal structure: 0 is optimal."""
-        return math.hypot(self.weight_distance, self.bias_distance)
 
     def title(self) -> str:
         """The layer and its size."""
@@ -176,10 +170,6 @@ class Structure(Result):
                 sentences.append(f"Features vary {ratio:.2f} times as much within classes as between them.")
         return sentences
 
-    def to_dict(self) -> Json:
-        """Plain values, without the histograms."""
-        return {**super().to_dict(), "optimal_cosine": self.optimal_cosine, "distance": self.distance}
-
     def plot(self) -> list[Axes]:
         """Fig. 4: histograms of lengths, biases and cosines of the weights, dashed lines at the optimum."""
         figure, grid = new_figure(1, 3, width=3.6, height=2.8)
@@ -224,8 +214,9 @@ def structure(
             f"structure of {name}: no boundary is between equal weights, {classes} here. Pass a trained layer of two "
             f"classes or more."
         )
-    norm, length = weight.norm(dim=1), float(torch.linalg.matrix_norm(centred))
-    cosine, counts = _pair_cosines(weight)
+    weight_distance = _gram_distance(centred)
+    bias_distance = float(centred_bias.norm()) / float(torch.linalg.matrix_norm(centred))
+    norm, (cosine, counts) = weight.norm(dim=1), _pair_cosines(weight)
     return Structure(
         name=name,
         classes=classes,
@@ -237,10 +228,12 @@ def structure(
         centred_bias=_moments(centred_bias),
         centred_cosine=_pair_cosines(centred)[0],
         common=float(weight.mean(0).norm()) * math.sqrt(classes) / float(torch.linalg.matrix_norm(weight)),
-        weight_distance=_gram_distance(centred),
-        bias_distance=float(centred_bias.norm()) / length,
+        weight_distance=weight_distance,
+        bias_distance=bias_distance,
         random_distance=math.sqrt(2 - 2 * math.sqrt(width / (width + classes))),
         means=None if table is None else _class_means(layer, table, name),
+        optimal_cosine=-1 / (classes - 1),
+        distance=math.hypot(weight_distance, bias_distance),
         histograms={"norm": _histogram(norm), "bias": _histogram(bias), "cosine": counts},
     )
 

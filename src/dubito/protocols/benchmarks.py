@@ -28,8 +28,7 @@ from dubito.validate import check_choice
 
 Opener = Callable[[Path, str], Images]
 """Opens one split of the data set below a root."""
-_Splits = Mapping[str, Mapping[str, Any]]
-"""By split, the options with which torchvision opens it."""
+_Splits = Mapping[str, Mapping[str, Any]]  # by split, the options with which torchvision opens it
 
 _HALVES = {"test": "second", "train": "first"}
 _LISTS = {"test": "Ebay_test.txt", "train": "Ebay_train.txt"}

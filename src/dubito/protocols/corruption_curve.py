@@ -7,8 +7,7 @@ the median and the quartiles of u over the images, and two measures of monotonic
     rises    = how many steps s -> s' to the next severity raise the median of u
     Spearman = mean over images i of the rank correlation of s with u_i(s); 0 for an image whose u never changes
 
-The first is about the images as a whole, the second about every image by itself; its interval is a bootstrap over
-images. Every level has a cache of its own, so an interrupted run resumes; the clean images are run once.
+The first is about the images as a whole, the second about every image; its interval is a bootstrap over images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,6 @@ from dubito.types import Classifier, Images, Json, Score
 from dubito.validate import check_choice
 
 SEVERITIES = (0, 1, 2, 3, 4, 5)
-CLEAN = "clean"
 
 
 class CorruptionLevel(NamedTuple):
@@ -212,4 +210,4 @@ def _levels(images: Images, corruptions: Sequence[str], severities: Sequence[int
 
 
 def _level(corruption: str, severity: int) -> str:
-    return f"{corruption}-{severity}" if severity else CLEAN
+    return f"{corruption}-{severity}" if severity else "clean"

@@ -85,8 +85,7 @@ def human_ambiguity(
         scores: Fitted scores, or arrays (n,) with the uncertainties of the table's rows, by name.
         table: The images. It needs the column id unless annotations are arrays.
         ambiguous: Whether each image is ambiguous, by image or by row: gives the AUROC.
-        degree: How ambiguous each image is, by image or by row: gives the rank correlation. The two annotations may
-            cover different images.
+        degree: How ambiguous each image is, which may be other images: gives the rank correlation.
         confidence: Confidence of the bootstrap intervals.
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.
