@@ -1,7 +1,4 @@
-"""Why does a model's confidence fail on out-of-distribution images? `diagnose` measures what each cause costs.
-
-Four scores of in-distribution and OOD images are compared on balanced sets; `dubito.explain.causes` has the causes.
-"""
+"""Why does a model's confidence fail on out-of-distribution images? What each of the causes of `causes.py` costs."""
 
 import copy
 import warnings

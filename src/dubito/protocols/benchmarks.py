@@ -26,8 +26,7 @@ from dubito.errors import ImagesError
 from dubito.types import Images
 from dubito.validate import check_choice
 
-Opener = Callable[[Path, str], Images]
-"""Opens one split of the data set below a root."""
+Opener = Callable[[Path, str], Images]  # opens one split of the data set below a root
 _Splits = Mapping[str, Mapping[str, Any]]  # by split, the options with which torchvision opens it
 
 _HALVES = {"test": "second", "train": "first"}
