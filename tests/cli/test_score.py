@@ -151,7 +151,7 @@ def test_errors(run: Run, images: Path, cache: Path, labelled: Path, tmp_path: P
 
     assert "got 'entrpy'. Did you mean entropy?" in sentence(cache, "-s", "entrpy")
     assert "neighbours learns from feature" in sentence(cache, "-s", "neighbours")
-    assert "k must be between 1 and the bank's 12" in sentence(
+    assert "k must be a whole number in [1, 12]" in sentence(
         cache, "--train", labelled, "-s", "neighbours", "--set", "neighbours.k=13"
     )
     for setting, message in {
@@ -184,7 +184,7 @@ def test_a_small_fit_leaves_scores_out_with_a_note(run: Run, weights: Path, cach
     assert run(*command).code == 0
     notes = run("score", cache, "--train", tmp_path / "cache", "--json").json["notes"]
     assert notes[0].startswith("left out: temperature.fit needs column 'label'")
-    assert notes[1].startswith("left out: neighbours.fit: k must be between 1 and the bank's 3 rows")
+    assert notes[1].startswith("left out: neighbours.fit: k must be a whole number in [1, 3]; got")
 
 
 def test_a_table_that_allows_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,7 +278,7 @@ def test_a_path_in_place_of_a_table_is_an_error(table):
         unchecked({"u": Entropy()}, "cache/test")
     with pytest.raises(TableError, match=r'evaluate: ood must be a table; .* dubito\.open\("cache/odd"\)\.'):
         unchecked({"u": Entropy()}, table, ood="cache/odd")
-    with pytest.raises(TableError, match=r"evaluate: scores must be .*; got Tensor\. Give arrays by name: "):
+    with pytest.raises(TableError, match=r"evaluate: scores must be .*; got Tensor\. Pass arrays by name: "):
         unchecked(torch.zeros(N), table)
 
 

@@ -160,7 +160,7 @@ def test_a_save_that_fails_leaves_the_guard_before(
     def full(file: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for where in ("dubito.guard.selection.write_file", "dubito.scores.artefact.write_file"):
+    for where in ("dubito.guard.selection.write_file", "dubito.scores.registry.write_file"):
         with monkeypatch.context() as patch:
             patch.setattr(where, full)
             with pytest.raises(

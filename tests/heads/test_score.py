@@ -257,7 +257,7 @@ def test_a_hostile_saved_score_is_refused(world, tmp_path):
         return tmp_path / "bad"
 
     for recipe in ({"lr": "fast"}, {"speed": 3}, "ranking", None):
-        with pytest.raises(ArtefactError, match=r"cannot be restored \("):
+        with pytest.raises(ArtefactError, match=r"cannot be read \("):
             load_score(changed("settings", recipe=recipe))
     with pytest.raises(ArtefactError) as error:
         load_score(changed("settings", width=9)).score(table)

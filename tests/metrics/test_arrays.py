@@ -33,7 +33,7 @@ def test_numbers_accept_a_graph_and_a_read_only_map():
 def test_numbers_refuse_what_is_no_number():
     with pytest.raises(TableError, match="f: x must be numbers in an array; got list"):
         numbers(["a", "b"], "f: x")
-    with pytest.raises(TableError, match=r"f: x must have one axis, \(n,\); got shape \(\). Give one value per row"):
+    with pytest.raises(TableError, match=r"f: x must have one axis, \(n,\); got shape \(\). Pass one value per row"):
         numbers(torch.tensor(1.0), "f: x")
     with pytest.raises(ValueRangeError, match="f: x: 1 of 2 values are NaN or infinite, the first at position 1"):
         numbers([1.0, float("nan")], "f: x")
@@ -49,7 +49,7 @@ def test_flags_refuse_other_numbers(value, shown):
     with pytest.raises(ValueRangeError) as error:
         flags([0, value], "f: y")
     assert str(error.value) == (
-        f"f: y must be booleans, or 0 and 1; got {shown} at row 1. Compare first, for example with `labels == 1`."
+        f"f: y must be booleans, or 0 and 1; got {shown} at row 1. Compare first: `labels == 1`."
     )
 
 
@@ -62,7 +62,7 @@ def test_integers_refuse_floats_and_booleans():
 
 def test_same_length_names_every_column():
     same_length("f", a=3, b=3)
-    with pytest.raises(TableError, match=r"f needs columns of one length; a has 3, b has 3, c has 2\. Give one row"):
+    with pytest.raises(TableError, match=r"f needs columns of one length; a has 3, b has 3, c has 2\. Pass one row"):
         same_length("f", a=3, b=3, c=2)
 
 

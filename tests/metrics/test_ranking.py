@@ -186,7 +186,7 @@ def test_spearman_agrees_with_scipy(levels):
 def test_only_the_orders_count_for_spearman(pairs):
     x, y = np.array(pairs, dtype=float).T
     if len(set(x)) < 2 or len(set(y)) < 2:
-        with pytest.raises(TableError, match="at least two different values"):
+        with pytest.raises(TableError, match="must hold different values"):
             spearman(x, y)
         return
     value = spearman(x, y)
@@ -212,9 +212,9 @@ def test_an_interval_of_spearman_holds_the_value_and_leaves_out_constant_resampl
 @pytest.mark.parametrize(
     ("x", "y", "error", "message"),
     [
-        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], TableError, "x must hold at least two different values; all 3 rows have 1"),
-        ([1.0, 2.0], [5.0, 5.0], TableError, "y must hold at least two different values; all 2 rows have 5"),
-        ([1.0], [2.0], TableError, "a constant has no order"),
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], TableError, "x must hold different values; all 3 rows have 1"),
+        ([1.0, 2.0], [5.0, 5.0], TableError, "y must hold different values; all 2 rows have 5"),
+        ([1.0], [2.0], TableError, "Add other rows"),
         ([1.0, 2.0], [1.0, 2.0, 3.0], TableError, "spearman needs columns of one length; x has 2, y has 3"),
         ([1.0, float("nan")], [1.0, 2.0], ValueRangeError, "spearman: x: 1 of 2 values are NaN"),
         ([[1.0, 2.0]], [1.0, 2.0], TableError, r"spearman: x must have one axis"),

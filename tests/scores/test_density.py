@@ -7,10 +7,10 @@ import torch
 from sklearn.mixture import GaussianMixture
 
 from dubito.errors import DubitoWarning, MissingColumnError, NotFittedError, TableError, ValueRangeError
-from dubito.scores.artefact import load_score, save_score
 from dubito.scores.density import Density, default_density, describe_density, in_space
-from dubito.scores.mahalanobis import Mahalanobis
+from dubito.scores.distance import Mahalanobis
 from dubito.scores.mental import MentalModel
+from dubito.scores.registry import load_score, save_score
 from dubito.scores.softmax import Entropy
 from dubito.table import Table
 from tests.scores.clusters import data
@@ -91,7 +91,7 @@ def test_the_number_of_components():
     ):
         Density(components=4).fit(train)
     with pytest.raises(
-        TableError, match=r"^density\.fit: 301 components need at least as many rows; table in memory has 300\. Fit on"
+        TableError, match=r"^density\.fit: 301 components need at least as many rows; table in memory has 300\. Choose"
     ):
         Density(components=301, start="free").fit(train)
     with pytest.raises(TableError, match=r"density\.fit needs labelled rows; table in memory has none"):

@@ -7,7 +7,7 @@ from sklearn.mixture import GaussianMixture
 
 from dubito.errors import ValueRangeError
 from dubito.scores import gaussians
-from dubito.scores.gaussians import Maximiser, Mixture, improve, kmeans, maximise, nearest_centre, precision_factor
+from dubito.scores.gaussians import Maximiser, Mixture, improve, kmeans, maximise, precision_factor, squared_distances
 
 COVARIANCES = ("full", "tied", "diagonal", "spherical")
 THEIRS = {"full": "full", "tied": "tied", "diagonal": "diag", "spherical": "spherical"}
@@ -211,7 +211,7 @@ def test_the_factor_of_a_singular_covariance():
 def test_kmeans_finds_clusters_and_obeys_its_seed():
     z, label = clusters(300, apart=20.0)
     centres = kmeans(z.float(), 3, seed=1)
-    found = nearest_centre(z, centres)
+    found = squared_distances(z, centres).argmin(1)
     assert all(len(found[label == c].unique()) == 1 for c in range(3))
     assert len(found.unique()) == 3
     assert torch.equal(kmeans(z.float(), 3, seed=1), centres)

@@ -9,8 +9,7 @@ from torch.func import functional_call, jacrev
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.scores import LastLayerGradient, PredictedGradient, REGrad, load_score, save_score
-from dubito.scores.gradient import LayersKept, check_layers, layer_weights, layers_kept
-from dubito.scores.last_layer_gradient import last_layer_gradient
+from dubito.scores.gradient import LayersKept, check_layers, last_layer_gradient, layer_weights, layers_kept
 from dubito.table import Provenance, Table, writer_of
 
 COLUMNS = {
@@ -157,7 +156,7 @@ def test_a_beta_as_large_as_the_probes_is_fine():
         weights("exponential", 7.8, BY_WEIGHT)
     assert str(error.value) == (
         "score: column 'g' of t has 2 of 4 layers (its probe had beta=8.0, tolerance=0.02); with beta=7.8 a layer that "
-        "was left out has weight 0.02. Choose beta=8 or more; layers='kept' takes those that are there, alike; or give "
+        "was left out has weight 0.02. Choose beta=8 or more; layers='kept' takes what is there, alike; or pass "
         "2 weights; or extract all layers."
     )
 
@@ -177,9 +176,7 @@ def test_layers_that_are_not_there_are_no_zeros(layers, kept, had):
     with pytest.raises(TableError) as error:
         weights(layers, 50.0, kept)
     assert had in str(error.value)
-    assert f"; layers='{layers}' weighs all 4. layers='kept' takes those that are there, alike; or give" in str(
-        error.value
-    )
+    assert f"; layers='{layers}' weighs all 4. layers='kept' takes what is there, alike; or pass" in str(error.value)
 
 
 def test_scores_know_what_their_table_has():
@@ -214,14 +211,15 @@ def test_another_number_of_weights():
     with pytest.raises(TableError) as error:
         REGrad(layers=(1.0, 2.0, 3.0)).score(Table(gradient=torch.ones(2, 2), name="t"))
     assert str(error.value) == (
-        "regrad.score: column 'gradient' of t has 2 of 2 layers; got 3 weights. "
-        "Give one weight for each layer of the column."
+        "regrad.score: column 'gradient' of t has 2 of 2 layers; got 3 weights. Pass one for each layer of the column."
     )
 
 
 @pytest.mark.parametrize("bad", [[-1.0, 2.0], [math.nan, 1.0], [math.inf], [0.0, 0.0], []])
 def test_weights_that_cannot_be(bad):
-    with pytest.raises(ValueRangeError, match="regrad: weights of layers must be finite, none negative and not all"):
+    with pytest.raises(
+        ValueRangeError, match="regrad: weights, one per layer, must be finite, none negative and not all"
+    ):
         REGrad(layers=bad)
 
 
@@ -236,5 +234,5 @@ def test_names_that_are_not_there():
 
 @pytest.mark.parametrize("column", [torch.ones(3), torch.ones(3, 2, 2), torch.ones(3, 0)])
 def test_a_column_without_layers(column):
-    with pytest.raises(TableError, match=r"regrad\.score: column 'gradient' must have one number per layer, \(n, l\)"):
+    with pytest.raises(TableError, match=r"column 'gradient' must come from the gradient probe, \(n, l\)"):
         REGrad().score(Table(gradient=column))

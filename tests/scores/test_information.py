@@ -211,7 +211,7 @@ def test_one_member(kind):
             kind().score(table)
         assert str(error.value) == (
             f"{kind.name}.score: the ensemble 'members' of table in memory has one member, which always agrees with "
-            f"itself: the score would be 0 for every image. Give at least two members."
+            f"itself: the score would be 0 for every image. Pass at least two members."
         )
 
 

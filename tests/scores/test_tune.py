@@ -132,7 +132,7 @@ def test_tune_says_what_failed():
         "density.fit: 100 components need at least as many rows; table in memory has 60"
     )
     with pytest.raises(
-        TableError, match=r"density\.tune: none of 4 candidates could be fitted\. The first: density\.fit"
+        TableError, match=r"density\.tune: none of 4 candidates can be fitted\. The first: density\.fit"
     ):
         Density.tune(train, held_out, grid={"components": (100,)}, budget=4)
 
@@ -140,14 +140,14 @@ def test_tune_says_what_failed():
 def test_tune_of_what_cannot_be():
     train, held_out = data(60), data(30, seed=1)
     with pytest.raises(
-        TableError, match=r"density\.tune: grid may have covariance, space, .*; got 'colour'\. Give one"
+        TableError, match=r"density\.tune: grid may have covariance, space, .*; got 'colour'\. Pass one"
     ):
         Density.tune(train, held_out, grid={"colour": ("red",)})
     with pytest.raises(ValueRangeError, match=r"density\.tune: budget must be a whole number, at least 1; got 0\."):
         Density.tune(train, held_out, budget=0)
     with pytest.raises(TableError, match=r"density\.tune: table needs at least 1 row; none has 0\."):
         Density.tune(train, data(0, name="none"))
-    with pytest.raises(TableError, match=r"density\.tune: features must have one width; got 6 and 5, the latter in"):
+    with pytest.raises(TableError, match=r"density\.tune: column 'feature' of validation \(narrow\) must be 6 wide"):
         Density.tune(train, data(9, d=5, name="narrow"))
 
 

@@ -48,7 +48,7 @@ from dubito.metrics import SUMMARY, Interval, MemberStream
 from dubito.metrics.bootstrap import area_under_ranks, aurc_weights, draw_counts, percentiles
 from dubito.metrics.information import entropy_of
 from dubito.metrics.ranking import chance_after
-from dubito.scores.information import MutualInformation, WeightedMutualInformation, blocks, members_of
+from dubito.scores.information import MutualInformation, WeightedMutualInformation, member_batches, members_of
 from dubito.scores.temperature import fit_temperature
 from dubito.table import Table, ensembles_in, recorded_settings, writer_of
 from dubito.types import finite
@@ -390,9 +390,8 @@ def _computed(
             f"rejection_study: '{of_members.of}' must predict the classes of the logits, {classes}; its members have "
             f"{table.shape(column)[-1]}. Give an ensemble of the same classes."
         )
-    for batch in blocks(table, column, "label"):
+    for batch in member_batches(table, column, "label", by="rejection_study"):
         stream = MemberStream(temperature=temperature)
-        finite(batch.whole(column), f"rejection_study: column '{column}' of {table.name}")
         for members in members_of(of_members, batch):
             stream.add(members)
         parts.append((stream.summary(), stream.loss(batch.label)))

@@ -33,7 +33,7 @@ from dubito.guard.verdict import Decisions, Verdict, top_two
 from dubito.metrics import wrong_predictions
 from dubito.probes.registry import probes_for
 from dubito.result import Result
-from dubito.scores.artefact import check_registered
+from dubito.scores.registry import check_registered
 from dubito.storage import SavedFolder
 from dubito.table import Table, check_table
 from dubito.table.provenance import Provenance

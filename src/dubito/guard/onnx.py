@@ -33,8 +33,8 @@ from dubito import scores
 from dubito.errors import ArtefactError, GuardError, MissingPackageError
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
-from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
-from dubito.scores.mahalanobis import mahalanobis
+from dubito.scores.gaussians import squared_distances
+from dubito.scores.gradient import grad_norm, last_layer_gradient
 from dubito.scores.mental import mental_log_odds
 from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
 from dubito.storage import export
@@ -231,9 +231,9 @@ WRITABLE = (*(kind.name for kind in _OF_LOGITS | _OF_FEATURES), scores.Temperatu
 
 def _nearest_class(z: Tensor, score: scores.Mahalanobis) -> Tensor:
     """As `Mahalanobis.score_batch`."""
-    nearest: Tensor = mahalanobis(z, score.means_, score.factor_).amin(1)
+    nearest: Tensor = squared_distances(z, score.means_, score.factor_).amin(1)
     if score.relative:
-        nearest = nearest - mahalanobis(z, score.background_mean_[None], score.background_factor_)[:, 0]
+        nearest = nearest - squared_distances(z, score.background_mean_[None], score.background_factor_)[:, 0]
     return nearest
 
 

@@ -1,11 +1,21 @@
 """Metrics of uncertainties and predictions: one definition each; ties, bins and thresholds are stated.
 
-They take tensors, numpy arrays or lists and count in float64. Higher scores are more uncertain; NaN and
-infinity are errors, never ranks.
+They take tensors, numpy arrays or lists and count in float64. Higher is more uncertain; NaN and infinity are errors.
 """
 
 from dubito.metrics._arrays import Array
-from dubito.metrics.bootstrap import balanced_auroc, paired_draws, paired_errors
+from dubito.metrics.bootstrap import (
+    GapToBest,
+    Interval,
+    MedianSpread,
+    balanced_auroc,
+    gap_to_best,
+    interval,
+    mean,
+    median_spread,
+    paired_draws,
+    paired_errors,
+)
 from dubito.metrics.calibration import bucket_calibration_error, ece
 from dubito.metrics.classification import (
     accuracy,
@@ -30,7 +40,6 @@ from dubito.metrics.information import (
     sub_ensembles,
     variation_ratio,
 )
-from dubito.metrics.intervals import GapToBest, Interval, MedianSpread, gap_to_best, interval, mean, median_spread
 from dubito.metrics.ranking import auroc, average_precision, fpr_at_tpr, join_ood, spearman
 from dubito.metrics.rejection import (
     RiskCoverage,

@@ -1,11 +1,9 @@
 """What every metric does before it counts: check lengths, finite numbers and flags; and treat equal scores alike.
 
-The metrics of one-axis columns count in numpy, not torch: on ten thousand rows, torch's thread pool costs more than the
-sum it speeds up.
+They count in numpy, not torch: on ten thousand rows, torch's thread pool costs more than the sum it speeds up.
 
 Equal scores have no order: they enter a count together, or each stands for the mean of all. A curve over ranks is the
-expectation when tied rows are ordered at random: the value at a rank inside a tie group is the group's mean. So no
-result depends on the order of the rows.
+expectation when tied rows are ordered at random, so no result depends on the order of the rows.
 """
 
 from collections.abc import Sequence
@@ -36,8 +34,7 @@ def flags(values: Array, what: str) -> Bool[np.ndarray, "n"]:
     if odd.any():
         row = int(odd.nonzero()[0, 0])
         raise ValueRangeError(
-            f"{what} must be booleans, or 0 and 1; got {column[row].item()} at row {row}. "
-            f"Compare first, for example with `labels == 1`."
+            f"{what} must be booleans, or 0 and 1; got {column[row].item()} at row {row}. Compare first: `labels == 1`."
         )
     return column.bool().numpy()
 
@@ -54,13 +51,13 @@ def same_length(what: str, **rows: int) -> None:
     """TableError unless all columns, as name=number of rows, are equally long."""
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"{name} has {n}" for name, n in rows.items())
-        raise TableError(f"{what} needs columns of one length; {lengths}. Give one row per image in each.")
+        raise TableError(f"{what} needs columns of one length; {lengths}. Pass one row per image in each.")
 
 
 def _one_axis(values: Array, what: str) -> Shaped[Tensor, "n"]:
     column = to_tensor(values, what)
     if column.ndim != 1:
-        raise TableError(f"{what} must have one axis, (n,); got shape {tuple(column.shape)}. Give one value per row.")
+        raise TableError(f"{what} must have one axis, (n,); got shape {tuple(column.shape)}. Pass one value per row.")
     if len(column) == 0:
         raise TableError(f"{what} must have at least one row; got none. Look at how the rows were selected.")
     return column

@@ -77,11 +77,10 @@ def confidence(logits: Array) -> Float64[Tensor, "n"]:
     >>> confidence([[0.0, 0.0], [0.0, 0.0]]).tolist()
     [0.5, 0.5]
     """
-    z = _logits(logits, "confidence")
-    return torch.cat([block.softmax(1).amax(1) for _, block in _blocks(z, "confidence")])
+    return _each_row("confidence", lambda z: z.softmax(1).amax(1), logits)
 
 
-def wrong_predictions(table: Table, *, by: str, repair: str = "Give labelled images.") -> Bool[Tensor, "n"]:
+def wrong_predictions(table: Table, *, by: str, repair: str = "Pass labelled images.") -> Bool[Tensor, "n"]:
     """Which rows of a table the model predicts wrong.
 
     Args:
@@ -102,7 +101,7 @@ def table_accuracy(table: Table, *, by: str = "accuracy") -> float | None:
 
 
 def labelled_logits(
-    table: Table, *, by: str, repair: str = "Give labelled images."
+    table: Table, *, by: str, repair: str = "Pass labelled images."
 ) -> Iterator[tuple[Float[Tensor, "b c"], Int64[Tensor, "b"]]]:
     """Logits and labels of a table, block by block.
 
@@ -118,27 +117,19 @@ def labelled_logits(
         yield batch.logit, batch.label
 
 
-def _each_row(
-    by: str, per_row: Callable[[Tensor, Tensor], Tensor], logits: Array, labels: Array
-) -> Shaped[Tensor, "n"]:
-    z, y = _logits(logits, by), integers(labels, f"{by}: labels")
-    same_length(by, logits=len(z), labels=len(y))
-    check_classes(y, z.shape[1], by=by)
-    return torch.cat([per_row(block, y[start : start + _ROWS]) for start, block in _blocks(z, by)])
-
-
-def _logits(logits: Array, by: str) -> Shaped[Tensor, "n c"]:
+def _each_row(by: str, per_row: Callable[..., Tensor], logits: Array, *labels: Array) -> Shaped[Tensor, "n"]:
+    """A function of float64 logits, and of labels if there are any, in blocks: a copy of all would fill the memory."""
     z = to_tensor(logits, f"{by}: logits")
     if z.ndim != 2 or 0 in z.shape:
         raise TableError(
-            f"{by}: logits must have the axes (n, c), neither of them empty; got shape {tuple(z.shape)}. "
-            f"Give one row per image, one column per class."
+            f"{by}: logits must have the axes (n, c), images and classes, neither empty; got shape {tuple(z.shape)}."
         )
-    return z
-
-
-def _blocks(logits: Shaped[Tensor, "n c"], by: str) -> Iterator[tuple[int, Float64[Tensor, "_ c"]]]:
-    # A float64 copy of a million rows of logits never stands in memory.
-    for start in range(0, len(logits), _ROWS):
-        block = logits[start : start + _ROWS].double()
-        yield start, finite(block, f"{by}: logits from row {start} on")
+    columns = [integers(one, f"{by}: labels") for one in labels]
+    for y in columns:
+        same_length(by, logits=len(z), labels=len(y))
+        check_classes(y, z.shape[1], by=by)
+    values = []
+    for start in range(0, len(z), _ROWS):
+        block = finite(z[start : start + _ROWS].double(), f"{by}: logits from row {start} on")
+        values.append(per_row(block, *(y[start : start + _ROWS] for y in columns)))
+    return torch.cat(values)

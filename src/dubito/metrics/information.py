@@ -7,10 +7,9 @@ with p̄ = Σ_m w_m p_m, equal weights by default (Kirsch 2024, eqs 2 to 5). Sub
     I[Y; K, M] = I[Y; K] + I[Y; M | K]          all members = between sub-ensembles + within them
 
 Weights by the size of logits (B.1): the paper's steps weigh the members of each input, its formula pools over inputs,
-and its "logit sum" may be a sum or a log-sum-exp. All four readings are here, none is called the paper's own. For
-regression the same split of the variance. All in nats and float64; divergences are summed, instead of subtracting two
-entropies, so that identical members have an epistemic part of zero, and no part is negative. Nothing here is for many
-members of many classes: `dubito.metrics.streaming` takes members one by one.
+and its "logit sum" may be a sum or a log-sum-exp; all four readings are here. All in nats and float64. Divergences are
+summed, instead of subtracting two entropies, so that identical members have an epistemic part of zero, and no part is
+negative. For many members of many classes, `dubito.metrics.streaming` takes members one by one.
 """
 
 from typing import NamedTuple, get_args
@@ -103,7 +102,7 @@ def partitioned(probs: Array, size: int) -> Float64[Tensor, "k m n c"]:
     if size < 1 or len(p) % size:
         fitting = ", ".join(str(size) for _, size in sub_ensembles(len(p)))
         raise ValueRangeError(
-            f"partitioned: size must divide the {len(p)} members; got {size}. Choose among {fitting or '1'}."
+            f"partitioned: size must divide the {len(p)} members; got {size}. Choose {fitting or '1'}."
         )
     return p.reshape(-1, size, *p.shape[1:])
 
@@ -116,8 +115,7 @@ def member_weights(
     Args:
         logits: (m, n, c).
         by: "logsumexp": l = log sum_c exp logit_c, the log of a member's unnormalised mass. "sum": l = sum_c logit_c.
-        over: "input": w_mn = exp l_mn / sum_k exp l_kn. "pooled": w_m = sum_n exp l_mn / sum_kn exp l_kn, one for all
-            inputs, as the paper's formula has it.
+        over: "input": w_mn = exp l_mn / sum_k exp l_kn. "pooled" over inputs: w_m = sum_n exp l_mn / sum_kn exp l_kn.
     """
     size = log_size(_tensor(logits, "member_weights: logits", "m n c").double(), by)
     check_choice(over, get_args(WeighedOver), by="member_weights", what="over")
@@ -160,7 +158,7 @@ def decompose_variance(means: Array, variances: Array | None = None) -> Decompos
     if noise.shape != mean.shape or bool((noise < 0).any()):
         raise ValueRangeError(
             f"decompose_variance: variances must be {tuple(mean.shape)} and not negative; got {tuple(noise.shape)}, "
-            f"the lowest {float(noise.min()):g}. Give one variance for each mean."
+            f"the lowest {float(noise.min()):g}. Pass one variance for each mean."
         )
     aleatoric, epistemic = noise.mean(0), mean.var(0, correction=0)
     return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
@@ -179,12 +177,11 @@ def _probabilities(values: Array, by: str, axes: str) -> Float64[Tensor, "..."]:
     sums = p.sum(-1)
     wrong = ((sums - 1).abs() > tolerance) | (p < 0).any(-1)
     if bool(wrong.any()):
-        where = wrong.nonzero()[0].tolist()
+        where = tuple(wrong.nonzero()[0].tolist())
         place = ", ".join(f"{name} {index}" for name, index in zip(axes.split(), where, strict=False))
         raise ValueRangeError(
-            f"{by}: probabilities must not be negative and must sum to 1; those of {place} sum to "
-            f"{float(sums[tuple(where)]):g}, the lowest is {float(p[tuple(where)].min()):g}. Give the softmax of "
-            f"logits over the last axis."
+            f"{by}: probabilities must sum to 1, none negative; those of {place} sum to {float(sums[where]):g}, "
+            f"the lowest is {float(p[where].min()):g}. Pass the softmax of logits over the last axis."
         )
     return p / sums[..., None]
 
@@ -197,13 +194,12 @@ def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tens
     if w.dim() != 2 or len(w) != len(p) or w.shape[1] not in (1, p.shape[1]):
         raise TableError(
             f"decompose: weights must be ({len(p)},) or {tuple(p.shape[:2])}; got {tuple(w.shape)}. "
-            f"Give one weight per member, or one for each member and input."
+            f"Pass one weight per member, or one for each member and input."
         )
     sums = w.sum(0)
     if bool((w < 0).any()) or bool((sums <= 0).any()):
         raise ValueRangeError(
-            f"decompose: weights must not be negative, and not all zero for an input; the lowest is {float(w.min()):g}."
-            f" See `member_weights`."
+            f"decompose: weights must not be negative, nor all zero for an input; the lowest is {float(w.min()):g}."
         )
     return (w / sums).expand(p.shape[:2])
 
@@ -214,16 +210,13 @@ def _tensor(values: Array, what: str, axes: str) -> Shaped[Tensor, "..."]:
         members = [to_tensor(part, what) for part in values]
         if len({member.shape for member in members}) > 1:
             shapes = ", ".join(str(tuple(member.shape)) for member in members)
-            raise TableError(
-                f"{what}: members must have equal inputs and classes; they have {shapes}. "
-                f"Members of one ensemble share their classes, in one order."
-            )
+            raise TableError(f"{what}: members must have equal inputs and classes, in one order; they have {shapes}.")
         values = torch.stack(members)
     tensor = to_tensor(values, what)
     if tensor.dim() != len(axes.split()) or 0 in tensor.shape:
         raise TableError(
             f"{what} must have the axes ({axes.replace(' ', ', ')}), none of them empty; got shape "
-            f"{tuple(tensor.shape)}. m is the members, n the inputs, c the classes."
+            f"{tuple(tensor.shape)}. m are the members, n the inputs, c the classes."
         )
     finite(tensor.double(), what)
     return tensor

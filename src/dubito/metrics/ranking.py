@@ -1,7 +1,6 @@
 """Does the score rank the positives (errors, outliers) above the rest? Higher = more uncertain = positive.
 
-With P(t), N(t) the numbers of positives and negatives with score >= t, t running down over the distinct scores, and
-r, q the ranks of two columns:
+With P(t), N(t) the positives and negatives with score >= t, t falling over distinct scores, and r, q ranks of columns:
 
     AUROC      = Pr(s+ > s-) + Pr(s+ = s-) / 2                ties count one half; exact, from integer counts
     AP         = Σ_t ΔP(t) / P · P(t) / (P(t) + N(t))         one step a distinct score, no interpolation
@@ -144,8 +143,7 @@ def _centred_ranks(values: Float64[np.ndarray, "n"], name: str) -> Float64[np.nd
     order, ends = tie_groups(values)
     if len(ends) == 1:
         raise TableError(
-            f"spearman: {name} must hold at least two different values; all {len(values)} rows have {values[0]:g}. "
-            f"Add rows that differ: a constant has no order."
+            f"spearman: {name} must hold different values; all {len(values)} rows have {values[0]:g}. Add other rows."
         )
     starts = np.append(0, ends[:-1])
     ranks = np.empty(len(values))

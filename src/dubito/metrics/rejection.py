@@ -1,7 +1,6 @@
 """What remains wrong when the most uncertain rows are rejected? Curves over the share that is accepted.
 
-Accept the k rows of lowest score; e_i is the error of a row (0 or 1, or any finite loss) and E_k the sum
-over the k:
+Accept the k rows of lowest score; e_i is the error of a row (0 or 1, or any finite loss) and E_k the sum over the k:
 
     risk_k = E_k / k  at coverage k / n
     AURC   = 1/n Σ_k risk_k                                     (Geifman & El-Yaniv 2017)
@@ -11,10 +10,9 @@ over the k:
 AUGRC is the area, by trapezoids, under the chance that a row is both accepted and wrong; with 0/1 errors
 and accuracy a it equals (1 - AUROC) a (1 - a) + (1 - a)² / 2.
 
-Ties: every quantity is its expectation when rows of equal score are ordered at random, so the order of rows
-never counts. Bucket and acceptance curves (Kirsch 2024, appendix B.3) are the mean of any column between
-two quantiles of the score, and below one; a row that a quantile cuts counts by its share, so buckets hold
-equal mass for every n.
+Ties: every quantity is its expectation when rows of equal score are ordered at random, so the order of rows never
+counts. Bucket and acceptance curves (Kirsch 2024, appendix B.3) are the mean of any column between two quantiles of the
+score, and below one; a row that a quantile cuts counts by its share, so buckets hold equal mass for every n.
 """
 
 from collections.abc import Sequence
@@ -131,7 +129,5 @@ def _rising(quantiles: Sequence[float], by: str) -> Float64[np.ndarray, "q"]:
     q = np.asarray(quantiles, dtype=np.float64)
     edges = np.append(0.0, q)
     if q.size == 0 or not (np.diff(edges) > 0).all() or edges[-1] > 1:
-        raise ValueRangeError(
-            f"{by}: quantiles must rise within (0, 1]; got {list(quantiles)}. Give upper ends such as (0.5, 1.0)."
-        )
+        raise ValueRangeError(f"{by}: quantiles must rise within (0, 1], as (0.5, 1.0) do; got {list(quantiles)}.")
     return q

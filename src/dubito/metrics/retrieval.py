@@ -4,12 +4,11 @@
     Recall@1 = mean 1[y_NN(i) = y_i]
     R-AUROC  = AUROC of the scores against "y_NN(i) != y_i"                         (Kirchhof et al. 2024)
 
-The search is exact in float64, whatever the machine: float32 products of blocks, each pair of blocks
-multiplied once and read both ways, find the blocks that can hold the nearest row within float32's rounding
-bound; float64 decides among them. Cosines that agree to 1e-12 are a tie, and ties go to the lowest index. It
-needs less than 1 KB per row beyond the features, which are read block by block, again for every pair: a column
-of a cache stays on disk. Rows with a norm outside [1e-30, 1e30], zero vectors among them, have no usable
-direction and are an error.
+The search is exact in float64, whatever the machine: float32 products of blocks, each pair of blocks multiplied once
+and read both ways, find the blocks that can hold the nearest row within float32's rounding bound; float64 decides among
+them. Cosines that agree to 1e-12 are a tie, and ties go to the lowest index. It needs less than 1 KB per row beyond the
+features, which are read block by block, again for every pair: a column of a cache stays on disk. Rows with a norm
+outside [1e-30, 1e30], zero vectors among them, have no usable direction and are an error.
 """
 
 import math
@@ -36,8 +35,7 @@ def nearest(features: Array | Column) -> Int64[Tensor, "n"]:
     """The index of every row's most similar other row by cosine, over the whole set.
 
     Args:
-        features: (n, d) of any float type, at least two rows, or a column such as `table.column("feature")`;
-            read block by block, never copied as a whole.
+        features: (n, d) of any float type, at least two rows; a column on disk is read block by block.
 
     >>> nearest([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [1.0, 0.0]]).tolist()  # rows 0 and 3 are the same
     [3, 0, 1, 0]
@@ -85,21 +83,17 @@ class _Directions:
         shape = tuple(self.rows.shape)
         if len(shape) != 2 or shape[0] < 2:
             raise TableError(
-                f"nearest: features must have the axes (n, d) and at least two rows; got shape {shape}. "
-                f"Give one row per image: a row alone has no neighbour."
+                f"nearest: features must have the axes (n, d) and at least two rows, one per image; got shape {shape}."
             )
         self.n, self.d = shape
         self.size = max(_BLOCK, math.ceil(self.n / _MOST_BLOCKS))
         self.blocks = [slice(k, min(k + self.size, self.n)) for k in range(0, self.n, self.size)]
         self.inverse_norm = 1 / np.concatenate([self._norm(block) for block in self.blocks])
 
-    def single(self, rows: slice) -> Float32[np.ndarray, "_ d"]:
-        """Unit vectors to multiply fast."""
-        return self._read(rows).astype(np.float32, copy=False) * self.inverse_norm[rows, None].astype(np.float32)
-
-    def double(self, rows: slice | Int64[np.ndarray, "r"]) -> Float64[np.ndarray, "_ d"]:
-        """Unit vectors to multiply exactly."""
-        return self._read(rows).astype(np.float64, copy=False) * self.inverse_norm[rows, None]
+    def unit(self, rows: slice | Int64[np.ndarray, "r"], dtype: type) -> Shaped[np.ndarray, "_ d"]:
+        """Unit vectors, in float32 to multiply them fast or in float64 to multiply them exactly."""
+        unit: np.ndarray = self._read(rows).astype(dtype, copy=False) * self.inverse_norm[rows, None].astype(dtype)
+        return unit
 
     def _read(self, rows: slice | Int64[np.ndarray, "r"]) -> Shaped[np.ndarray, "_ d"]:
         if isinstance(self.rows, np.ndarray):
@@ -113,9 +107,8 @@ class _Directions:
         if not usable.all():
             first = int(np.argmin(usable))
             raise ValueRangeError(
-                f"nearest: features must be finite, with norms between 1e-30 and 1e30; "
-                f"row {block.start + first} has the norm {norm[first]:g}. "
-                f"Drop such rows (a zero vector has no direction), or rescale all."
+                f"nearest: features must be finite, with norms between 1e-30 and 1e30; row {block.start + first} has "
+                f"the norm {norm[first]:g}. Drop such rows (a zero vector has no direction), or rescale all."
             )
         return norm
 
@@ -124,10 +117,10 @@ def _block_maxima(z: _Directions) -> Float32[np.ndarray, "b n"]:
     """The highest cosine of every row within every block, itself excluded, up to float32 rounding."""
     highest = np.empty((len(z.blocks), z.n), dtype=np.float32)
     for i, block in enumerate(z.blocks):
-        left = z.single(block)
+        left = z.unit(block, np.float32)
         for j, other in enumerate(z.blocks[i:], start=i):
             # numpy's product, not torch's: it has no switch that lowers the precision under the bound.
-            cosine = left @ (left if i == j else z.single(other)).T
+            cosine = left @ (left if i == j else z.unit(other, np.float32)).T
             if i == j:
                 np.fill_diagonal(cosine, -np.inf)
             highest[j, block] = cosine.max(axis=1)
@@ -143,11 +136,11 @@ def _decide(z: _Directions, highest: Float32[np.ndarray, "b n"]) -> Int64[np.nda
     hopeful = highest >= highest.max(axis=0) - slack
     best, index = np.full(z.n, -np.inf), np.zeros(z.n, dtype=np.int64)
     for block, in_block in zip(z.blocks, hopeful, strict=True):
-        columns = z.double(block)
+        columns = z.unit(block, np.float64)
         candidates = np.flatnonzero(in_block)
         for start in range(0, len(candidates), z.size):
             rows = candidates[start : start + z.size]
-            cosine = z.double(rows) @ columns.T
+            cosine = z.unit(rows, np.float64) @ columns.T
             inside = (rows >= block.start) & (rows < block.stop)
             cosine[inside, rows[inside] - block.start] = -np.inf
             top = cosine.max(axis=1)
@@ -159,8 +152,6 @@ def _decide(z: _Directions, highest: Float32[np.ndarray, "b n"]) -> Int64[np.nda
 
 def _readable(features: Array | Column) -> Shaped[np.ndarray, "..."] | Column:
     """Rows to read by slice or index: tensors, arrays and columns are, the rest (lists, frames) becomes a tensor."""
-    if isinstance(features, np.ndarray):
-        return features
-    if isinstance(features, Column) and not hasattr(features, "__array__"):
+    if isinstance(features, np.ndarray) or (isinstance(features, Column) and not hasattr(features, "__array__")):
         return features
     return to_tensor(features, "nearest: features")

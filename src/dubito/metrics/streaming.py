@@ -6,16 +6,13 @@
 `MemberStream` takes members block by block. For each of the three weightings (equal, by log-sum-exp, by sum of logits)
 it keeps one sum of probabilities (n, c) and one of entropies (n); the weights exp(l_m - max l) are rescaled whenever a
 larger l arrives. For sub-ensembles of neighbouring members it keeps sum and entropy of the one that is being filled. So
-memory does not grow with the members. All in float64, whatever the logits are: a probability of exp(-150) is none in
-float32, and a loss of 150 is one.
+memory does not grow with the members. All in float64, whatever the logits are: exp(-150) is no number in float32.
 
-`VarianceStream` sums deviations from the running mean (Welford 1962): a mean of squares minus a square of means would
-leave nothing of the small variances of confident inputs. The variance is that of the members at hand, with 1/m.
+`VarianceStream` sums deviations from the running mean (Welford 1962), which keeps small variances of confident inputs.
 
 `summarise_groups` is for several ensembles whose members come out of one pass anyway, such as tiles of an image: one
-product for all ensembles and weightings, in the precision of the logits. With s = logit - max, p = softmax(s) and
-log Σ exp s = -log max p, an entropy is -Σ p s - log max p: one softmax gives everything, and nothing large is
-subtracted.
+product for all ensembles and weightings, in the precision of the logits. With s = logit - max, p = softmax(s) and log Σ
+exp s = -log max p, an entropy is -Σ p s - log max p: one softmax gives everything, and nothing large is subtracted.
 """
 
 import math
@@ -43,9 +40,8 @@ SUMMARY = (
     "predicted",
     "confidence",
 )
-"""What is known of an ensemble, in the order of a summary column: the number of members; total, aleatoric and epistemic
-uncertainty; the epistemic one with weights by input; the variation ratio; the class that the mean predicts, and its
-probability."""
+"""The summary of an ensemble, in order: the number of members; total, aleatoric, epistemic uncertainty; the epistemic
+one with weights by input; the variation ratio; the class that the mean predicts, and its probability."""
 
 _WEIGHINGS: tuple[WeighedBy, ...] = ("logsumexp", "sum")
 
@@ -79,9 +75,8 @@ class MemberStream:
         log_p = z.log_softmax(-1)
         p = log_p.exp()
         entropy = -(p * log_p).sum(-1)
-        weights = torch.stack(
-            [torch.ones_like(entropy), *(self._weigh(z, by, i) for i, by in enumerate(_WEIGHINGS))], 1
-        )
+        by_size = (self._weigh(z, by, i) for i, by in enumerate(_WEIGHINGS))
+        weights = torch.stack([torch.ones_like(entropy), *by_size], 1)
         self._probs += weights @ p
         self._entropies += (weights * entropy[:, None]).sum(-1)
         self._masses += weights.sum(-1)
@@ -116,8 +111,7 @@ class MemberStream:
         counts = torch.tensor([self._members // size for size in self._sizes], dtype=torch.float64)
         if any(self._members % size for size in self._sizes):
             raise ValueRangeError(
-                f"sizes of sub-ensembles must divide the {self._members} members; got {list(self._sizes)}. "
-                f"`sub_ensembles` lists those that do."
+                f"sizes must divide the {self._members} members; got {list(self._sizes)}. `sub_ensembles` lists those."
             )
         inner = self._filled / counts.to(self._filled.device)
         return (entropy_of(whole)[:, None] - inner).clamp_min(0)
@@ -226,7 +220,12 @@ def summarise_groups(
     means = (weights.flatten(1, 2) @ p).view(*weights.shape[:3], p.shape[-1])
     aleatoric = (weights * entropy[:, None, None]).sum(-1)
     total = -torch.linalg.vecdot(means, means.clamp_min(torch.finfo(p.dtype).tiny).log())
-    summary = _summary(torch.tensor(sizes), _variation(shifted, group, sizes), means, total, aleatoric).transpose(0, 1)
+    n, _, c = z.shape
+    place = shifted.argmax(-1) + c * group
+    votes = z.new_zeros(n, len(sizes) * c).scatter_add_(1, place, z.new_ones(()).expand_as(place))
+    members = torch.tensor(sizes).to(z)
+    variation = 1 - votes.view(n, len(sizes), c).amax(-1) / members
+    summary = _summary(members, variation, means, total, aleatoric).transpose(0, 1)
     if label is None:
         return summary, None
     # From the logarithms of the members' probabilities: one that vanishes in p still has its loss.
@@ -251,7 +250,7 @@ def check_temperature(temperature: float, *, by: str = "members") -> float:
 
 
 def _summary(
-    members: int | Int[Tensor, "g"],
+    members: int | Float[Tensor, "g"],
     variation: Float[Tensor, "*n"],
     means: Float[Tensor, "*n w c"],
     total: Float[Tensor, "*n w"],
@@ -264,18 +263,8 @@ def _summary(
     return torch.stack([count, total, aleatoric, *epistemic.unbind(-1), variation, predicted.to(total), top], -1)
 
 
-def _variation(z: Float[Tensor, "n m c"], group: Int[Tensor, "m"], sizes: Sequence[int]) -> Float[Tensor, "n g"]:
-    """The share of each ensemble's members that do not vote for the class with most votes."""
-    n, _, c = z.shape
-    place = z.argmax(-1) + c * group
-    votes = z.new_zeros(n, len(sizes) * c).scatter_add_(1, place, z.new_ones(()).expand_as(place))
-    most = votes.view(n, len(sizes), c).amax(-1)
-    return 1 - most / torch.tensor(sizes).to(most)
-
-
 def _check_alike(before: tuple[int, ...], now: tuple[int, ...]) -> None:
     if before != now:
         raise TableError(
-            f"members must have equal inputs and classes; (n, c) was {before} at first and is {now} now. "
-            f"Members of one ensemble share their classes, in one order."
+            f"members must have equal inputs and classes, in one order; (n, c) was {before} at first and is {now} now."
         )

@@ -1,10 +1,10 @@
 """Uncertainties from columns alone, one file per family; higher is always more uncertain."""
 
 from dubito.heads.score import UncertaintyHead
-from dubito.scores.artefact import load_score, save_score
 from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.density import Density, default_density
-from dubito.scores.gradient import PredictedGradient, REGrad
+from dubito.scores.distance import Mahalanobis, Neighbours
+from dubito.scores.gradient import GradNorm, LastLayerGradient, PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,
@@ -13,11 +13,8 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
-from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
-from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
-from dubito.scores.neighbours import Neighbours
-from dubito.scores.registry import SCORES, make_score
+from dubito.scores.registry import SCORES, load_score, make_score, save_score
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.scores.tune import tune_regrad

@@ -2,10 +2,8 @@
 
 One policy for `compare`, `Guard.fit` and the command line:
 
-- A score of an ensemble is made once for each ensemble of the table (of tiles, the finest grid), under the name
-  "score:ensemble" where there are several.
-- A score that learns is fitted on `fit`; without such a table it is left out. Of densities, the one that suits the size
-  of that table and is fitted in seconds (`default_density`).
+- A score of an ensemble is made for each in the table (of tiles, the finest grid), as "score:ensemble" if several.
+- A score that learns is fitted on `fit`, else left out. Of densities, `default_density` is fitted, within seconds.
 - An uncertainty head is taken from the shelf if one was trained for the model that made the table.
 - Columns and layers are checked before anything is fitted. Sums over a truncated gradient probe are left out.
 - What is named, or has settings, was requested: there, a reason to leave it out is an error.
@@ -70,8 +68,10 @@ def available_scores(
     available, chosen = AvailableScores(), settings or {}
     for name in SCORES if names is None else names:
         if name == UncertaintyHead.name and names is None:
-            if head:
-                _add_head(available, table)
+            if head and (entry := entry_for(table.provenance)) is not None:
+                _add(available, name, UncertaintyHead.from_pretrained(entry.path), table, fit, strict=False)
+            elif head:
+                available.left_out[name] = "no head here was trained for the model of the table (dubito.train does)"
             continue
         strict = names is not None or name in chosen
         for shown, options in _per_ensemble(name, chosen.get(name, {}), table).items():
@@ -118,14 +118,14 @@ def _add(available: AvailableScores, name: str, score: Score, table: Table, fit:
         available.not_extracted += [name] if score.own_probe else []
         return
     score.check_columns(table)
-    if score.learned and fit is None:
+    if fit is None and not score.is_fitted:
         reason = f"learns from {', '.join(score.learns_from)}: give other in-distribution images to fit on"
         if strict:
             raise NotFittedError(f"{name} {reason}.")
         available.left_out[name] = f"it {reason}"
         available.unfitted.append(name)
         return
-    if score.learned and fit is not None:
+    if fit is not None and not score.is_fitted:
         start = perf_counter()
         if not strict and isinstance(score, Density):
             # One that is fitted in seconds: full covariances of wide features take minutes by EM.
@@ -136,14 +136,3 @@ def _add(available: AvailableScores, name: str, score: Score, table: Table, fit:
         score.fit(fit)
         available.fit_seconds[name] = perf_counter() - start
     available.scores[name] = score
-
-
-def _add_head(available: AvailableScores, table: Table) -> None:
-    name, entry = UncertaintyHead.name, entry_for(table.provenance)
-    if entry is None:
-        reason = "no head here was trained for the model that made the table (dubito.train trains one)"
-        available.left_out[name] = reason
-    elif "feature" in table:
-        available.scores[name] = UncertaintyHead.from_pretrained(entry.path)
-    else:
-        available.left_out[name] = f"it reads features, which {table.name} does not have"

@@ -3,8 +3,7 @@
     u(x) = -log q(z),   q(z) = sum_k pi_k N(z; mu_k, Sigma_k)                     (eq. 3, appendices C.5, C.6 and E.1)
 
 The mixture and its fit by EM are in `gaussians`. The paper starts from k-means; here the classes are the default start,
-because they are known and need no luck. `space="log"` fits log(z + offset): the paper does so for pre-trained networks,
-and leaves open what it does with features that are zero.
+because they are known and need no luck. `space="log"` fits log(z + offset), as the paper does for pre-trained networks.
 
 `default_density` chooses the settings that suit a table of n rows of d features and c classes:
 
@@ -14,9 +13,8 @@ and leaves open what it does with features that are zero.
     EM           not with more than 100 Gaussians by class, nor where an iteration takes more than 2e11 multiply-adds:
                  n k d^2 (full), n d (d + k) (tied), n k d; then the mixture stays as it started, in closed form
 
-So every variance is learned from several rows: with one image per class, Gaussians by class were worse than a single
-one. Size and cost are known before anything is fitted. The rule is ours; the paper fits full covariances by EM wherever
-it can.
+So every variance is learned from several rows, and size and cost are known before anything is fitted. The rule is ours;
+the paper fits full covariances by EM wherever it can.
 """
 
 import warnings
@@ -31,15 +29,8 @@ from torch import Tensor
 
 from dubito.choices import Covariance, Nonlinearity, Space, Start
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.scores._features import (
-    ScoreOfFeatures,
-    check_finite,
-    classes_of,
-    finite_batches,
-    labelled,
-    means_of_classes,
-)
-from dubito.scores.gaussians import Mixture, improve, kmeans, maximise, nearest_centre
+from dubito.scores.distance import ScoreOfFeatures, check_finite, classes_of, finite_batches, labelled, means_of_classes
+from dubito.scores.gaussians import Mixture, improve, kmeans, maximise, squared_distances
 from dubito.table import Table
 from dubito.types import Score
 from dubito.validate import check_choice, check_number
@@ -94,21 +85,18 @@ class Density(ScoreOfFeatures):
     """Minus the log-density of the feature under a Gaussian mixture of training features.
 
     Attributes:
-        components: How many Gaussians. None: one per class; with start="free", as many as the logits have columns, or
-            else as there are labels.
+        components: Number of Gaussians. None: one per class; with start="free", one per column of logits, or per label.
         covariance: "full", "tied" (one for all components), "diagonal" or "spherical". A class with a single row has no
             variance of its own but the regularisation, unless it is tied; a warning says so.
         space: Fit z, or log(z + offset). The paper's best was z for networks trained from scratch, log for pre-trained.
-        offset: Keeps the logarithm of a zero finite; about the smallest size of a feature that means something. The
-            paper does not say its own.
+        offset: Keeps the logarithm of a zero finite: about the smallest feature that matters. The paper's is not known.
         regularisation: Added to every variance. 1e-5 on z; on log z the paper's best was 1e-3.
         start: "class": one component for each label. "free": clusters by k-means, without labels.
         max_iterations: Of EM. With 0, the mixture stays as it started: class by class, in closed form.
         tolerance: EM ends when the mean log-likelihood changes by less.
         neurons: Use so many features, drawn at random; None: all.
         seed: Of that draw and of k-means.
-        memory: Gigabytes that the fit may take, for the mixture or for k-means, whose sample shrinks to fit; more is
-            refused before it is taken.
+        memory: Gigabytes that the fit may take; k-means shrinks its sample, a mixture that takes more is refused.
         nonlinearity: "after" reads the column `feature`; "before" what lies before the last non-linearity, the column
             `pre_activation` of the probe `dubito.probes.PreActivation`. The paper's best was after.
         weights_: (k), once fitted.
@@ -161,7 +149,6 @@ class Density(ScoreOfFeatures):
         self.neurons_ = draw[: self.neurons].sort().values
         classes = classes_of(table, "density.fit") if self.start == "class" else None
         k = self._count(table, classes)
-        self._check_memory(k, len(self.neurons_))
         mixture = self._free(table, k) if classes is None else self._by_class(table, classes)
         mixture, self.log_likelihoods_ = improve(
             lambda: (self._prepared(batch.feature, "fit") for batch in table.batches("feature")),
@@ -197,28 +184,26 @@ class Density(ScoreOfFeatures):
     ) -> "Tuned":
         """Choose the settings by the log-likelihood of held-out rows of the same kind as the training's (C.5).
 
-        OOD images have no part in it: a score tuned on them must not be tested on them. Likelihoods are those of all
-        features in z, so that spaces and numbers of neurons can be compared; see `Tuned`.
+        OOD images have no part in it. Likelihoods are those of all features in z, so that candidates can be compared.
 
         Args:
             train: Rows to fit on.
             validation: Rows of the same data that were not fitted on.
             grid: Values by setting; what is left out has those of C.5.
-            budget: Fits at most. All combinations of covariance, space and components get a turn, one after the other,
-                each time with other settings drawn at random.
+            budget: Fits at most. Combinations of covariance, space and components take turns, the rest is drawn.
             seed: Of the draws.
             settings: Further settings that all candidates share.
         """
         from dubito.scores.tune import tune_density  # noqa: PLC0415 (it makes scores of this class)
 
-        return tune_density(train, validation, grid=grid, budget=budget, seed=seed, **settings)
+        return tune_density(train, validation, grid or {}, budget, seed, settings)
 
     def _prepared(self, feature: Float[Tensor, "n d"], verb: str) -> Float64[Tensor, "n neurons"]:
         z = in_space(feature, self.space, self.offset, f"density.{verb}")
         return z if len(self.neurons_) == z.shape[1] else z[:, self.neurons_]
 
     def _count(self, table: Table, classes: Int64[Tensor, "c"] | None) -> int:
-        """How many components, checked against the rows."""
+        """How many components, checked against the rows and the memory."""
         k = self.components or (class_count(table) if classes is None else len(classes))
         if classes is not None and k != len(classes):
             raise TableError(
@@ -227,17 +212,13 @@ class Density(ScoreOfFeatures):
             )
         if k is None:
             raise TableError(
-                f"density.fit: components must be set; {table.name} has neither label nor logit to count the number "
-                f"of classes. Say Density(components=...)."
+                f"density.fit: components must be set; {table.name} has neither label nor logit to count classes."
             )
         if k > len(table):
             raise TableError(
-                f"density.fit: {k} components need at least as many rows; {table.name} has {len(table)}. "
-                f"Fit on more images or choose fewer components."
+                f"density.fit: {k} components need at least as many rows; {table.name} has {len(table)}. Choose fewer."
             )
-        return k
-
-    def _check_memory(self, k: int, d: int) -> None:
+        d = len(self.neurons_)
         # k-means comes before and takes less: its sample shrinks to what memory allows, down to 32 k d bytes.
         size = 8 * {"full": 2 * k * d * d, "tied": 4 * d * d + 4 * k * d}.get(self.covariance, 6 * k * d)
         if size > self.memory * 1e9:
@@ -246,6 +227,7 @@ class Density(ScoreOfFeatures):
                 f"GB ({size:,} bytes); memory={self.memory:g} allows {self.memory:g} GB. Choose covariance='tied' or "
                 f"'diagonal', fewer features (neurons=...) or components, or allow more memory."
             )
+        return k
 
     def _by_class(self, table: Table, classes: Int64[Tensor, "c"]) -> Mixture:
         prepare = partial(self._prepared, verb="fit")
@@ -266,7 +248,7 @@ class Density(ScoreOfFeatures):
     def _free(self, table: Table, k: int) -> Mixture:
         centres = kmeans(self._sample(table, k), k, self.seed)
         blocks = (self._prepared(batch.feature, "fit") for batch in finite_batches(table, "feature", by="density.fit"))
-        pairs = ((z, nearest_centre(z, centres)) for z in blocks)
+        pairs = ((z, squared_distances(z, centres).argmin(1)) for z in blocks)
         return maximise(pairs, centres, self.covariance, self.regularisation)
 
     def _sample(self, table: Table, k: int) -> Float[Tensor, "s d"]:

@@ -23,7 +23,7 @@ from typing import final
 
 import faiss
 import torch
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Float64
 from torch import Tensor
 
 from dubito.choices import Covariance
@@ -49,8 +49,7 @@ class Mixture:
         covariance: What the factors are.
         weights: (k), of sum one.
         means: (k, d).
-        factors: P_k, upper triangular: full (k, d, d), tied (d, d); one over the deviations: diagonal (k, d),
-            spherical (k).
+        factors: P_k: full (k, d, d), tied (d, d); or one over the deviations: diagonal (k, d), spherical (k).
     """
 
     covariance: Covariance
@@ -85,20 +84,29 @@ class Mixture:
         return self.weights.log() + log_det - 0.5 * d * math.log(2 * math.pi)
 
     def _distances(self, z: Float64[Tensor, "n d"]) -> Float64[Tensor, "n k"]:
-        # Around the middle of the means, so that (a - b)^2 = a^2 - 2 a b + b^2 loses no digits to a common offset.
-        middle = self.means.mean(0)
-        rows, means = z - middle, self.means - middle
         if self.covariance == "tied":
-            return squared_distances(rows @ self.factors, means @ self.factors)
+            return squared_distances(z, self.means, self.factors)
+        precision, middle = self.factors.square(), self.means.mean(0)
         if self.covariance == "spherical":
-            return squared_distances(rows, means) * self.factors.square()
-        precision = self.factors.square()
+            return squared_distances(z, self.means) * precision
+        rows, means = z - middle, self.means - middle
         distances = rows.square() @ precision.T - 2 * rows @ (means * precision).T + (means.square() * precision).sum(1)
         return distances.clamp(min=0)
 
 
-def squared_distances(a: Float64[Tensor, "n d"], b: Float64[Tensor, "k d"]) -> Float64[Tensor, "n k"]:
-    """Euclidean, of every row to every other; they should lie around zero."""
+def squared_distances(
+    z: Float64[Tensor, "n d"], means: Float64[Tensor, "k d"], factor: Float64[Tensor, "d d"] | None = None
+) -> Float64[Tensor, "n k"]:
+    """Of every row to every mean: Euclidean, or Mahalanobis with factor factor^T = Sigma^-1.
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> squared_distances(5 * one, 2 * one, one / 3).item()  # three away, at a deviation of three
+    1.0
+    """
+    # Around the middle of the means, so that (a - b)^2 = a^2 - 2 a b + b^2 loses no digits to a common offset.
+    a, b = z - means.mean(0), means - means.mean(0)
+    if factor is not None:
+        a, b = a @ factor, b @ factor
     distances: Tensor = a.square().sum(1)[:, None] - 2 * a @ b.T + b.square().sum(1)
     return distances.clamp_(min=0)
 
@@ -231,17 +239,20 @@ def improve(
 
 def kmeans(sample: Float32[Tensor, "n d"], k: int, seed: int) -> Float64[Tensor, "k d"]:
     """Centres of k clusters by faiss, from the start of k-means++ (Arthur and Vassilvitskii 2007)."""
-    middle = sample.mean(0)
+    middle, generator = sample.mean(0), torch.Generator().manual_seed(seed)
     rows = sample - middle
+    chosen = [int(torch.randint(len(rows), (1,), generator=generator))]
+    distance = torch.full((len(rows),), torch.inf)
+    for _ in range(k - 1):
+        distance = torch.minimum(distance, (rows - rows[chosen[-1]]).square().sum(1))
+        # Each with the square of its distance; where all rows are taken already, as with duplicates, any will do.
+        chances = distance if bool((distance > 0).any()) else torch.ones(len(rows))
+        cumulative = chances.double().cumsum(0)
+        draw = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
+        chosen.append(min(int(torch.searchsorted(cumulative, draw, right=True)), len(rows) - 1))
     clusters = faiss.Kmeans(sample.shape[1], k, niter=25, seed=seed, min_points_per_centroid=1)
-    clusters.train(rows.numpy(), init_centroids=_spread(rows, k, seed).numpy())
+    clusters.train(rows.numpy(), init_centroids=rows[chosen].numpy())
     return torch.from_numpy(clusters.centroids).double() + middle.double()
-
-
-def nearest_centre(z: Float64[Tensor, "n d"], centres: Float64[Tensor, "k d"]) -> Int64[Tensor, "n"]:
-    """Which centre every row is nearest to."""
-    middle = centres.mean(0)
-    return squared_distances(z - middle, centres - middle).argmin(1)
 
 
 def _full(z: Float64[Tensor, "n d"], mixture: Mixture) -> Float64[Tensor, "n k"]:
@@ -249,63 +260,31 @@ def _full(z: Float64[Tensor, "n d"], mixture: Mixture) -> Float64[Tensor, "n k"]
     factors, means, first = mixture.factors, mixture.means, min(CHUNK, z.shape[1])
     middle = means.mean(0)
     z, shifts = z - middle, torch.bmm((means - middle)[:, None], factors)[:, 0]
-    partial = torch.stack(
-        [
-            (z[:, :first] @ factor[:first, :first]).sub_(shift[:first]).square_().sum(1)
-            for factor, shift in zip(factors, shifts, strict=True)
-        ],
-        dim=1,
-    )
+    pairs = list(zip(factors, shifts, strict=True))
+    columns = [(z[:, :first] @ factor[:first, :first]).sub_(shift[:first]).square_().sum(1) for factor, shift in pairs]
+    partial = torch.stack(columns, dim=1)
     # The first chunk is the density of the first coordinates by themselves: a good guess at the component.
     early = mixture.weights.log() + factors.diagonal(dim1=-2, dim2=-1)[:, :first].log().sum(1) - 0.5 * partial
     guess = early.argmax(1)
     joint = mixture._constants() - 0.5 * partial
     floor = torch.full_like(joint[:, 0], -torch.inf)
     for guessed in (True, False):
-        for k, (factor, shift) in enumerate(zip(factors, shifts, strict=True)):
+        for k, (factor, shift) in enumerate(pairs):
             rows = ((guess == k) if guessed else (guess != k) & (joint[:, k] > floor)).nonzero()[:, 0]
-            values, rows = _completed(z, joint[:, k], rows, floor, factor=factor, shift=shift)
+            values, chosen = joint[rows, k], z[rows]
+            # Through all further chunks, as long as a row stays above its floor.
+            for start in range(CHUNK, z.shape[1], CHUNK):
+                stop = min(start + CHUNK, z.shape[1])
+                part = (chosen[:, :stop] @ factor[:stop, start:stop]).sub_(shift[start:stop])
+                values = values - 0.5 * part.square_().sum(1)
+                stays = values > floor[rows]
+                if not bool(stays.all()):
+                    values, chosen, rows = values[stays], chosen[stays], rows[stays]
             if not guessed:
                 joint[:, k].masked_fill_(guess != k, -torch.inf)
             joint[rows, k] = values
             floor[rows] = torch.maximum(floor[rows], values - _CUT)
     return joint
-
-
-def _completed(
-    z: Float64[Tensor, "n d"],
-    joint: Float64[Tensor, "n"],
-    rows: Int64[Tensor, "r"],
-    floor: Float64[Tensor, "n"],
-    *,
-    factor: Float64[Tensor, "d d"],
-    shift: Float64[Tensor, "d"],
-) -> tuple[Float64[Tensor, "s"], Int64[Tensor, "s"]]:
-    """The joint of those rows that stay above their floor through all further chunks, and which rows they are."""
-    values, chosen, floor = joint[rows], z[rows], floor[rows]
-    for start in range(CHUNK, z.shape[1], CHUNK):
-        stop = min(start + CHUNK, z.shape[1])
-        part = (chosen[:, :stop] @ factor[:stop, start:stop]).sub_(shift[start:stop])
-        values = values - 0.5 * part.square_().sum(1)
-        stays = values > floor
-        if not bool(stays.all()):
-            values, chosen, floor, rows = values[stays], chosen[stays], floor[stays], rows[stays]
-    return values, rows
-
-
-def _spread(rows: Float32[Tensor, "n d"], k: int, seed: int) -> Float32[Tensor, "k d"]:
-    """So many of the rows, each drawn with the square of its distance to those before."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = [int(torch.randint(len(rows), (1,), generator=generator))]
-    distance = torch.full((len(rows),), torch.inf)
-    for _ in range(k - 1):
-        distance = torch.minimum(distance, (rows - rows[chosen[-1]]).square().sum(1))
-        # Where all rows are taken already, as with duplicates, any will do.
-        chances = distance if bool((distance > 0).any()) else torch.ones(len(rows))
-        cumulative = chances.double().cumsum(0)
-        draw = torch.rand(1, generator=generator, dtype=torch.float64) * cumulative[-1]
-        chosen.append(min(int(torch.searchsorted(cumulative, draw, right=True)), len(rows) - 1))
-    return rows[chosen]
 
 
 def _add_products(sums: Float64[Tensor, "d d"], z: Float64[Tensor, "n d"]) -> None:

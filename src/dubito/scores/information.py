@@ -11,12 +11,10 @@ Kirsch 2024 (arXiv 2409.02628), eqs 2 to 5, and B.1 for the weights, in the four
 explains; Freeman 1965 for the variation ratio. Pooled weights are learned from a table and then stay.
 
 Members are those of an explicit ensemble (the probe `Members`, or `dubito.ensemble`), tiles of one image (`Tiles`) or
-members that masks cut out of one model: `of` says which. A summary column (n, s) suffices for what it holds.
-Temperatures and pooled weights need the logits (n, m, c), which are read a few rows at a time and passed to
-`MemberStream` a few members at a time: memory grows with neither.
+members that masks cut out of one model: `of` says which. A summary column (n, s) suffices for what it holds. Other
+temperatures and pooled weights need the logits (n, m, c), read a few rows and members at a time.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final, get_args
@@ -40,7 +38,7 @@ _ROWS = 2048
 
 
 @dataclass
-class ScoreOfMembers(Score, ABC):
+class ScoreOfMembers(Score):
     """An uncertainty of one ensemble of a table.
 
     Attributes:
@@ -52,6 +50,8 @@ class ScoreOfMembers(Score, ABC):
 
     needs = ("members",)
     disagrees: ClassVar[bool] = True
+    field = "epistemic"
+    """Which of SUMMARY it is."""
     per_ensemble = True
     own_probe = True
 
@@ -64,18 +64,13 @@ class ScoreOfMembers(Score, ABC):
         return self.of
 
     @property
-    @abstractmethod
-    def field(self) -> str:
-        """Which of SUMMARY it is."""
-
-    @property
     def logits(self) -> str:
         """The column of the members' logits."""
         return f"{self.of}_logit"
 
     def batches(self, table: Table) -> Iterator[Table]:
         """Rows of the summary where it is there, else of the members' logits."""
-        return member_batches(self, table)
+        return member_batches(table, *self.columns_in(table), by=f"{self.name}.score")
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """Of one in-memory batch, from what its probe summarised or from the members' logits."""
@@ -88,7 +83,7 @@ class ScoreOfMembers(Score, ABC):
         if summary.dim() != 2 or summary.shape[1] != len(SUMMARY):
             raise TableError(
                 f"{self.name}.score: column '{column}' must be the summary of an ensemble, (n, {len(SUMMARY)}); "
-                f"got {tuple(summary.shape)} in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
+                f"got {tuple(summary.shape)} in {batch.name}. Pass members' logits (n, m, c) as '{self.logits}'."
             )
         if len(summary):
             self.check_members(int(summary[:, SUMMARY.index("members")].min()), batch)
@@ -110,7 +105,7 @@ class ScoreOfMembers(Score, ABC):
         if self.disagrees and count < 2:
             raise TableError(
                 f"{self.name}.score: the ensemble '{self.of}' of {table.name} has one member, which always agrees with "
-                f"itself: the score would be 0 for every image. Give at least two members."
+                f"itself: the score would be 0 for every image. Pass at least two members."
             )
 
 
@@ -125,7 +120,6 @@ class MutualInformation(ScoreOfMembers):
 
     name = "mutual_information"
     kind = "epistemic"
-    field = "epistemic"
 
 
 @final
@@ -136,8 +130,7 @@ class WeightedMutualInformation(ScoreOfMembers):
     Attributes:
         of: The ensemble; see `MutualInformation`.
         by: What makes a member count: the "logsumexp" of its logits, or their "sum".
-        over: "input": weights of their own for each input. "pooled": one weight per member, learned from a table, whose
-            `of_logit` it needs.
+        over: "input": weights of their own for each input. "pooled": one per member, learned from column `of_logit`.
         weights_: (m) pooled weights, once fitted.
     """
 
@@ -150,15 +143,10 @@ class WeightedMutualInformation(ScoreOfMembers):
     def __post_init__(self) -> None:
         for setting, kinds in (("by", WeighedBy), ("over", WeighedOver)):
             check_choice(getattr(self, setting), get_args(kinds), by=self.name, what=setting)
-        learns = self.over == "pooled"
+        self.field, learns = f"weighted_{self.by}", self.over == "pooled"
         self.needs = (self.logits,) if learns else (self.of,)
         self.learns_from = (self.logits,) if learns else ()
         self.learned = ("weights_",) if learns else ()
-
-    @property
-    def field(self) -> str:
-        """With weights by input."""
-        return f"weighted_{self.by}"
 
     def learn(self, table: Table) -> None:
         """Pooled weights, if `over` says so."""
@@ -168,8 +156,7 @@ class WeightedMutualInformation(ScoreOfMembers):
     def pooled_weights(self, table: Table, temperature: float = 1.0) -> Float64[Tensor, "m"]:
         """w_m = Σ_n exp l_mn / Σ_kn exp l_kn, with l the size of the logits / temperature, in logarithms; one pass."""
         sizes = []
-        for batch in blocks(table, self.logits):
-            finite(batch.whole(self.logits), f"{self.name}.fit: column '{self.logits}' of {table.name}")
+        for batch in member_batches(table, self.logits, by=f"{self.name}.fit"):
             members = members_of(self, batch, by="fit")
             of_rows = torch.cat([log_size(block.double() / temperature, self.by) for block in members], 1)
             sizes.append(of_rows.logsumexp(0))
@@ -271,7 +258,7 @@ class PerturbationVariance(ScoreOfMembers):
         if variance.dim() != 1:
             raise TableError(
                 f"{self.name}.score: column '{column}' must have one variance per image, (n); got "
-                f"{tuple(variance.shape)} in {batch.name}. Give members' logits (n, m, c) as '{self.logits}'."
+                f"{tuple(variance.shape)} in {batch.name}. Pass members' logits (n, m, c) as '{self.logits}'."
             )
         return variance
 
@@ -283,21 +270,15 @@ class PerturbationVariance(ScoreOfMembers):
         return stream.variance()
 
 
-def member_batches(score: Score, table: Table) -> Iterator[Table]:
-    """Rows of the one column that a score reads, checked, as many at once as their members allow."""
-    (column,) = score.columns_in(table)
-    for batch in blocks(table, column):
-        finite(batch.whole(column), f"{score.name}.score: column '{column}' of {table.name}")
-        yield batch
-
-
-def blocks(table: Table, column: str, *more: str) -> Iterator[Table]:
-    """Rows of a column of members, and of others, in blocks of bounded size, in memory."""
+def member_batches(table: Table, column: str, *more: str, by: str) -> Iterator[Table]:
+    """Rows of a column of members, checked, and of others, as many at once as their members allow."""
     _, *tail = table.shape(column)
     m, c = tail if len(tail) == 2 else (1, 1)
     # Four bytes per logit; for every class, the sums that a stream keeps and what it needs to add to them.
     size = _BYTES // (c * (4 * m + 64)) if m * c else _ROWS
-    return table.batches(column, *more, size=max(1, min(_ROWS, size)))
+    for batch in table.batches(column, *more, size=max(1, min(_ROWS, size))):
+        finite(batch.whole(column), f"{by}: column '{column}' of {table.name}")
+        yield batch
 
 
 def members_of(score: ScoreOfMembers, batch: Table, by: str = "score") -> Iterator[Float[Tensor, "n b c"]]:

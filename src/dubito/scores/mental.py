@@ -21,9 +21,10 @@ from torch import Tensor
 from dubito.cache.disk import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.linear_logits import linear_logits
-from dubito.scores._features import ScoreOfFeatures, finite_batches
+from dubito.scores.distance import ScoreOfFeatures, finite_batches
 from dubito.table import Table
 from dubito.types import Classifier, finite
+from dubito.validate import check_rows
 
 
 def mental_log_odds(z: Float[Tensor, "n d"], weights: Float[Tensor, "c d"]) -> Float64[Tensor, "n"]:
@@ -73,8 +74,7 @@ class MentalModel(ScoreOfFeatures):
 
     def learn(self, table: Table) -> None:
         """Least squares of the logits on the features, streaming."""
-        if len(table) == 0:
-            raise TableError(f"mental.fit needs rows; {table.name} has none. Fit on in-distribution images.")
+        check_rows(table, by="mental.fit")
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in finite_batches(table, "feature", "logit", by="mental.fit"):

@@ -1,12 +1,25 @@
-"""Every score by name, for the command line, `dubito list` and saved scores."""
+"""Every score by name: made, listed, saved and loaded.
 
+A saved score is a folder. score.json says which and how, state.safetensors holds learned tensors; nothing is pickled:
+
+    {"format": 1, "score": "temperature", "settings": {...}, "learned": {"temperature_": 1.3}}
+"""
+
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from dubito.errors import TableError, ValueRangeError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from dubito.errors import ArtefactError, TableError, ValueRangeError
+from dubito.heads.recipe import as_recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.scores.density import Density
-from dubito.scores.gradient import PredictedGradient, REGrad
+from dubito.scores.distance import Mahalanobis, Neighbours
+from dubito.scores.gradient import GradNorm, LastLayerGradient, PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,
@@ -15,43 +28,24 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
-from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
-from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
-from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
-from dubito.types import Score
+from dubito.storage import reading, write_file, write_json, writing
+from dubito.table import Provenance
+from dubito.types import Json, Score
 from dubito.validate import check_choice
 
-SCORES: dict[str, type[Score]] = {
-    score.name: score
-    for score in (
-        MaxProbability,
-        Entropy,
-        ScaledEntropy,
-        Margin,
-        MaxLogit,
-        Energy,
-        Temperature,
-        Neighbours,
-        Density,
-        Mahalanobis,
-        MentalModel,
-        MutualInformation,
-        WeightedMutualInformation,
-        ExpectedEntropy,
-        PredictiveEntropy,
-        VariationRatio,
-        REGrad,
-        PredictedGradient,
-        LastLayerGradient,
-        GradNorm,
-        PerturbationVariance,
-        UncertaintyHead,
-    )
-}
+_FAMILIES: tuple[tuple[type[Score], ...], ...] = (
+    (MaxProbability, Entropy, ScaledEntropy, Margin, MaxLogit, Energy, Temperature),
+    (Neighbours, Density, Mahalanobis, MentalModel),
+    (MutualInformation, WeightedMutualInformation, ExpectedEntropy, PredictiveEntropy, VariationRatio),
+    (REGrad, PredictedGradient, LastLayerGradient, GradNorm, PerturbationVariance, UncertaintyHead),
+)
 """A new score is one more name in this list."""
+SCORES = {score.name: score for family in _FAMILIES for score in family}
+FORMAT = 1
+_DESCRIPTION, _STATE = "score.json", "state.safetensors"
 
 
 def make_score(name: str, **settings: Any) -> Score:
@@ -85,11 +79,61 @@ def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
         score = _made(one, by=by, arrays=arrays, named=False)
         if score.name in named:
             raise TableError(
-                f"{by}: scores in a list must have different names; two are called '{score.name}'. "
-                f"Give them by name: {{'one': ..., 'other': ...}}."
+                f"{by}: scores in a list must have different names; two are called '{score.name}'. Pass a mapping."
             )
         named[score.name] = score
     return named
+
+
+def save_score(score: Score, to: str | Path) -> Path:
+    """Write a score of dubito's own, fitted or not, into a folder."""
+    check_registered(score)
+    folder = Path(to)
+    learned = {name: getattr(score, name) for name in score.learned if hasattr(score, name)}
+    tensors = {name: value.contiguous() for name, value in learned.items() if isinstance(value, Tensor)}
+    described = {
+        "format": FORMAT,
+        **_plain(score),
+        "learned": {name: value for name, value in learned.items() if name not in tensors},
+        "provenance": None if score.provenance_ is None else score.provenance_.to_json(),
+    }
+    with writing("the score", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / _STATE, save(tensors))
+        write_json(folder / _DESCRIPTION, described)
+    return folder
+
+
+def check_registered(score: Score, *, hint: str = "Use a registered score.") -> None:
+    """Raise ArtefactError for a score that could not be loaded again."""
+    for one in (score, getattr(score, "score_of", score)):
+        if type(one) is not SCORES.get(one.name):
+            raise ArtefactError(
+                f"score '{one.name}' ({type(one).__name__}) cannot be saved: it is not one of dubito's own. {hint}"
+            )
+
+
+def load_score(path: str | Path) -> Score:
+    """Read back what save_score wrote."""
+    folder, saved = Path(path), f"saved score in '{path}'"
+    for file in (_DESCRIPTION, _STATE):
+        if not (folder / file).is_file():
+            raise ArtefactError(f"no saved score in '{folder}': {file} is not there. Save one with dubito.save_score.")
+    with reading(saved, "Save it again."):
+        described: Any = json.loads((folder / _DESCRIPTION).read_text())
+        tensors = load_file(folder / _STATE)
+        kind, name = (described.get(key) if isinstance(described, dict) else None for key in ("format", "score"))
+        if kind != FORMAT or name not in [*SCORES]:
+            raise ArtefactError(
+                f"{saved} is of a kind that this dubito does not know (format {kind}, score {name}). Update dubito."
+            )
+        score = _restored(described)
+        for name, value in {**described["learned"], **tensors}.items():
+            if name not in score.learned:
+                raise ArtefactError(f"{saved} holds '{name}', which {score.name} does not learn.")
+            setattr(score, name, value)
+        score.provenance_ = Provenance.from_json(described.get("provenance"), saved)
+    return score
 
 
 def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:
@@ -100,6 +144,25 @@ def _made(score: Any, *, by: str, arrays: bool, named: bool) -> Any:
         got = f"the class {score.__name__}" if isinstance(score, type) else type(score).__name__
         raise TableError(
             f"{by}: scores must be scores, such as dubito.Entropy(), or names of them; got {got}."
-            + (" Give arrays by name: {'mine': array}." if arrays else " Leave them out for all that there are.")
+            + (" Pass arrays by name: {'mine': array}." if arrays else " Leave them out for all that there are.")
         )
     return score
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON: of a score or a recipe, its own settings."""
+    if isinstance(value, Score):
+        settings = {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.init}  # type: ignore[arg-type]
+        return {"score": value.name, "settings": settings}
+    return value.to_json() if hasattr(value, "to_json") else value
+
+
+def _restored(described: Json) -> Score:
+    """Back from `_plain`."""
+    settings = dict(described["settings"])
+    for name, value in settings.items():
+        if name == "recipe":
+            settings[name] = as_recipe(value)
+        elif isinstance(value, dict) and "score" in value:
+            settings[name] = _restored(value)
+    return make_score(described["score"], **settings)

@@ -46,9 +46,8 @@ def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -
         b = following
     if not 2 / _LARGEST < b < 0.5 / _SMALLEST:
         raise ValueRangeError(
-            f"temperature.fit: the likelihood of {len(table)} labels in {table.name} grows without end towards "
-            f"T = {'0' if b > 1 else 'infinity'}, as when every label is predicted right (or none better than chance). "
-            f"Fit on held-out data with a few errors."
+            f"temperature.fit: the likelihood of {len(table)} labels in {table.name} grows without end towards T = "
+            f"{'0 (all are predicted)' if b > 1 else 'infinity (chance is as good)'}. Fit on held-out rows with errors."
         )
     return 1 / b
 
@@ -78,8 +77,8 @@ class Temperature(Score):
             self.needs = (inner.logits,)
         if inner.learned or (inner.needs != ("logit",) and not isinstance(inner, ScoreOfMembers)):
             raise TableError(
-                f"temperature: score_of must be a score of logits alone, or of an ensemble, that learns nothing; "
-                f"{inner.name} needs {', '.join(inner.needs)} and learns {', '.join(inner.learned) or 'nothing'}. "
+                f"temperature: score_of must read logits alone, or an ensemble, and learn nothing; {inner.name} reads "
+                f"{', '.join(inner.needs)} and learns {', '.join(inner.learned) or 'nothing'}. "
                 f"Use one of the softmax family; of weighted members, over='input'."
             )
         self.kind = self.score_of.kind
@@ -96,7 +95,8 @@ class Temperature(Score):
 
     def batches(self, table: Table) -> Iterator[Table]:
         """Rows of logits, or of members' logits."""
-        return member_batches(self, table) if isinstance(self.score_of, ScoreOfMembers) else super().batches(table)
+        of_members = isinstance(self.score_of, ScoreOfMembers)
+        return member_batches(table, *self.needs, by="temperature.score") if of_members else super().batches(table)
 
     def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
         """The inner score at logits / T."""

@@ -16,13 +16,11 @@ always wins. Nor is the non-linearity: likelihoods of the features before and af
 
 1. Of a labelled validation split, an error is a row whose highest logit is not the label's.
 2. Each candidate (a column of a gradient probe, and a beta) is ranked by AURC. Lower is better.
-3. Candidates within one standard error of the best are as good: AURC - AURC of the best <= the standard error of that
-   difference, by a paired bootstrap.
+3. Candidates at most one standard error above the best are as good (that of the difference, by a paired bootstrap).
 4. Of these the simplest is taken: fewest copies, then smallest sigma, then smallest beta.
 
 Copies and sigma are settings of the probe, so each choice of them is a column of its own, extracted under its own name:
-`Gradient(name="noisy", copies=8, sigma=0.1)`. What ranks errors best need not find OOD images best: that is the price
-of a rule that never sees any.
+`Gradient(name="noisy", copies=8, sigma=0.1)`. What ranks errors best need not find OOD images best.
 """
 
 import math
@@ -39,15 +37,15 @@ from torch import Tensor
 from dubito.choices import ClassWeighting, Nonlinearity
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.metrics import aurc, paired_errors, wrong_predictions
-from dubito.result import Result, plain
-from dubito.scores._features import classes_of, finite_batches
+from dubito.result import Result
 from dubito.scores.density import Density, class_count, in_space, reads
+from dubito.scores.distance import classes_of, finite_batches
 from dubito.scores.gaussians import Mixture
 from dubito.scores.gradient import REGrad
-from dubito.table import Table
+from dubito.table import Table, recorded_settings
 from dubito.table.views import Computed
 from dubito.types import Score
-from dubito.validate import check_number, check_rows
+from dubito.validate import check_number, check_rows, check_same_model
 
 GRID: dict[str, Sequence[Any]] = {
     "covariance": ("full", "tied", "diagonal", "spherical"),
@@ -71,12 +69,10 @@ class Tuned(Result):
     """A search over the settings of a score.
 
     Attributes:
-        score: The chosen score. A density is fitted on the training rows, and `neurons_` are those of its features that
-            vary there.
+        score: The chosen score. A density is fitted on the training rows; its `neurons_` are features that vary there.
         tried: Every candidate with its settings, the best first, and the `error` of one that has no value. Of a
             density, `log_likelihood` (mean over held-out rows, of all features that vary). Of REGrad, `aurc`, how far
-            it is above the best one (`gap_to_best`), the `standard_error` of that, and whether it was `chosen`; copies
-            and sigma are None where the table does not know them.
+            it is above the best one (`gap_to_best`), the `standard_error` of that, and whether it was `chosen`.
     """
 
     score: Score
@@ -91,23 +87,13 @@ class Tuned(Result):
         """Every candidate."""
         return self.tried
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every candidate as plain values."""
-        return {"tried": plain(self.tried)}
-
     def cell(self, key: str, value: Any) -> str:
         """Small settings such as 1e-05 keep their digits."""
         return f"{value:g}" if isinstance(value, float) else super().cell(key, value)
 
 
 def tune_density(
-    train: Table,
-    validation: Table,
-    *,
-    grid: Mapping[str, Sequence[Any]] | None,
-    budget: int,
-    seed: int,
-    **settings: Any,
+    train: Table, validation: Table, grid: Mapping[str, Sequence[Any]], budget: int, seed: int, settings: dict[str, Any]
 ) -> Tuned:
     """See `Density.tune`."""
     nonlinearity: Nonlinearity = settings.pop("nonlinearity", "after")
@@ -116,15 +102,16 @@ def tune_density(
         check_rows(table, by="density.tune")
     check_number(budget, "[1, inf)", by="density.tune", what="budget", whole=True)
     train, validation = reads(train, nonlinearity), reads(validation, nonlinearity)
+    check_same_model(train, {"validation": validation}, by="density.tune")
     varying = _varying(train)
-    narrow = _narrowed(train, varying), _narrowed(validation, varying)
+    train, validation = _narrowed(train, varying), _narrowed(validation, varying)
     best, highest = None, -math.inf
     tried: list[dict[str, Any]] = []
-    for candidate in _candidates(narrow[0], int(varying.sum()), grid or {}, settings, seed)[:budget]:
+    for candidate in _candidates(train, int(varying.sum()), grid, settings, seed)[:budget]:
         try:
             both = {**settings, **candidate}
-            density, rest = (Density(**one).fit(narrow[0]) for one in (both, {**both, **_INDEPENDENT}))
-            value = log_likelihood(density, rest, narrow[1])
+            density, rest = (Density(**one).fit(train) for one in (both, {**both, **_INDEPENDENT}))
+            value = log_likelihood(density, rest, validation)
         except DubitoError as error:
             tried.append({**candidate, "log_likelihood": None, "error": str(error)})
             continue
@@ -132,9 +119,7 @@ def tune_density(
         # Only the best is kept: a hundred full covariances are many bytes.
         best, highest = (density, value) if value > highest else (best, highest)
     if best is None:
-        raise TableError(
-            f"density.tune: none of {len(tried)} candidates could be fitted. The first: {tried[0]['error']}"
-        )
+        raise TableError(f"density.tune: none of {len(tried)} candidates can be fitted. The first: {tried[0]['error']}")
     tried.sort(key=lambda row: -math.inf if row["error"] else row["log_likelihood"], reverse=True)
     # Not fitted again on all features: it would draw other neurons than those that were compared, even dead ones.
     best.neurons_, best.width_ = varying.nonzero()[:, 0][best.neurons_], len(varying)
@@ -145,7 +130,6 @@ def tune_density(
 
 def log_likelihood(density: Density, rest: Density, table: Table) -> float:
     """Mean over rows of the log-density of all features in z; `rest` has a single Gaussian per feature."""
-    density.check_provenance(table)
     left_out = torch.ones(density.width_, dtype=torch.bool)
     left_out[density.neurons_] = False
     independent = Mixture("diagonal", rest.weights_, rest.means_[:, left_out], rest.factors_[:, left_out])
@@ -167,7 +151,7 @@ def _candidates(
     if unknown:
         raise TableError(
             f"density.tune: grid may have {', '.join(GRID)}, unless they are settings; got '{unknown[0]}'. "
-            f"Give one value as a setting, several in the grid."
+            f"Pass one value as a setting, several in the grid."
         )
     if settings.get("start") == "class":
         train.require("label", by="density.tune")
@@ -221,11 +205,6 @@ def _varying(table: Table) -> Bool[Tensor, "d"]:
 
 
 def _narrowed(table: Table, kept: Bool[Tensor, "d"]) -> Table:
-    if table.shape("feature")[1] != len(kept):
-        raise TableError(
-            f"density.tune: features must have one width; got {len(kept)} and {table.shape('feature')[1]}, the latter "
-            f"in {table.name}. Give tables of the same model."
-        )
     whole = table.column("feature")
     narrow = Computed((len(table), int(kept.sum())), lambda rows: whole[rows][:, kept])
     return table if bool(kept.all()) else table.extended(feature=narrow)
@@ -261,18 +240,24 @@ def tune_regrad(
     if isinstance(columns, str) or not columns or not betas:
         raise ValueRangeError(
             f"{_BY}: columns and betas must be lists with at least one entry; got columns={columns!r} and "
-            f"betas={betas!r}. Give for instance columns=['gradient'], betas=[0, 4]."
+            f"betas={betas!r}. Pass for instance columns=['gradient'], betas=[0, 4]."
         )
-    wrong = wrong_predictions(table, by=_BY, repair="Give a validation split.")
+    wrong = wrong_predictions(table, by=_BY, repair="Pass a validation split.")
     if wrong.all() or not wrong.any():
         raise TableError(
             f"{_BY}: the model is {'wrong' if wrong.all() else 'right'} on all {len(wrong)} images of {table.name}, so "
-            f"all candidates have the same AURC. Give a validation split with errors, which it was not trained on."
+            f"all candidates have the same AURC. Pass a validation split with errors, which it was not trained on."
         )
     columns = list(dict.fromkeys(columns))
     scores = [REGrad(weighting, beta=beta, of=column) for column in columns for beta in dict.fromkeys(betas)]
     table.require(*(column for score in scores for column in score.needs), by=_BY)
-    probes = {column: _perturbation(table, column, alone=len(columns) == 1) for column in columns}
+    probes = {column: _perturbation(table, column) for column in columns}
+    unknown = [column for column, probe in probes.items() if probe["copies"] is None]
+    if unknown and len(columns) > 1:
+        raise TableError(
+            f"{_BY}: {table.name} does not know with how many noisy copies '{unknown[0]}' was made, and so not which "
+            f"of several columns is the simplest. Pass a table from a cache, or one column alone."
+        )
     tried: list[dict[str, Any]] = []
     values = {}
     for place, score in enumerate(scores):
@@ -307,16 +292,10 @@ def _complexity(row: dict[str, Any]) -> tuple[float, float, float]:
     return float(row["copies"] or 0), row["sigma"] or 0.0, row["beta"]
 
 
-def _perturbation(table: Table, column: str, *, alone: bool) -> dict[str, Any]:
-    """The number of noisy copies and their sigma, from what the table knows of the probe."""
-    probe = (table.provenance.probes if table.provenance else {}).get(column)
-    if probe is None:
-        if alone:
-            return {"copies": None, "sigma": None}
-        raise TableError(
-            f"{_BY}: {table.name} does not know with how many noisy copies '{column}' was made, and so not which of "
-            f"several columns is the simplest. Give a table from a cache, or one column alone."
-        )
-    settings = probe.get("settings") or {}
+def _perturbation(table: Table, column: str) -> dict[str, Any]:
+    """The number of noisy copies and their sigma; None where the table does not know them."""
+    settings = recorded_settings(table, column)
+    if settings is None:
+        return {"copies": None, "sigma": None}
     copies = int(settings.get("copies") or 0)
     return {"copies": copies, "sigma": float(settings.get("sigma") or 0.0) if copies else 0.0}

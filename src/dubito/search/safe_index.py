@@ -18,7 +18,7 @@ from jaxtyping import Bool
 from dubito.choices import Clean
 from dubito.errors import ArtefactError, TableError
 from dubito.metrics import Array
-from dubito.scores.artefact import check_registered, load_score, save_score
+from dubito.scores.registry import check_registered, load_score, save_score
 from dubito.search import retrieval
 from dubito.search.backend import Approximation, Backend, State
 from dubito.search.inputs import Names, as_list, check_unique, feature_column, read_embeddings
