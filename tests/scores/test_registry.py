@@ -194,7 +194,7 @@ def test_a_state_cut_short(saved):
 )
 def test_a_kind_from_elsewhere(saved, changes, said):
     rewrite(saved, **changes)
-    with pytest.raises(ArtefactError, match=rf"is of a kind that this dubito does not know {said}\. Update dubito\."):
+    with pytest.raises(ArtefactError, match=rf"is of a kind that this dubito does not know {said}\. Update dubito, or save the score again\."):
         load_score(saved)
 
 

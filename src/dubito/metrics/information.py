@@ -199,7 +199,8 @@ def _weights(weights: Array | None, p: Float64[Tensor, "m n c"]) -> Float64[Tens
     sums = w.sum(0)
     if bool((w < 0).any()) or bool((sums <= 0).any()):
         raise ValueRangeError(
-            f"decompose: weights must not be negative, nor all zero for an input; the lowest is {float(w.min()):g}."
+            f"decompose: weights must not be negative, nor all zero for an input; the lowest is {float(w.min()):g}. "
+            f"`member_weights` makes some that are not."
         )
     return (w / sums).expand(p.shape[:2])
 

@@ -143,7 +143,8 @@ def _centred_ranks(values: Float64[np.ndarray, "n"], name: str) -> Float64[np.nd
     order, ends = tie_groups(values)
     if len(ends) == 1:
         raise TableError(
-            f"spearman: {name} must hold different values; all {len(values)} rows have {values[0]:g}. Add other rows."
+            f"spearman: {name} must hold different values; all {len(values)} rows have {values[0]:g}. Add rows that "
+            f"differ: a constant has no order."
         )
     starts = np.append(0, ends[:-1])
     ranks = np.empty(len(values))

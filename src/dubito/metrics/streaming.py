@@ -9,6 +9,7 @@ larger l arrives. For sub-ensembles of neighbouring members it keeps sum and ent
 memory does not grow with the members. All in float64, whatever the logits are: exp(-150) is no number in float32.
 
 `VarianceStream` sums deviations from the running mean (Welford 1962), which keeps small variances of confident inputs.
+The variance is that of the members at hand, with 1/m.
 
 `summarise_groups` is for several ensembles whose members come out of one pass anyway, such as tiles of an image: one
 product for all ensembles and weightings, in the precision of the logits. With s = logit - max, p = softmax(s) and log Σ

@@ -3,7 +3,8 @@
     u(x) = -log q(z),   q(z) = sum_k pi_k N(z; mu_k, Sigma_k)                     (eq. 3, appendices C.5, C.6 and E.1)
 
 The mixture and its fit by EM are in `gaussians`. The paper starts from k-means; here the classes are the default start,
-because they are known and need no luck. `space="log"` fits log(z + offset), as the paper does for pre-trained networks.
+because they are known and need no luck. `space="log"` fits log(z + offset): the paper does so for pre-trained networks,
+and leaves open what it does with features that are zero.
 
 `default_density` chooses the settings that suit a table of n rows of d features and c classes:
 
@@ -13,8 +14,9 @@ because they are known and need no luck. `space="log"` fits log(z + offset), as 
     EM           not with more than 100 Gaussians by class, nor where an iteration takes more than 2e11 multiply-adds:
                  n k d^2 (full), n d (d + k) (tied), n k d; then the mixture stays as it started, in closed form
 
-So every variance is learned from several rows, and size and cost are known before anything is fitted. The rule is ours;
-the paper fits full covariances by EM wherever it can.
+So every variance is learned from several rows: with one image per class, Gaussians by class were worse than a single
+one. Size and cost are known before anything is fitted. The rule is ours; the paper fits full covariances by EM wherever
+it can.
 """
 
 import warnings
@@ -212,11 +214,13 @@ class Density(ScoreOfFeatures):
             )
         if k is None:
             raise TableError(
-                f"density.fit: components must be set; {table.name} has neither label nor logit to count classes."
+                f"density.fit: components must be set; {table.name} has neither label nor logit to count classes. "
+                f"Pass components=..., the number of Gaussians."
             )
         if k > len(table):
             raise TableError(
-                f"density.fit: {k} components need at least as many rows; {table.name} has {len(table)}. Choose fewer."
+                f"density.fit: {k} components need at least as many rows; {table.name} has {len(table)}. "
+                f"Fit on more images or choose fewer components."
             )
         d = len(self.neurons_)
         # k-means comes before and takes less: its sample shrinks to what memory allows, down to 32 k d bytes.

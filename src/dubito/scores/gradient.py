@@ -295,7 +295,8 @@ def layers_kept(table: Table, of: str, width: int, where: str) -> LayersKept:
         return LayersKept(range(width), width, {})
     if len(notes["depth"]) != width:
         raise TableError(
-            f"{where} has {width} layers, but its probe '{of}' has written {len(notes['depth'])}. Extract it again."
+            f"{where} has {width} layers, but its probe '{of}' has written {len(notes['depth'])}. "
+            f"Extract it again, or pass the column in a table without a provenance."
         )
     return LayersKept(tuple(notes["depth"]), int(notes["of"]), probe.get("settings") or {})
 

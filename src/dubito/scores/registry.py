@@ -79,7 +79,8 @@ def by_name(scores: object, *, by: str, arrays: bool = True) -> dict[str, Any]:
         score = _made(one, by=by, arrays=arrays, named=False)
         if score.name in named:
             raise TableError(
-                f"{by}: scores in a list must have different names; two are called '{score.name}'. Pass a mapping."
+                f"{by}: scores in a list must have different names; two are called '{score.name}'. "
+                f"Pass a mapping: {{'one': ..., 'other': ...}}."
             )
         named[score.name] = score
     return named
@@ -109,7 +110,8 @@ def check_registered(score: Score, *, hint: str = "Use a registered score.") -> 
     for one in (score, getattr(score, "score_of", score)):
         if type(one) is not SCORES.get(one.name):
             raise ArtefactError(
-                f"score '{one.name}' ({type(one).__name__}) cannot be saved: it is not one of dubito's own. {hint}"
+                f"score '{one.name}' ({type(one).__name__}) cannot be saved: it is not one of dubito's own, so it "
+                f"could not be loaded again. {hint}"
             )
 
 
@@ -125,7 +127,8 @@ def load_score(path: str | Path) -> Score:
         kind, name = (described.get(key) if isinstance(described, dict) else None for key in ("format", "score"))
         if kind != FORMAT or name not in [*SCORES]:
             raise ArtefactError(
-                f"{saved} is of a kind that this dubito does not know (format {kind}, score {name}). Update dubito."
+                f"{saved} is of a kind that this dubito does not know (format {kind}, score {name}). "
+                f"Update dubito, or save the score again."
             )
         score = _restored(described)
         for name, value in {**described["learned"], **tensors}.items():
