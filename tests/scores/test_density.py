@@ -91,7 +91,7 @@ def test_the_number_of_components():
     ):
         Density(components=4).fit(train)
     with pytest.raises(
-        TableError, match=r"^density\.fit: 301 components need at least as many rows; table in memory has 300\. Choose"
+        TableError, match=r"^density\.fit: 301 components need at least as many rows; table in memory has 300\. Fit on"
     ):
         Density(components=301, start="free").fit(train)
     with pytest.raises(TableError, match=r"density\.fit needs labelled rows; table in memory has none"):
