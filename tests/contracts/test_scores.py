@@ -13,7 +13,7 @@ from dubito.errors import MissingColumnError, NotFittedError, ValueRangeError
 from dubito.heads import Recipe
 from dubito.metrics.streaming import MemberStream, VarianceStream
 from dubito.scores import SCORES, MutualInformation, load_score, make_score, save_score
-from dubito.scores.gradient import grad_norm, last_layer_gradient
+from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.table import Table, writer_of
 from dubito.types import Score
 

@@ -13,7 +13,7 @@ import dubito
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import SUMMARY
 from dubito.probes import Dropout
-from dubito.probes.perturbed import _seeded, pass_seed
+from dubito.probes.dropout import _seeded, pass_seed
 from dubito.storage import tensors_digest
 
 X = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))

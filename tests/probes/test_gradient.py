@@ -13,7 +13,7 @@ import dubito
 from dubito.errors import GradientFallbackWarning, ModelError, UnusedLayersWarning, ValueRangeError
 from dubito.gradients.sweep import Cotangents, Prepared, Sweep, signs
 from dubito.probes.gradient import Gradient
-from dubito.scores.gradient import grad_norm, last_layer_gradient
+from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.types import NotingProbe, Probe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ from torch import nn
 import dubito
 from dubito.errors import ModelError, ValueRangeError
 from dubito.metrics.streaming import SUMMARY
-from dubito.probes.perturbed import DEFAULT, VIEWS, Noise, Views, noise, view
+from dubito.probes.views import DEFAULT, VIEWS, Noise, Views, noise, view
 from dubito.scores import MutualInformation, PerturbationVariance
 
 X = torch.randn(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from sklearn.mixture import GaussianMixture
 
 from dubito.errors import DubitoWarning, MissingColumnError, NotFittedError, TableError, ValueRangeError
 from dubito.scores.density import Density, default_density, describe_density, in_space
-from dubito.scores.distance import Mahalanobis
+from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
 from dubito.scores.registry import load_score, save_score
 from dubito.scores.softmax import Entropy

@@ -9,7 +9,8 @@ from torch.func import functional_call, jacrev
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.scores import LastLayerGradient, PredictedGradient, REGrad, load_score, save_score
-from dubito.scores.gradient import LayersKept, check_layers, last_layer_gradient, layer_weights, layers_kept
+from dubito.scores.gradient import LayersKept, check_layers, layer_weights, layers_kept
+from dubito.scores.last_layer_gradient import last_layer_gradient
 from dubito.table import Provenance, Table, writer_of
 
 COLUMNS = {

@@ -11,7 +11,7 @@ from torch import nn
 
 from dubito.errors import MissingColumnError, TableError, ValueRangeError
 from dubito.scores import GradNorm, LastLayerGradient, load_score, save_score
-from dubito.scores.gradient import grad_norm, last_layer_gradient
+from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.table import Provenance, Table
 
 WEIGHTINGS = ("fisher", "root", "expected_l1")

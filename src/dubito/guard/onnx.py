@@ -34,7 +34,7 @@ from dubito.errors import ArtefactError, GuardError, MissingPackageError
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
 from dubito.scores.gaussians import squared_distances
-from dubito.scores.gradient import grad_norm, last_layer_gradient
+from dubito.scores.last_layer_gradient import grad_norm, last_layer_gradient
 from dubito.scores.mental import mental_log_odds
 from dubito.scores.softmax import energy, entropy, margin, max_logit, max_probability
 from dubito.storage import export

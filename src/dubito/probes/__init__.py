@@ -1,12 +1,13 @@
 """Probes run the model on images and write columns."""
 
+from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward, base_probe
 from dubito.probes.gradient import Gradient
 from dubito.probes.members import EnsembleProbe, Members
-from dubito.probes.perturbed import Dropout, Noise, Views
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.registry import PROBES, make_probe, probe_settings
 from dubito.probes.tiles import Tiles
+from dubito.probes.views import Noise, Views
 
 __all__ = [
     "PROBES",

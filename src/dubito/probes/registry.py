@@ -6,11 +6,12 @@ from types import MappingProxyType
 from typing import Any
 
 from dubito.errors import MissingColumnError
+from dubito.probes.dropout import Dropout
 from dubito.probes.forward import Forward
 from dubito.probes.gradient import Gradient
-from dubito.probes.perturbed import Dropout, Noise, Views
 from dubito.probes.pre_activation import PreActivation
 from dubito.probes.tiles import Tiles
+from dubito.probes.views import Noise, Views
 from dubito.table.columns import ColumnFamily, declare, writer_of
 from dubito.table.provenance import Provenance
 from dubito.table.views import MEMBERS

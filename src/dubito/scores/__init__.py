@@ -3,8 +3,7 @@
 from dubito.heads.score import UncertaintyHead
 from dubito.scores.available import AvailableScores, available_scores
 from dubito.scores.density import Density, default_density
-from dubito.scores.distance import Mahalanobis, Neighbours
-from dubito.scores.gradient import GradNorm, LastLayerGradient, PredictedGradient, REGrad
+from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,
@@ -13,7 +12,10 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
+from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
+from dubito.scores.neighbours import Neighbours
 from dubito.scores.registry import SCORES, load_score, make_score, save_score
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature

@@ -31,7 +31,14 @@ from torch import Tensor
 
 from dubito.choices import Covariance, Nonlinearity, Space, Start
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
-from dubito.scores.distance import ScoreOfFeatures, check_finite, classes_of, finite_batches, labelled, means_of_classes
+from dubito.scores._features import (
+    ScoreOfFeatures,
+    check_finite,
+    classes_of,
+    finite_batches,
+    labelled,
+    means_of_classes,
+)
 from dubito.scores.gaussians import Mixture, improve, kmeans, maximise, squared_distances
 from dubito.table import Table
 from dubito.types import Score

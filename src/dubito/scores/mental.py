@@ -21,7 +21,7 @@ from torch import Tensor
 from dubito.cache.disk import model_identity
 from dubito.errors import ModelError, TableError
 from dubito.heads.linear_logits import linear_logits
-from dubito.scores.distance import ScoreOfFeatures, finite_batches
+from dubito.scores._features import ScoreOfFeatures, finite_batches
 from dubito.table import Table
 from dubito.types import Classifier, finite
 from dubito.validate import check_rows

@@ -18,8 +18,7 @@ from dubito.errors import ArtefactError, TableError, ValueRangeError
 from dubito.heads.recipe import as_recipe
 from dubito.heads.score import UncertaintyHead
 from dubito.scores.density import Density
-from dubito.scores.distance import Mahalanobis, Neighbours
-from dubito.scores.gradient import GradNorm, LastLayerGradient, PredictedGradient, REGrad
+from dubito.scores.gradient import PredictedGradient, REGrad
 from dubito.scores.information import (
     ExpectedEntropy,
     MutualInformation,
@@ -28,7 +27,10 @@ from dubito.scores.information import (
     VariationRatio,
     WeightedMutualInformation,
 )
+from dubito.scores.last_layer_gradient import GradNorm, LastLayerGradient
+from dubito.scores.mahalanobis import Mahalanobis
 from dubito.scores.mental import MentalModel
+from dubito.scores.neighbours import Neighbours
 from dubito.scores.softmax import Energy, Entropy, Margin, MaxLogit, MaxProbability, ScaledEntropy
 from dubito.scores.temperature import Temperature
 from dubito.storage import reading, write_file, write_json, writing

@@ -38,8 +38,8 @@ from dubito.choices import ClassWeighting, Nonlinearity
 from dubito.errors import DubitoError, TableError, ValueRangeError
 from dubito.metrics import aurc, paired_errors, wrong_predictions
 from dubito.result import Result
+from dubito.scores._features import classes_of, finite_batches
 from dubito.scores.density import Density, class_count, in_space, reads
-from dubito.scores.distance import classes_of, finite_batches
 from dubito.scores.gaussians import Mixture
 from dubito.scores.gradient import REGrad
 from dubito.table import Table, recorded_settings

@@ -1,0 +1,76 @@
+"""Features of a table, checked and by class, batch by batch: what scores of features read."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.table import Table
+from dubito.types import Score
+
+
+class ScoreOfFeatures(Score):
+    """A score that reads one column of features, which must be finite and as wide as in fit."""
+
+    def batches(self, table: Table) -> Iterator[Table]:
+        """Rows of the features; ValueRangeError names the row where one is not finite."""
+        return finite_batches(table, self.needs[0], by=f"{self.name}.score")
+
+    def check_width(self, batch: Table, width: int) -> None:
+        """Raise TableError for features of another width than those that were learned from."""
+        if batch.shape("feature")[1] != width:
+            raise TableError(
+                f"{self.name}.score: features must be {width} wide, as in fit; got {batch.shape('feature')[1]} in "
+                f"{batch.name}. Score a table of the same model."
+            )
+
+
+def finite_batches(table: Table, column: str, *more: str, by: str) -> Iterator[Table]:
+    """Batches of a table; ValueRangeError names the row whose features, in `column`, are not finite."""
+    start = 0
+    for batch in table.batches(column, *more):
+        check_finite(batch.whole(column), range(start, start + len(batch)), table.name, by=by)
+        start += len(batch)
+        yield batch
+
+
+def check_finite(feature: Float[Tensor, "n d"], rows: Sequence[int], name: str, *, by: str) -> None:
+    """Raise ValueRangeError for NaN and infinity in these rows of the table of that name."""
+    bad = ~torch.isfinite(feature)
+    if bool(bad.any()):
+        row, column = bad.nonzero()[0].tolist()
+        raise ValueRangeError(
+            f"{by}: features must be finite; feature {column} of row {int(rows[row])} of {name} is "
+            f"{float(feature[row, column])}. Look at that image's feature."
+        )
+
+
+def classes_of(table: Table, where: str) -> Int64[Tensor, "c"]:
+    """The labels that occur, in order; TableError if there are none."""
+    classes = torch.empty(0, dtype=torch.long)
+    for batch in table.batches("label"):
+        classes = torch.unique(torch.cat([classes, batch.label]))
+    if len(classes) == 0:
+        raise TableError(f"{where} needs labelled rows; {table.name} has none. Fit on in-distribution images.")
+    return classes
+
+
+def labelled(
+    table: Table, classes: Int64[Tensor, "c"], prepare: Callable[[Tensor], Tensor] = Tensor.double, *, by: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Prepared features (n, d), and where each row's label stands among the classes (n)."""
+    for batch in finite_batches(table, "feature", "label", by=by):
+        yield prepare(batch.feature), torch.searchsorted(classes, batch.label)
+
+
+def means_of_classes(
+    pairs: Iterator[tuple[Tensor, Tensor]], c: int, d: int
+) -> tuple[Float64[Tensor, "c d"], Float64[Tensor, "c"]]:
+    """The mean of every class, and how many rows it has."""
+    sums, counts = torch.zeros(c, d, dtype=torch.float64), torch.zeros(c, dtype=torch.float64)
+    for z, label in pairs:
+        sums.index_add_(0, label, z)
+        counts += torch.bincount(label, minlength=c)
+    return sums / counts[:, None], counts

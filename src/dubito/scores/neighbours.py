@@ -1,0 +1,83 @@
+"""Distance to the k-th nearest training feature: far from everything the model has seen.
+
+    u(x) = || z/||z|| - z_(k)/||z_(k)|| ||_2,   z_(k) the k-th nearest of a bank in cosine similarity
+
+Sun et al. 2022; exact search by faiss, batch by batch.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import faiss
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dubito.errors import TableError, ValueRangeError
+from dubito.scores._features import ScoreOfFeatures
+from dubito.table import Table
+from dubito.validate import check_number
+
+_AT_ONCE = 8192
+
+
+def kth_distance(queries: Float[Tensor, "n d"], bank: Float[Tensor, "b d"], k: int) -> Float[Tensor, "n"]:
+    """Euclidean distance to the k-th nearest row of the bank; both normalised to length one."""
+    arrays = queries.float().contiguous().numpy(), bank.float().contiguous().numpy()
+    _, index = faiss.knn(*arrays, k, metric=faiss.METRIC_INNER_PRODUCT)
+    # From the two vectors, not from their product: near zero, sqrt(2 - 2 cos) would be nothing but rounding.
+    kth = bank[torch.from_numpy(index[:, -1])]
+    distance: Tensor = torch.linalg.vector_norm(queries.double() - kth.double(), dim=-1)
+    return distance
+
+
+@final
+@dataclass
+class Neighbours(ScoreOfFeatures):
+    """The k-th nearest neighbour's distance on normalised features.
+
+    Attributes:
+        k: Which neighbour. One is sensitive to single odd training images, many blur small classes.
+        bank_size: Keep this many rows, drawn at random; None keeps all. A fiftieth often serves as well.
+        seed: Of that draw.
+        bank_: (b, d) normalised features, once fitted.
+    """
+
+    k: int = 10
+    bank_size: int | None = None
+    seed: int = 0
+
+    name = "neighbours"
+    kind = "epistemic"
+    needs = ("feature",)
+    learns_from = ("feature",)
+    learned = ("bank_",)
+
+    def learn(self, table: Table) -> None:
+        """Keep the normalised features."""
+        size = len(table) if self.bank_size is None else min(self.bank_size, len(table))
+        hint = f"The bank has {size} rows: fit on more images or choose a smaller k."
+        check_number(self.k, f"[1, {size}]", by="neighbours.fit", what="k", whole=True, hint=hint, error=TableError)
+        keep = torch.randperm(len(table), generator=torch.Generator().manual_seed(self.seed))[:size].sort().values
+        bank = torch.empty(size, table.shape("feature")[1])
+        for start in range(0, size, _AT_ONCE):
+            rows = keep[start : start + _AT_ONCE]
+            bank[start : start + len(rows)] = _normalised(table.select("feature").rows(rows).feature, "fit")
+        self.bank_ = bank
+
+    def score_batch(self, batch: Table) -> Float[Tensor, "n"]:
+        """The distance of every row."""
+        self.check_width(batch, self.bank_.shape[1])
+        return kth_distance(_normalised(batch.feature, "score"), self.bank_, self.k)
+
+
+def _normalised(feature: Float[Tensor, "n d"], verb: str) -> Float[Tensor, "n d"]:
+    norm = torch.linalg.vector_norm(feature, dim=-1)
+    bad = ~torch.isfinite(norm) | (norm == 0)
+    if bool(bad.any()):
+        raise ValueRangeError(
+            f"neighbours.{verb}: features must be finite and not all zero; row {int(bad.nonzero()[0, 0])} of the batch "
+            f"is not. Look at that image's feature."
+        )
+    normalised: Tensor = (feature / norm[:, None]).float()
+    return normalised
