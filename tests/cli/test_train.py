@@ -10,7 +10,7 @@ import torch
 import dubito
 from dubito.heads import loop, shelf
 from dubito.heads.checkpoint import read_config
-from dubito.heads.loop import HeldOut
+from dubito.heads.held_out import HeldOut
 
 from .conftest import COUNT, MODEL, Run, write_images
 

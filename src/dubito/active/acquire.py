@@ -2,7 +2,7 @@
 
     top, random, softmax, power, softrank     by the uncertainty alone                         `strategies`
     bald                                      top by mutual information (Houlsby et al. 2011, 1112.5745)
-    batch_bald                                by the joint information of a batch              `strategies`
+    batch_bald                                by the joint information of a batch              `batch_bald`
     core_set, weighted, seeding               far from each other and from labelled images     `strategies`
 
 After every round of a loop the state is on the disk; a loop that was killed ends with the same picks.
@@ -22,10 +22,11 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from dubito.active import loop
+from dubito.active.batch_bald import batch_bald, member_probabilities
 from dubito.active.labels import UnlabelledError, require_labels
 from dubito.active.linear import LinearTrainer
 from dubito.active.loop import Acquisition, Picks, Round
-from dubito.active.strategies import Distances, batch_bald, diverse, member_probabilities, stochastic, top
+from dubito.active.strategies import Distances, diverse, stochastic, top
 from dubito.choices import Strategy
 from dubito.errors import DubitoWarning, TableError, ValueRangeError
 from dubito.evaluate.evaluate import uncertainty

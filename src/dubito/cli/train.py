@@ -118,7 +118,7 @@ def _recipe(texts: dict[str, str]) -> "Recipe":
 
 def _split(table: "dubito.Table", held_out: str | None) -> tuple["dubito.Table", "dubito.Table | None"]:
     """The rows to learn from, and those that are held out: another cache, or a share of the images."""
-    from dubito.heads.loop import split
+    from dubito.heads.held_out import split
     from dubito.validate import check_disjoint
 
     if held_out is None:

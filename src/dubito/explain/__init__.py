@@ -2,9 +2,10 @@
 
 from dubito.explain.collapse import EnsembleDiagnosis, diagnose_ensemble
 from dubito.explain.diagnosis import Diagnosis, diagnose
-from dubito.explain.filtering import Filtering, Patterns, filtering, patterns
+from dubito.explain.filtering import Filtering, filtering
 from dubito.explain.last_layer import STRUCTURES, Layer, last_layer, layer, simplex
 from dubito.explain.literal_filter import LiteralFilter, literal_filter
+from dubito.explain.patterns import Patterns, patterns
 from dubito.explain.regions import (
     Gaussians,
     Region,

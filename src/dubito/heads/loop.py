@@ -4,45 +4,34 @@ Every twenty seconds the whole state (weights, optimiser, history) replaces `sta
 batch of each step depends on the seed and the step alone. A training that was killed therefore continues from its last
 state and ends with the same bits as one that was not.
 
-The optimisers are those of Table 3 of Kirchhof et al. (2024), with weight decay on matrices only. Held-out images show
-how well the head orders while it learns:
-
-    R-AUROC   AUROC of u against "the nearest other image has another label"       needs feature, label
-    order     share of pairs of images whose u has the order of their losses        needs feature and the losses
-
-Neighbours are searched once; a measurement is then one pass of the head. Of several augmented epochs, one row per image
-is used: two crops of one image would be each other's neighbours.
+The optimisers are those of Table 3 of Kirchhof et al. (2024), with weight decay on matrices only.
 """
 
 import json
 import math
-import re
 import time
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dubito.cache.disk import differing_parts
 from dubito.cache.runner import Advance, bar
-from dubito.errors import ArtefactError, ConstantHeadWarning, DubitoError, TableError, ValueRangeError
+from dubito.errors import ArtefactError, ConstantHeadWarning, TableError, ValueRangeError
+from dubito.heads.held_out import HeldOut
 from dubito.heads.losses import HeadLoss, head_loss
 from dubito.heads.module import HeadModule, start_at_classes
-from dubito.heads.recipe import NEEDS, Recipe, target_column
+from dubito.heads.recipe import Recipe, target_column
 from dubito.heads.stream import Stream, generator
-from dubito.metrics import auroc, neighbour_matches
 from dubito.storage import locked, read_tensors, reading, tensors_digest, write_tensors
 from dubito.table import Table
-from dubito.table.views import chosen_rows
 from dubito.types import Json
-from dubito.validate import check_number, check_same_model
+from dubito.validate import check_same_model
 
 STATE = "state.safetensors"
 _MEASUREMENTS = 20
@@ -50,7 +39,6 @@ _SECONDS_BETWEEN_STATES = 20.0
 _CONSTANT = 1e-7
 _ROWS_COMPARED = 64
 _MOMENTUM = 0.9
-_MOST_HELD_OUT = 10_000
 
 
 @final
@@ -236,101 +224,3 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
         number, _, name = key.partition(".")
         state.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-@final
-@dataclass
-class HeldOut:
-    """Some rows in memory, with what they are measured by.
-
-    Attributes:
-        features: (n, d).
-        mismatch: Whether the nearest other row has another label; None without labels or where all or none have.
-        losses: The recipe's losses; None where the table does not have them.
-    """
-
-    features: Float[Tensor, "n d"]
-    mismatch: Bool[Tensor, "n"] | None
-    losses: Float[Tensor, "n"] | None
-
-    @classmethod
-    def of(cls, table: Table, recipe: Recipe) -> "HeldOut":
-        """At most 10,000 rows of a table, one per image."""
-        table.require("feature", by="held_out")
-        # One row per image: the first.
-        chosen = torch.from_numpy(np.sort(np.unique(_images(table).numpy(), return_index=True)[1]))
-        if len(chosen) < 2:
-            raise TableError(
-                f"held_out: an order needs at least two images; {table.name} holds {len(chosen)} out. Hold out "
-                f"more of them (a larger share, another table), or train without held_out."
-            )
-        chosen = chosen[:: -(-len(chosen) // _MOST_HELD_OUT)]
-        names = [name for name in ("feature", "label", "loss", "logit") if name in table]
-        rows = table.select(*names).rows(chosen)
-        mismatch = ~neighbour_matches(rows.feature, rows.label) if "label" in rows else None
-        if mismatch is not None and (bool(mismatch.all()) or not bool(mismatch.any())):
-            mismatch = None
-        losses = target_column(rows, recipe) if all(name in rows for name in NEEDS[recipe.target]) else None
-        if mismatch is None and losses is None:
-            raise TableError(
-                f"held_out: {table.name} has neither labels, some with and some without a neighbour of the same label, "
-                f"nor losses to rank. Extract it with labels, or train without held-out images."
-            )
-        return cls(rows.feature, mismatch, losses)
-
-    def digest(self) -> str:
-        """A hash of everything that measurements depend on."""
-        return tensors_digest({name: part for name, part in vars(self).items() if part is not None})
-
-    @torch.no_grad()
-    def measure(self, module: HeadModule) -> Json:
-        """The head's r_auroc and order, each where it is defined."""
-        u = torch.cat([module(rows) for rows in torch.split(self.features, 2048)])
-        figures: Json = {}
-        if self.mismatch is not None:
-            figures["r_auroc"] = auroc(u, self.mismatch)
-        if self.losses is not None:
-            figures["order"] = _order(u, self.losses)
-        return figures
-
-
-def split(table: Table, share: float, seed: int = 0) -> tuple[Table, Table]:
-    """Two tables of different images: those to train on, and a share that is held out.
-
-    All rows of one image stay together. Ids and row numbers are held in memory, features are not.
-    """
-    check_number(share, "(0, 1)", by="train", what="held_out", hint="0.1 holds a tenth out.")
-    image = _images(table)
-    images = torch.unique(image)
-    count = round(share * len(images))
-    if not 1 <= count < len(images):
-        raise DubitoError(
-            f"held_out: a share of {share} of the {len(images)} images in {table.name} leaves nothing to "
-            f"{'hold out' if count < 1 else 'train on'}. Pass another share or more images."
-        )
-    drawn = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:count]]
-    out = torch.isin(image, drawn)
-    return chosen_rows(table, (~out).nonzero()[:, 0]), chosen_rows(table, out.nonzero()[:, 0])
-
-
-def _images(table: Table) -> Int[Tensor, "n"]:
-    """Which image each row shows: rows whose ids differ only in the epoch at their end show the same one.
-
-    Positions (`image_index`) start anew in each of several joined tables, so they count only where there are no ids.
-    """
-    if "id" in table:
-        names = [re.sub(r"@\d+$", "", str(name)) for name in table.id]
-        return torch.from_numpy(np.unique(names, return_inverse=True)[1].reshape(-1))
-    position: Tensor = table.whole("image_index") if "image_index" in table else torch.arange(len(table))
-    return position
-
-
-def _order(u: Float[Tensor, "n"], losses: Float[Tensor, "n"]) -> float:
-    """Of the pairs with different losses that are neighbours in ten fixed shuffles, the share in the right order."""
-    right = pairs = 0.0
-    for seed in range(10):
-        shuffled = torch.randperm(len(u), generator=torch.Generator().manual_seed(seed))
-        du, dl = u[shuffled].diff(), losses[shuffled].diff()
-        pairs += float((dl != 0).sum())
-        right += float((du * dl > 0).sum()) + float(((du == 0) & (dl != 0)).sum()) / 2
-    return right / pairs

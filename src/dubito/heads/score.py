@@ -31,8 +31,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dubito.cache.disk import model_identity
 from dubito.errors import ArtefactError, DubitoError, DubitoWarning, ModelError, TableError, ValueRangeError
 from dubito.heads.checkpoint import DiskType, HeadConfig, PretrainedHead, read_head, write_head
+from dubito.heads.held_out import split
 from dubito.heads.joint import WithUncertainty
-from dubito.heads.loop import STATE, Run, split
+from dubito.heads.loop import STATE, Run
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import NEEDS, Recipe, as_recipe
 from dubito.heads.shelf import TRAINING, entry_for, find_head

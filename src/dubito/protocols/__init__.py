@@ -9,7 +9,8 @@ from dubito.protocols.human_ambiguity import (
     vote_degree,
     vote_entropy,
 )
-from dubito.protocols.transfer import OodAurocByDataset, Transfer, ood_auroc_by_dataset, transfer
+from dubito.protocols.ood import OodAurocByDataset, ood_auroc_by_dataset
+from dubito.protocols.transfer import Transfer, transfer
 
 __all__ = [
     "BENCHMARKS",

@@ -8,8 +8,8 @@ from tests.heads.conftest import learnable
 
 from dubito import metrics
 from dubito.errors import DubitoError, TableError, ValueRangeError
-from dubito.heads import loop
-from dubito.heads.loop import HeldOut, split
+from dubito.heads import held_out
+from dubito.heads.held_out import HeldOut, split
 from dubito.heads.module import HeadModule
 from dubito.heads.recipe import Recipe
 from dubito.table import Table
@@ -43,9 +43,9 @@ def test_order_is_the_share_of_pairs():
 
 def test_ties_of_u_count_half_and_ties_of_losses_nothing():
     losses = torch.tensor([1.0, 2.0, 2.0])
-    assert loop._order(torch.tensor([0.0, 0.0, 0.0]), losses) == 0.5
-    assert loop._order(torch.tensor([0.0, 1.0, 5.0]), losses) == 1.0
-    assert loop._order(torch.tensor([3.0, 1.0, 0.0]), losses) == 0.0
+    assert held_out._order(torch.tensor([0.0, 0.0, 0.0]), losses) == 0.5
+    assert held_out._order(torch.tensor([0.0, 1.0, 5.0]), losses) == 1.0
+    assert held_out._order(torch.tensor([3.0, 1.0, 0.0]), losses) == 0.0
 
 
 def test_only_what_can_be_had_is_measured():
@@ -104,7 +104,7 @@ def test_of_several_epochs_one_row_per_image():
 
 
 def test_at_most_so_many_rows(monkeypatch):
-    monkeypatch.setattr(loop, "_MOST_HELD_OUT", 10)
+    monkeypatch.setattr(held_out, "_MOST", 10)
     assert torch.equal(HeldOut.of(learnable(25), Recipe()).features, learnable(25).feature[::3])
     assert len(HeldOut.of(learnable(10), Recipe()).features) == 10
 
