@@ -205,10 +205,10 @@ def test_what_cannot_be_a_label_is_told(tmp_path):
     with pytest.raises(ArtefactError, match=r"must have a column id; it has none\."):
         told("")
     with pytest.raises(
-        ArtefactError, match=r"must have 2 cells per line, as its header has; the line of 'a' has more\. Quote"
+        ArtefactError, match=r"must have 2 cells per line, as its header has; line 2, of 'a', has 3\. Quote"
     ):
         told("id,label\na,b,1\n")
-    with pytest.raises(ArtefactError, match=r"one label per image; 'a' has '1' and '2'\. Keep one line"):
+    with pytest.raises(ArtefactError, match=r"one label per image; 'a' has '1' and, in line 4, '2'\. Keep one"):
         told("id,label\na,1\n\na,2\n")
     with pytest.raises(TableError, match=r"'b' names 2 of table in memory\. Make ids unique"):
         told("id,label\nb,1\n")

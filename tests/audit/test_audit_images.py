@@ -144,7 +144,9 @@ def test_names_in_another_order_than_the_outputs():
     model = dubito.wrap(Colours().eval(), transform=HALF, classes=names)
     finding = only(audit(model, PIXELS, labels=[names[(k + 7) % 8] for k in LABELS], workers=0, progress=False))
     assert "0 (colour 0) -> 1 (colour 1)" in finding.what
-    assert finding.repair.endswith("name these in its outputs' order: dubito.wrap(..., classes=[...]).")
+    assert finding.repair.endswith(
+        "put the names in dubito.wrap(..., classes=[...]) into the order of the model's outputs."
+    )
 
 
 def test_swapped_colours_go_before_the_order_that_they_look_like():

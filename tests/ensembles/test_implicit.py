@@ -147,14 +147,7 @@ def refusals():
     seen.features(x)  # it knows its last layer, and looks no more
     yield "length", net, (x, y[:-1]), {}, TableError, r"extract_members: x has 300 rows, y has 299"
     yield "labels", net, (x, y + 1), {}, TableError, r"labels must be classes from 0 to 2; got 1 to 3"
-    yield (
-        "rows",
-        net,
-        (x[:5], y[:5]),
-        {},
-        TableError,
-        r"masks: the number of labelled rows must be a whole number, at least 10; got 5",
-    )
+    yield "rows", net, (x[:5], y[:5]), {}, TableError, r"masks of 10 members need at least 10 labelled rows; got 5"
     yield "members", net, (x, y), {"members": 0}, ValueRangeError, r"members must be a whole number, at least 1; got 0"
     yield "name", net, (x, y), {"layers": ["7"]}, ModelError, r"layers: Sequential has no linear layer '7'. Nearest:"
     yield "softmax", softmax, (x, y), {}, ModelError, r"Sequential must return logits"

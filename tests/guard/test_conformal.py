@@ -132,7 +132,9 @@ def test_the_default_is_left_out_where_it_cannot_be() -> None:
     assert fitted_sets(True, data(8), labelled=True) is None
     assert fitted_sets(True, data(9), labelled=False) is None
     assert fitted_sets(False, data(9), labelled=True) is None
-    with pytest.raises(ValueRangeError, match=r"sets must be PredictionSets\(...\), True or False; got 0.9"):
+    with pytest.raises(
+        ValueRangeError, match=r"sets must be PredictionSets\(...\), True or False; got 0.9\. Use sets=Pred"
+    ):
         fitted_sets(0.9, data(9), labelled=True)
 
 

@@ -141,7 +141,9 @@ def test_without_a_model_or_an_input(model: WrappedClassifier, table: Table) -> 
     with pytest.raises(GuardError, match="needs the model"):
         GuardModule(guard)
     guard.model = model
-    with pytest.raises(GuardError, match=r"\(this model was wrapped without a transform.*\)\. Pass example="):
+    with pytest.raises(
+        GuardError, match=r"the transform of .* makes no input of a picture \(this .*\)\. Pass example="
+    ):
         GuardModule(guard)
 
 
@@ -173,9 +175,7 @@ def test_other_precisions_are_told(tmp_path: Path) -> None:
 def test_examples_that_are_none(model: WrappedClassifier, table: Table, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     guard = Guard.fit(model, table, coverage=0.7, scores=["entropy"])
-    with pytest.raises(
-        GuardError, match=r"example must .* \(tiny cannot take inputs of shape \(n, 5, 6, 6\) \(RuntimeE"
-    ):
+    with pytest.raises(GuardError, match=r"example: tiny cannot take inputs of shape \(n, 5, 6, 6\) \(RuntimeE"):
         guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(2, 5, 6, 6))
     with pytest.raises(GuardError, match=r"example must be a tensor with a batch of finished inputs.*got \(4,\)"):
         guard.export_onnx(tmp_path / "guard.onnx", torch.zeros(4))

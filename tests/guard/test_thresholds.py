@@ -151,6 +151,13 @@ def test_counts_are_those_of_the_calibration_images() -> None:
     assert binom.cdf(found.errors, found.accepted, 0.05) <= 0.1
 
 
+def test_candidates_are_at_most_so_many_ranks_of_the_selection_images() -> None:
+    right = np.zeros(300, dtype=bool)
+    selection = np.array([0.1, 0.2, 0.6, 0.8]), np.array([False, False, True, True])
+    found = risk_threshold(selection, (np.linspace(0, 1, 300), right), risk=0.1, confidence=0.9, candidates=2)
+    assert found.value in (0.2, 0.8)  # ranks 2 and 4 of four
+
+
 def test_nothing_beyond_the_selection_images_is_accepted() -> None:
     right = np.zeros(300, dtype=bool)
     found = risk_threshold(

@@ -169,7 +169,7 @@ def test_what_creation_refuses(module, how, text):
             {},
             r"'fc', the last linear layer of Scaled, does not return its output. Name .* layer='...', or pass",
         ),
-        (Unused(), {}, r"Unused did not call its layer 'fc'. Name the one that returns the logits"),
+        (Unused(), {}, r"Unused did not call its layer 'fc' in this pass. Name the layer"),
         (Tokens(), {"layer": "fc"}, r"layer 'fc' must read one row of 8 features per image; got \(6, 49, 8\)"),
         (Pair(), {}, r"^with_uncertainty: Pair must return one tensor \(or an output with .logits\); got tuple"),
     ],
@@ -192,3 +192,17 @@ def test_a_head_that_was_replaced_by_a_wider_one_is_noticed():
     module.drop = nn.Sequential(nn.Linear(8, 6))
     with pytest.raises(ModelError, match=r"layer 'fc' must read one row of 8 features per image; got \(6, 6\) for 6"):
         model(batches(16)[0][0])
+
+
+def test_the_width_is_the_layer_s_own_even_where_its_weight_is_packed():
+    """As quantised and sharded layers keep it."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    module[1].weight = nn.Parameter(module[1].weight.detach().reshape(18, 1))
+    assert with_uncertainty(module, layer="1", width=4, depth=1).head_module.features == 6
+
+
+def test_the_layer_s_output_is_compared_in_the_first_pass_only(monkeypatch):
+    model = with_uncertainty(nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), width=4, depth=1)
+    model(torch.ones(2, 6))
+    monkeypatch.setattr(torch, "allclose", None)  # it would wait for the device in every step of a training
+    model(torch.ones(2, 6))

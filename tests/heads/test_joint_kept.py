@@ -152,7 +152,7 @@ def test_without_a_batch_an_example_is_needed():
     with pytest.raises(ModelError) as error:
         model.pretrained(wrapped(model.module))
     assert str(error.value) == (
-        "with_uncertainty: Cnn has not seen a batch yet, so its input size is not known. Pass example=."
+        "with_uncertainty: Cnn has not seen a batch yet, so the size of its inputs is not known. Pass one as example=."
     )
     assert UncertaintyHead.from_joint(model, wrapped(model.module), batches(16)[0][0]).features_ == 8
 

@@ -4,8 +4,8 @@
     margin_i  = max_{c != y_i} s_i(c) - s_i(y_i)                 1 where all neighbours have one other label
 
 Only images of low uncertainty are examined: an ambiguous image may well disagree with its neighbours and be labelled
-correctly. The margin is an order and no probability: check the images from the top. Neighbours' votes are as old as
-k-NN editing (Wilson 1972); examining only images of low u is ours.
+correctly. The margin is an order and no probability: check the images from the top. The search is exact, by faiss.
+Neighbours' votes are as old as k-NN editing (Wilson 1972); examining only images of low u is ours.
 """
 
 from collections.abc import Sequence
@@ -151,8 +151,8 @@ class LabelIssues(Result):
 
 def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64[np.ndarray, "j k"]:
     """The k nearest other rows by cosine, of duplicates too."""
-    unit = np.empty(table.shape("feature"), dtype=np.float32)
-    for number, batch in enumerate(table.batches("feature", size=_AT_ONCE)):
+    unit, start = np.empty(table.shape("feature"), dtype=np.float32), 0
+    for batch in table.batches("feature", size=_AT_ONCE):
         z = batch.feature.double().numpy()
         norm = np.linalg.norm(z, axis=1, keepdims=True)
         if not np.isfinite(norm).all() or (norm == 0).any():
@@ -160,7 +160,8 @@ def _neighbours(table: Table, examined: Int64[np.ndarray, "j"], k: int) -> Int64
                 f"find_label_issues: features must be finite and not all zero; those of {batch.name} are not. "
                 f"Leave such images out."
             )
-        unit[number * _AT_ONCE :][: len(z)] = z / norm
+        unit[start : start + len(z)] = z / norm
+        start += len(z)
     nearest = np.empty((len(examined), k), dtype=np.int64)
     for start in range(0, len(examined), _AT_ONCE):
         rows = examined[start : start + _AT_ONCE]

@@ -123,19 +123,20 @@ def read_labels(path: str | Path) -> LabelFile:
     if "id" not in header:
         raise ArtefactError(f"'{path}' must have a column id; it has {', '.join(filter(None, header)) or 'none'}.")
     by_id: dict[str, dict[str, str]] = {}
-    for cells in lines:
-        if any(cells.pop(None, ())):
+    for number, cells in lines:
+        if any(surplus := cells.pop(None, ())):
             raise ArtefactError(
-                f"'{path}' must have {len(header)} cells per line, as its header has; the line of '{cells['id']}' has "
-                f"more. Quote cells that contain the separator."
+                f"'{path}' must have {len(header)} cells per line, as its header has; line {number}, of "
+                f"'{cells['id']}', has {len(header) + len(surplus)}. Quote cells that contain the separator."
             )
         if not any(map(str.strip, cells.values())):
             continue
-        labels = [one.get("label", "").strip() for one in (by_id.setdefault(cells["id"], cells), cells)]
-        if labels[0] != labels[1]:
+        first = by_id.setdefault(cells["id"], cells).get("label", "").strip()
+        label = cells.get("label", "").strip()
+        if first != label:
             raise ArtefactError(
-                f"'{path}' must have one label per image; '{cells['id']}' has '{labels[0]}' and '{labels[1]}'. Keep "
-                f"one line per image."
+                f"'{path}' must have one label per image; '{cells['id']}' has '{first}' and, in line {number}, "
+                f"'{label}'. Keep one line per image."
             )
     return LabelFile(header, by_id)
 
@@ -221,15 +222,15 @@ def _plain(name: str) -> str:
     return name.strip().casefold().replace("_", " ")
 
 
-def _cells(path: Path) -> tuple[list[str], list[dict[Any, Any]]]:
-    """The names of the columns in lower case, and every line by column; surplus cells are under None."""
+def _cells(path: Path) -> tuple[list[str], list[tuple[int, dict[Any, Any]]]]:
+    """The names of the columns in lower case, and every line with its number, by column; surplus cells under None."""
     with reading(f"'{path}'", "Labels must be a CSV in UTF-8 with a column id: save it as 'CSV UTF-8'."):
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
         # Spreadsheets separate by semicolons where the comma is the decimal point.
         separator = max(",;\t", key=next(iter(text.splitlines()), "").count)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, restval="")
         reader.fieldnames = header = [cell.strip().lower() for cell in reader.fieldnames or ()]
-        lines = list(reader)
+        lines = [(reader.line_num, cells) for cells in reader]
         # Names of files may be any bytes, which `write_csv` keeps; everything else is text.
-        "".join(cell for cells in lines for key, cell in cells.items() if key not in ("id", None)).encode()
+        "".join(cell for _, cells in lines for key, cell in cells.items() if key not in ("id", None)).encode()
     return header, lines

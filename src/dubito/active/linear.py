@@ -78,8 +78,9 @@ class LinearTrainer:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        hint = "0 is for none, 20 are usual."
-        check_number(self.members or 2, "[2, inf)", by="LinearTrainer", what="members", whole=True, hint=hint)
+        if self.members != 0:
+            hint = "0 is for none, 20 are usual."
+            check_number(self.members, "[2, inf)", by="LinearTrainer", what="members", whole=True, hint=hint)
         check_number(self.strength, "(0, inf)", by="LinearTrainer", what="strength", hint="1 is usual.")
         check_number(self.seed, "[0, inf)", by="LinearTrainer", what="seed", whole=True, hint="0 is usual.")
 

@@ -168,7 +168,11 @@ def read_trained(trained: Any, pool: Table) -> tuple[Table, Score | None, Array 
     if table is not None:
         if len(table) == len(pool) and ("id" not in table or "id" not in pool or np.array_equal(table.id, pool.id)):
             return table, None, None
-        got = f"a table of {len(table)} rows" + ", with other ids or in another order" * (len(table) == len(pool))
+        got = (
+            f"a table of {len(table)} rows"
+            if len(table) != len(pool)
+            else "a table with other ids, or in another order"
+        )
     else:
         try:
             u = to_tensor(trained, "uncertainties")
@@ -176,7 +180,8 @@ def read_trained(trained: Any, pool: Table) -> tuple[Table, Score | None, Array 
             u = torch.empty(0, 0)
         if u.shape == (len(pool),):
             return pool, None, u
-        got = f"{type(trained).__name__}{f' of shape {tuple(u.shape)}' if u.numel() else ''}"
+        kind = "None" if trained is None else type(trained).__name__
+        got = f"{kind} of shape {tuple(u.shape)}" if u.numel() else kind
     raise TableError(
         f"acquire: the trainer must return a Score, uncertainties ({len(pool)},), the pool with other columns or "
         f"something with extend(table); got {got}. End it with return, such as: return pool.extended(logit=...)."
@@ -253,7 +258,9 @@ def with_labels(
     written = {name for file in files for name in read_labels(file).labels}
     listed = {*pool.row_ids(without_label(pool, begin)), *written}
     first = [name for name in pool.row_ids(begin) if name in listed]
-    return add_labels(pool, *files, classes=classes) if written or classes is not None else pool, first
+    if written or classes is not None:
+        pool = add_labels(pool, *(files if written else ()), classes=classes)
+    return pool, first
 
 
 def reusable(done: list[Round], rounds: int, images: int) -> list[Round]:

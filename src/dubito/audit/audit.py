@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from dubito.audit import duplicates, outputs, transforms
+from dubito.audit import duplicates, modes, outputs, transforms
 from dubito.audit import labels as label_checks
 from dubito.audit.finding import Finding, NotChecked, Outcome, Severity, counted, percent
 from dubito.cache.runner import default_batch_size, default_workers, in_batches, inputs_of, open_stream
@@ -71,7 +71,7 @@ def audit(  # noqa: PLR0913 (one call that users type; everything after `images`
     chosen = draw_subset(opened, limit, seed)
     result = Audit(classifier.name, opened.name, len(chosen), len(opened))
     processes = default_workers(opened) if workers is None else workers
-    with outputs.forked(classifier):  # torch's loader draws a seed, even without workers
+    with modes.forked(classifier):  # torch's loader draws a seed, even without workers
         sample, findings, broken = take_sample(
             classifier, chosen, batch_size=batch_size, workers=processes, progress=progress
         )
@@ -251,8 +251,8 @@ def _check_outputs(result: Audit, sample: Sample, images: Subset, label_space: L
         result.note(outputs.LOGITS, outputs.check_form(logit))
     result.note(outputs.SATURATED, outputs.check_saturation(logit))
     result.note(outputs.DEAD, outputs.check_features(feature))
-    result.note(outputs.TRAIN, outputs.check_train_mode(sample.model, sample.x))
-    result.note(outputs.STEADY, outputs.check_steady(sample.model, sample.x))
+    result.note(modes.TRAIN, modes.check_train_mode(sample.model, sample.x))
+    result.note(modes.STEADY, modes.check_steady(sample.model, sample.x))
     labels, outcome, missing = label_checks.model_labels(sample.model, images, logit.shape[1], label_space)
     labels = None if labels is None else labels[sample.rows]
     result.note(label_checks.NAMES, outcome)

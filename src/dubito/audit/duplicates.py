@@ -97,13 +97,8 @@ def check_duplicates(prints: Fingerprints, others: Fingerprints | None = None) -
         severity = "suspicious" if clash or share >= _MANY else "note"
         evidence["different_labels"] = clash
     else:
-        what, of_all = (
-            (
-                f"{counts} ({percent(both / n)}) are in the other set too, such as {example}: what was learned there "
-                f"looks too good here."
-            ),
-            "are in both",
-        )
+        what, of_all = f"{counts} ({percent(both / n)}) are in the other set too, such as {example}", "are in both"
+        what += ": what was learned there looks too good here."
         repair = "Remove them from one of the two sets; if they were trained on, from this one."
         certain = others.part == 1 or both >= _FEWEST
         severity = "wrong" if share >= _MANY and certain else "suspicious"

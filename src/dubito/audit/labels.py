@@ -140,8 +140,11 @@ def check_order(
         f"order was not estimated from is {percent(then)} instead of {percent(own)} ({below(order.p)}). "
         f"Label -> class: {listed(arrows)}."
     )
-    repair = (
-        "Pass labels= as the model's classes, or name these in its outputs' order: dubito.wrap(..., classes=[...])."
+    repair = "Pass labels= as indices of the model's classes, or " + (
+        "name the classes with dubito.wrap(..., classes=[...]), so that class folders are matched by name instead of "
+        "position."
+        if classes is None
+        else "put the names in dubito.wrap(..., classes=[...]) into the order of the model's outputs."
     )
     evidence: Json = {"accuracy": own, "accuracy_then": then, "p": order.p}
     evidence["order"] = {str(label): place for label, place in moved.items()}

@@ -1,23 +1,16 @@
-"""What outputs reveal: no logits at all, NaN, a saturated softmax, dead features, one class, train mode, randomness.
+"""What features and logits themselves reveal: no logits at all, NaN, a saturated softmax, dead features, one class.
 
     probabilities      p >= 0,  sum_y p_y = 1
     log-probabilities  log sum_y exp(l_y) = 0
 
 `dubito.wrap` refuses a module whose output is not that of its classifying layer. At the first batch the audit looks at
 the output itself, says what it is, and goes on with the module wrapped as it should be.
-
-A dubito classifier always runs its module in eval mode and restores the mode afterwards, so dubito's own numbers do not
-suffer from train mode. A user's own loop does: BatchNorm then normalises by the batch, dropout zeroes at random. The
-audit measures how much, on a copy; nothing about the user's module changes.
 """
 
-import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -29,15 +22,12 @@ from dubito.types import Classifier, Json
 
 LOGITS, FINITE = "probabilities in place of logits", "NaN and infinity"
 SATURATED, DEAD, ONE_CLASS, READABLE = "saturated softmax", "dead features", "one class for all", "unreadable images"
-TRAIN, STEADY = "train mode", "predictions that change by themselves"
 Form = Literal["probabilities", "log_probabilities"]
 _TOLERANCE, _LISTED = 1e-3, 100
 _FEWEST, _FEWEST_ZERO = 20, 200
 _TIED, _MANY_LOST, _MANY_BROKEN = 0.01, 0.05, 0.05
 _DEAD, _MANY_DEAD = 0.01, 0.5
 _FEWEST_OTHERS, _RARE = 7, 0.1
-_MOST, _CHANGED = 32, 1e-2
-"""Images that are run again; and a change, of the logits' own spread: far above rounding, far below any fault's."""
 
 
 def check_readable(broken: list[tuple[int, str]], ids: Sequence[str]) -> Outcome:
@@ -153,52 +143,6 @@ def check_one_class(logit: Float[Tensor, "n c"], labels: Int[Tensor, "n"] | None
     return [Finding(ONE_CLASS, "suspicious" if rare else "wrong", what, repair, evidence)]
 
 
-def check_train_mode(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
-    """A module in train mode, or with layers that were left in it."""
-    if not any(part.training for part in model.module.modules()):
-        return []
-    layers = [name for name, part in model.module.named_modules() if part.training and _differs(part)]
-    x = x[:_MOST]
-    changes = _compare(model, x)
-    if isinstance(changes, NotChecked):
-        return changes
-    moved, between, flipped = changes
-    if moved < _CHANGED and between < _CHANGED:
-        return []
-    parts = f"{counted(len(layers), 'layer')} ({listed(layers, 3)})" if layers else "functions"
-    what = (
-        f"The module is in train mode, with {parts} that behave differently there. Run as it is, its logits differ "
-        f"from eval mode by {moved:.2f} of their spread and from pass to pass by {between:.2f}, and {percent(flipped)} "
-        f"of {counted(len(x), 'image')} get another class."
-    )
-    repair = "Call module.eval() before you run it yourself, also after every epoch; dubito does so for each pass."
-    evidence: Json = {"layers": len(layers), "names": layers[:20], "change_from_eval": moved}
-    evidence |= {"change_between_passes": between, "other_predictions": flipped, "images": len(x)}
-    return [Finding(TRAIN, "wrong", what, repair, evidence)]
-
-
-def check_steady(model: Classifier, x: Float[Tensor, "n ..."]) -> Outcome:
-    """In eval mode, the same image must get the same logits: in every pass, and in any batch."""
-    x = x[:_MOST]
-    if len(x) < 2:
-        return NotChecked("needs two images")
-    passes = []
-    for seed, part in ((1, x), (2, x), (1, x[: len(x) // 2])):
-        with forked(model, seed):
-            passes.append(model.logits(model.features(part)).double().cpu())
-    first, again, half = passes
-    random, by_batch = _change(first, again), _change(first[: len(half)], half)
-    if max(random, by_batch) <= _CHANGED:
-        return []
-    what = f"Even in eval mode, logits differ from pass to pass, by {random:.2f} of their spread."
-    repair = "Look for dropout that is always on, such as F.dropout(x) without training=self.training."
-    if random <= _CHANGED:
-        what = f"An image's logits depend on the others in its batch: they change by {by_batch:.2f} of their spread."
-        repair = "Give BatchNorm running statistics (track_running_stats=True), or remove it from the forward pass."
-    evidence: Json = {"change_between_passes": random, "change_with_the_batch": by_batch, "images": len(x)}
-    return [Finding(STEADY, "wrong", what, repair, evidence)]
-
-
 def understand(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[Classifier | None, list[Finding]]:
     """Compute the first features; where the model refuses, look at what its module returns.
 
@@ -267,79 +211,20 @@ def check_form(rows: Float[Tensor, "n c"]) -> list[Finding]:
         cost = "Their energy is zero for every image, and the largest of them is not a logit."
     evidence: Json = {"form": form, "rows": len(rows), "lowest": low, "highest": high,
                       "sums": [float(total.min()), float(total.max())]}  # fmt: skip
-    repair = f'Wrap it with dubito.wrap(module, ..., output="{form}"), or remove the softmax from the module.'
+    repair = (
+        f'Wrap the module with dubito.wrap(module, ..., output="{form}"), which takes the logits before the softmax; '
+        f"or remove the softmax from the module."
+    )
     return [Finding(LOGITS, "wrong", f"The outputs of {counted(len(rows), 'image')} {seen}. {cost}", repair, evidence)]
 
 
 def eval_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
     """What the module itself returns in eval mode; it is left unchanged."""
     with frozen(module), kept_buffers(module):
-        return _own_output(module, x)
+        return own_output(module, x)
 
 
-@contextmanager
-def forked(model: Classifier, seed: int | None = None) -> Iterator[None]:
-    """Restore the random state of the CPU and of the model's devices afterwards; with a seed, start from it.
-
-    Nothing else is seeded: torch.manual_seed would reach all devices of the machine.
-    """
-    devices = _devices(model)
-    indices = (device.index for device in devices if device.type == "cuda")
-    cuda = sorted({torch.cuda.current_device() if index is None else index for index in indices})
-    mps = any(device.type == "mps" for device in devices)
-    kept = torch.mps.get_rng_state() if mps else None
-    try:
-        with torch.random.fork_rng(cuda):
-            if seed is not None:
-                for generator in (torch.default_generator, *(torch.cuda.default_generators[one] for one in cuda)):
-                    generator.manual_seed(seed)
-                if mps:
-                    torch.mps.manual_seed(seed)
-            yield
-    finally:
-        if kept is not None:
-            torch.mps.set_rng_state(kept)
-
-
-def _own_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+def own_output(module: nn.Module, x: Float[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
     """What the module returns in its current mode; ModelError unless that is one row per image."""
     like = next((value for value in module.parameters() if value.is_floating_point()), x)
     return output_of(module(x.to(like.device, like.dtype, copy=True)), len(x), type(module).__name__)
-
-
-def _compare(model: Classifier, x: Float[Tensor, "n ..."]) -> tuple[float, float, float] | NotChecked:
-    """Of a copy in its current mode: change against eval mode, between two passes, and share of other classes."""
-    if len(x) < 2:
-        return NotChecked("the module is in train mode, but two images are needed to measure the effect")
-    passes = []
-    try:
-        expected = eval_output(model.module, x).double().cpu()
-        duplicate = copy.deepcopy(model.module)
-        for seed in (1, 2):
-            with forked(model, seed), torch.no_grad():
-                passes.append(_own_output(duplicate, x).double().cpu())
-    except Exception as error:  # a module that cannot be copied, or that trains with other arguments than it is run
-        return NotChecked(f"the module is in train mode, but a copy of it cannot be run ({type(error).__name__})")
-    first, again = passes
-    flipped = float((first.argmax(-1) != expected.argmax(-1)).double().mean())
-    return _change(expected, first), _change(first, again), flipped
-
-
-def _differs(part: nn.Module) -> bool:
-    """Whether a layer itself behaves differently in train mode."""
-    if isinstance(part, nn.modules.dropout._DropoutNd):
-        return part.p > 0
-    if type(part).__name__.startswith("Drop"):  # timm's DropPath and DropBlock2d
-        return bool(getattr(part, "drop_prob", 1.0))
-    return isinstance(part, nn.modules.batchnorm._BatchNorm | nn.RReLU)
-
-
-def _change(before: Float[Tensor, "n c"], after: Float[Tensor, "n c"]) -> float:
-    """Mean change of a logit, as a share of the logits' standard deviation."""
-    spread = float(before.std())
-    change = float((after - before).abs().mean())
-    return change / spread if spread > 0 else change
-
-
-def _devices(model: Classifier) -> set[torch.device]:
-    return {model.device, *(value.device for value in (*model.module.parameters(), *model.module.buffers()))}

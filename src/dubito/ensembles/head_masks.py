@@ -200,7 +200,8 @@ def from_features(
 
     def read(rows: Exact) -> Tensor:
         index = torch.arange(n)[rows] if isinstance(rows, slice) else rows
-        blocks = torch.split(index, rows_at_once) if len(index) else ()
-        return torch.cat([torch.empty(0, *shape), *map(block, blocks)])
+        if len(index) == 0:
+            return torch.empty(0, *shape)
+        return torch.cat([block(part) for part in torch.split(index, rows_at_once)])
 
     return Computed((n, *shape), read)

@@ -58,12 +58,14 @@ class MaskRecipe:
         diversity_weight: Weight of the diversity, 2.0 in the paper. With 0, members differ only by their random start.
         diversity_over: "units" divides I[mask; M] by the number of units: at most log 2, comparable to a cross-entropy.
             "masks" sums the means within each vector of rows or columns, which is stronger with many layers. "sum"
-            divides by nothing; with thousands of units, members are very different and mostly wrong. OPEN.
+            divides by nothing; with thousands of units cross-entropy hardly counts any more, and members are very
+            different and mostly wrong. OPEN.
         steps: Number of gradient steps. OPEN.
         batch: Rows per step, divided equally among the members.
         rate: Learning rate of theta, by Adam without weight decay.
         first_temperature: tau of q = sigmoid(theta / tau) in the first step. OPEN, whether there is one.
-        last_temperature: tau in the last step, reached by a constant factor per step. Low values leave little to cut.
+        last_temperature: tau in the last step; in between it falls by a constant factor per step. Low values leave few
+            masks undecided, so that binarising changes little.
         start: Initial mean of theta: 0 keeps and drops units equally often, positive values keep more.
         spread: Initial standard deviation of theta; with 0 all members would stay the same.
         binarise: Whether masks are cut at q = 1/2, so that members are smaller; otherwise q scales all weights. OPEN.
@@ -186,8 +188,10 @@ def trained_masks(
 def rows_each(rows: int, members: int, recipe: MaskRecipe) -> int:
     """How many rows of a step each member gets; a step has no more rows than there are."""
     check_number(members, "[1, inf)", by="masks", what="members", whole=True, hint="The paper extracts 10.")
-    least, hint = f"[{members}, inf)", "Pass more images."
-    check_number(rows, least, by="masks", what="the number of labelled rows", whole=True, hint=hint, error=TableError)
+    if rows < members:
+        raise TableError(
+            f"masks of {members} members need at least {members} labelled rows; got {rows}. Pass more images."
+        )
     return max(1, min(recipe.batch, rows) // members)
 
 

@@ -163,14 +163,19 @@ class Question:
     scores: dict[str, RankedScore]
 
     @property
+    def of_errors(self) -> bool:
+        """Whether it is about wrong predictions, not about OOD images."""
+        return self.metric in ERRORS
+
+    @property
     def key(self) -> str:
         """Its column in `Comparison.records`."""
-        return self.metric if self.metric in ERRORS else f"{self.metric}_{self.about}"
+        return self.metric if self.of_errors else f"{self.metric}_{self.about}"
 
     @property
     def title(self) -> str:
         """Its heading."""
-        return TITLES[self.metric] if self.metric in ERRORS else f"{TITLES[self.metric]} {self.about}"
+        return TITLES[self.metric] if self.of_errors else f"{TITLES[self.metric]} {self.about}"
 
     @property
     def rarer(self) -> int:
@@ -188,7 +193,7 @@ class Question:
 
     def finding(self) -> str:
         """Which scores lead, and how large a difference must be to count."""
-        kind = "wrong predictions" if self.metric in ERRORS else "of them OOD"
+        kind = "wrong predictions" if self.of_errors else "of them OOD"
         where = f"on these {self.images} images ({self.positives} {kind})"
         leading, (best, first) = self.leading, next(iter(self.scores.items()))
         if len(self.scores) == 1:

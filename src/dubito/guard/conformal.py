@@ -165,6 +165,9 @@ def fitted_sets(sets: object, table: Table, *, labelled: bool) -> PredictionSets
     if isinstance(sets, PredictionSets):
         return PredictionSets(sets.coverage, sets.method, sets.class_wise).fit(table)
     if not isinstance(sets, bool):
-        raise ValueRangeError(f"guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}.")
+        raise ValueRangeError(
+            f"guard.fit: sets must be PredictionSets(...), True or False; got {sets!r}. "
+            f"Use sets=PredictionSets(coverage=...)."
+        )
     default = PredictionSets()
     return default.fit(table) if sets and labelled and len(table) >= needed_for_sets(default.coverage) else None

@@ -339,6 +339,6 @@ def _identity(model: object, made: Provenance | None, *, of: str) -> Provenance:
     if made and (reason := made.difference(own)):
         raise ModelError(
             f"{of} belongs to another model than {model.name}: {reason}. A guarantee of that one says nothing about "
-            f"this one: fit a guard on a table of {model.name}."
+            f"this one: extract images with {model.name}, and fit a guard on them."
         )
     return own

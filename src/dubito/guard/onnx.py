@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dubito import scores
-from dubito.errors import ArtefactError, GuardError, MissingPackageError
+from dubito.errors import ArtefactError, GuardError, MissingPackageError, ModelError
 from dubito.models.wrap import WrappedClassifier, sample_of
 from dubito.probes import base_probe
 from dubito.scores.gaussians import squared_distances
@@ -122,7 +122,10 @@ class GuardModule(nn.Module):
         super().__init__()
         model = guard.model
         if not isinstance(model, WrappedClassifier):
-            raise GuardError("guard.export_onnx needs the model, of dubito.load or wrap: Guard.load(path, model).")
+            raise GuardError(
+                "guard.export_onnx needs the model. Load it with the guard: Guard.load(path, model), model from "
+                "dubito.load or dubito.wrap."
+            )
         if (precision := sample_of(model.module).dtype) != torch.float32:
             raise GuardError(
                 f"guard.export_onnx: {model.name} computes in {str(precision).removeprefix('torch.')}; only float32 "
@@ -169,18 +172,25 @@ class GuardModule(nn.Module):
 
 def _example(model: WrappedClassifier, example: object) -> Tensor:
     """A batch of inputs that the model has been tried with; by default what its transform makes of a grey picture."""
-    try:
-        if example is None:
+    if example is None:
+        try:
             prepared = model.transform.prepare(Image.new("RGB", (_SIDE, _SIDE), (128, 128, 128)))
             example = model.transform.finish(prepared[None].to(model.device)).repeat_interleave(2, 0)
-        if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
-            raise TypeError(f"got {tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__}")
-        model.features(example[:1])
-    except Exception as error:  # a user's transform may raise anything
+        except Exception as error:  # a user's transform may raise anything
+            raise GuardError(
+                f"guard.export_onnx: the transform of {model.name} makes no input of a picture ({error}). "
+                f"Pass example=..., a batch of finished inputs."
+            ) from error
+    if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
+        shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise GuardError(
-            f"guard.export_onnx: example must be a tensor with a batch of finished inputs, such as (2, 3, h, w) "
-            f"({error}). Pass example=..., stacked inputs of model.transform."
-        ) from error
+            f"guard.export_onnx: example must be a tensor with a batch of finished inputs, such as (2, 3, h, w); "
+            f"got {shape}. Pass the inputs that model.transform makes, stacked."
+        )
+    try:
+        model.features(example[:1])
+    except ModelError as error:
+        raise GuardError(f"guard.export_onnx: example: {error}") from error
     return example
 
 

@@ -159,6 +159,7 @@ def risk_threshold(
     confidence: float,
     testing: Testing = "fallback",
     p_value: PValue = "binomial",
+    candidates: int = _CANDIDATES,
 ) -> Threshold:
     """The largest threshold whose accepted images are wrong at most at rate `risk`, with this confidence.
 
@@ -169,6 +170,7 @@ def risk_threshold(
         confidence: With which probability over calibration sets it is kept.
         testing: How several thresholds are tested.
         p_value: Of one threshold.
+        candidates: How many thresholds at most.
 
     Raises:
         GuardError: No threshold passes; the message says whether more images would help.
@@ -184,7 +186,7 @@ def risk_threshold(
     values = np.sort(selection[0][np.isfinite(selection[0])])
     if len(values) == 0:
         raise GuardError("there is no selection image to take thresholds from. Pass more labelled images.")
-    ranks = np.ceil(np.arange(1, _CANDIDATES + 1) * len(values) / _CANDIDATES).astype(int)
+    ranks = np.ceil(np.arange(1, candidates + 1) * len(values) / candidates).astype(int)
     thresholds = np.unique(values[ranks - 1])
     accepted, errors = _counts(u, wrong, thresholds)
     p = _P_VALUES[p_value](errors, accepted, risk)

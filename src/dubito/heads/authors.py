@@ -55,9 +55,12 @@ def import_authors_head(path: str | Path) -> PretrainedHead:
     """
     weights = _read(path)
     tensors = {f"layers.{key}": value for key, value in _below(_HEAD, weights).items()}
-    depth = max(0, len(tensors) // 2 - 1)
+    first, depth = tensors.get("layers.0.weight"), max(0, len(tensors) // 2 - 1)
     with reading(f"head: the uncertainty head in '{path}'", _RELEASED, error=CheckpointError):
-        width, features = tensors["layers.0.weight"].shape
+        if first is None or first.ndim != 2:
+            listed = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())
+            raise ValueError(f"it has {listed or 'none of its layers'}")
+        width, features = first.shape
         module = HeadModule.filled(tensors, features, width=width if depth else 1, depth=depth)
     model = BACKBONES.get(module.features)
     provenance = _provenance(model, _below(_BACKBONE, weights)) if model else None

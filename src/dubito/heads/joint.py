@@ -73,14 +73,8 @@ def with_uncertainty(
         )
     name = _classifying_layer(module, layer, example)
     part = module.get_submodule(name)
-    spatial = isinstance(part, nn.Conv2d) and (part.kernel_size != (1, 1) or part.groups != 1)
-    if spatial or not isinstance(part, nn.Linear | nn.Conv2d):
-        raise ModelError(
-            f"layer: '{name}' is a {type(part).__name__}. Name the nn.Linear or 1x1 convolution that gives the logits."
-        )
-    weight = part.weight
-    # Its width is known before the first pass, so that an optimizer gets the head's parameters.
-    head = HeadModule(weight.shape[1], width=width, depth=depth, seed=seed)
+    head = HeadModule(_input_width(part, name), width=width, depth=depth, seed=seed)
+    weight = next(part.parameters())
     precise = torch.promote_types(weight.dtype, torch.float32)
     checked = layer is not None or example is not None
     return WithUncertainty(module, head.to(weight.device, precise), name, stop_gradient, checked=checked)
@@ -131,13 +125,11 @@ class WithUncertainty(nn.Module):
             handle.remove()
         if not calls:
             raise ModelError(
-                f"with_uncertainty: {kind} did not call its layer '{self.layer}'. Name the one that returns the logits."
+                f"with_uncertainty: {kind} did not call its layer '{self.layer}' in this pass. Name the layer that "
+                f"returns the logits with layer='...'."
             )
         read, output = calls[-1]
-        same = output.numel() == logit.numel() and torch.allclose(
-            output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True
-        )
-        if not self._checked and not same:
+        if not self._checked and not _same_values(output, logit):
             raise ModelError(
                 f"with_uncertainty: '{self.layer}', the last linear layer of {kind}, does not return its output. Name "
                 f"the classifying layer with layer='...', or pass a batch as example=."
@@ -166,7 +158,8 @@ class WithUncertainty(nn.Module):
         if example is None:
             if self._size is None:
                 raise ModelError(
-                    f"with_uncertainty: {kind} has not seen a batch yet, so its input size is not known. Pass example=."
+                    f"with_uncertainty: {kind} has not seen a batch yet, so the size of its inputs is not known. Pass "
+                    f"one as example=."
                 )
             weight = next(self.module.get_submodule(self.layer).parameters())
             example = torch.rand(2, *self._size, generator=torch.Generator().manual_seed(0)).to(weight)
@@ -254,9 +247,26 @@ def _classifying_layer(module: nn.Module, layer: str | None, example: Tensor | N
     return str(names[0])
 
 
+def _input_width(part: nn.Module, name: str) -> int:
+    """The width of the feature, known before the first pass so that an optimizer gets the head's parameters."""
+    if isinstance(part, nn.Linear):
+        return part.in_features  # not of the weight, which quantised and sharded layers keep in another shape
+    if isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1) and part.groups == 1:
+        return part.in_channels
+    raise ModelError(
+        f"layer: '{name}' is a {type(part).__name__}. Name the nn.Linear or 1x1 convolution that returns the logits."
+    )
+
+
 def _same_features(features: Tensor, expected: Float[Tensor, "n d"]) -> bool:
     """Whether they are equal up to the order of sums, in the precision of the expected ones."""
     close = max(_CLOSE, 2 * torch.finfo(expected.dtype).eps)
     features, expected = features.cpu().double(), expected.cpu().double()
     tiny = close / 10 * float(expected.abs().max())
     return features.shape == expected.shape and torch.allclose(features, expected, rtol=close, atol=tiny)
+
+
+def _same_values(output: Tensor, logit: Float[Tensor, "n c"]) -> bool:
+    if output.numel() != logit.numel():
+        return False
+    return torch.allclose(output.reshape(logit.shape).to(logit.dtype), logit, rtol=0, atol=0, equal_nan=True)

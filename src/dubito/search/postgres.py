@@ -344,6 +344,7 @@ class Connection:
     def __init__(self, dsn: str) -> None:
         self._dsn, self._alone = dsn, threading.RLock()
         self._open: Any = None
+        self._finalizer: Any = None
         try:
             parts = conninfo_to_dict(dsn)
         except psycopg.ProgrammingError as error:
@@ -387,9 +388,9 @@ class Connection:
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         with self._alone:
-            if self._open is not None:
-                self._open.close()
-            self._open = None
+            if self._finalizer is not None:
+                self._finalizer()
+            self._open = self._finalizer = None
 
     @contextlib.contextmanager
     def _transaction(self, doing: str, isolation: IsolationLevel, *, read_only: bool) -> Iterator[Any]:
@@ -417,8 +418,8 @@ class Connection:
                 f"{doing}: the database {self.where} has no pgvector, and it cannot be enabled ({_line(error)}). "
                 f"Install pgvector on the server, and have its owner run CREATE EXTENSION vector."
             ) from error
-        self._open = connection
-        weakref.finalize(self, connection.close)  # at the latest when the index is collected
+        # Closed at the latest when the index is collected.
+        self._open, self._finalizer = connection, weakref.finalize(self, connection.close)
         return connection
 
     def _failure(self, doing: str, error: psycopg.Error, applied: str = "Nothing was changed") -> ServerError:

@@ -9,8 +9,9 @@ A set is all items within a query's uncertainty. Its radius in cosine distance i
 Kirchhof et al. (2024), Section 5.2, name "a set of potential neighbours that is close to an ambiguous input with
 respect to its representation uncertainty" and leave open how wide it is: this definition is ours. It needs no labels,
 grows with u and depends only on the order of uncertainties, so any score will do. A query as certain as the median item
-gets a ball that holds ten items about half of the time. It guarantees no coverage. Quantiles are kept at 101 levels,
-and distances are measured on up to 500 items, by the search that also finds the neighbours, approximate or not.
+gets a ball that holds ten items about half of the time; one as uncertain as the most uncertain item gets the widest.
+It guarantees no coverage. Quantiles are kept at 101 levels, and distances are measured on up to 500 items, by the same
+search that finds the neighbours: by an approximation where there is one.
 """
 
 from collections.abc import Sequence
@@ -181,9 +182,10 @@ def query_limits(
 
 def neighbour_count(k: int, at_most: int | None, state: State, exclude: Sequence[str] | None, queries: int) -> int:
     """How many neighbours to search for: k, or enough for sets of `at_most` items."""
-    for argument in ("exclude",) * (exclude is not None) + ("sets",) * (at_most is not None):
-        what, hint = f"with {argument}, the number of searched items", f"Add items, or search without {argument}."
-        check_number(state.kept, "[2, inf)", by="SafeIndex.search", what=what, hint=hint)
+    for argument, used in {"exclude": exclude is not None, "sets": at_most is not None}.items():
+        if used:
+            what, hint = f"with {argument}, the number of searched items", f"Add items, or search without {argument}."
+            check_number(state.kept, "[2, inf)", by="SafeIndex.search", what=what, hint=hint)
     available = state.kept - (exclude is not None)
     less = ", less the excluded one" if exclude is not None else ""
     hint = f"{state.kept} of {state.rows} items are searched{less}: choose a smaller k, or add items."

@@ -5,8 +5,8 @@
 
 Kirchhof et al., Pretrained Visual Uncertainties (2024), Section 5.2: "we reject and/or clean the 10% most uncertain
 images per class". The text calls this label-free; the published code takes the quantile in each true class: by default
-there is one threshold for all, with `per_class` one per class. It is the uncertainty of an item and never between two,
-so a database computes the same one.
+there is one threshold for all, with `per_class` one per class. Ties are kept. The threshold is the uncertainty of an
+item and never between two, so a database computes the same one.
 """
 
 import math

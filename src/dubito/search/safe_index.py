@@ -332,20 +332,14 @@ class SafeIndex:
         on up to 200 kept items as queries. It is built from the items, so new images get a slightly lower recall.
 
         Args:
-            kind: In memory a string for faiss.index_factory, by default an IVF with eight bits per number, discarded
-                when items are added or removed. On a server "hnsw", which the server keeps up to date.
+            kind: In memory a string for faiss.index_factory, such as "HNSW32"; by default an IVF with eight bits per
+                number. It is discarded when items are added or removed. On a server "hnsw", which is kept up to date.
             effort: How much of it is searched: nprobe of an IVF, ef_search of an HNSW.
         """
         _thresholds(self.backend.state())
-        hint = "Leave it out for the default."
-        check_number(
-            1 if effort is None else effort,
-            "[1, inf)",
-            by="SafeIndex.approximate",
-            what="effort",
-            whole=True,
-            hint=hint,
-        )
+        if effort is not None:
+            hint = "Leave it out for the default."
+            check_number(effort, "[1, inf)", by="SafeIndex.approximate", what="effort", whole=True, hint=hint)
         built = self.backend.build_approximation(kind, effort)
         ids, vectors = self.backend.sample(_QUERIES)
         k = min(_TOP + 1, self.kept)
