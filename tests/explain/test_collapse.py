@@ -303,7 +303,7 @@ def test_text():
     ("call", "error", "text"),
     [
         (lambda: diagnose_ensemble(table(m=1)), TableError,
-         r"members of mine must be a number, at least 2; got 1\. One cannot disagree with itself: add models"),
+         r"needs at least 2 members; mine has 1\. One model cannot disagree with itself: add models"),
         (lambda: diagnose_ensemble(Table(logit=torch.zeros(3, 2)), of="views"), MissingColumnError,
          r"diagnose_ensemble\(of='views'\) needs column 'views_logit' or 'views'; table in memory has logit\. Extract"),
         (lambda: diagnose_ensemble(table(1)), TableError, r"table needs at least 2 rows; mine has 1"),

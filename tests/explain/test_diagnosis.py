@@ -355,7 +355,7 @@ def made(model: str, n: int = 8) -> Table:
         (TableError, "ood needs at least 2 rows; .* has 0. Look at", lambda t: diagnose(t, t.rows(slice(0, 0)))),
         (TableError, "ood 'cats' needs at least 2 rows; .* has 1", lambda t: diagnose(t, {"cats": t.rows([0])})),
         (TableError, "table needs at least 2 rows", lambda t: diagnose(t.rows([1]), t)),
-        (TableError, "at least 4; got 3. It is split .* Pass train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
+        (TableError, "needs at least 4 rows; it has 3. Pass train", lambda t: diagnose(t.rows([0, 1, 2]), t)),
         (TableError, "train needs at least 1 row; ", lambda t: diagnose(t, blobs(9), train=t.rows(slice(0, 0)))),
         (TableError, "train must be other rows than table", lambda t: diagnose(t, blobs(9), train=t)),
         (TableError, r"they come from b \(\w+\) and a", lambda t: diagnose(made("a"), made("b"))),

@@ -49,7 +49,7 @@ def test_flags_refuse_other_numbers(value, shown):
     with pytest.raises(ValueRangeError) as error:
         flags([0, value], "f: y")
     assert str(error.value) == (
-        f"f: y must be booleans, or 0 and 1; got {shown} at row 1. Compare first: `labels == 1`."
+        f"f: y must be booleans, or 0 and 1; got {shown} at row 1. Compare first, for example `labels == 1`."
     )
 
 

@@ -132,7 +132,7 @@ def test_tensors_and_lists_agree():
 
 
 def test_arguments_that_do_not_fit_are_errors():
-    with pytest.raises(ValueRangeError, match=r"ece: confidence must lie in \[0, 1\]; got 0.5 to 1.5. See `"):
+    with pytest.raises(ValueRangeError, match=r"ece: confidence must lie in \[0, 1\]; got 0.5 to 1.5. Pass prob"):
         ece([0.5, 1.5], [0, 1])
     with pytest.raises(ValueRangeError, match=r"bucket_calibration_error: confidence must lie in .* got -1 to 0.5"):
         bucket_calibration_error([1, 2], [0.5, -1.0], [0, 1])

@@ -100,7 +100,9 @@ def test_tensors_arrays_and_lists_give_one_python_float(metric):
 @pytest.mark.parametrize("metric", METRICS)
 def test_arguments_that_do_not_fit_are_errors(metric):
     name = {"accuracy": "correct"}.get(metric.__name__, metric.__name__)
-    with pytest.raises(TableError, match=rf"{name}: logits must have the axes \(n, c\), .*; got shape \(2,\)\."):
+    with pytest.raises(
+        TableError, match=rf"{name}: logits must have the axes \(n, c\), .*; got shape \(2,\)\. Pass one row"
+    ):
         metric([1.0, 2.0], [0, 1])
     with pytest.raises(TableError, match=rf"{name}: logits must have the axes .* got shape \(0, 2\)"):
         metric(torch.zeros(0, 2), [])

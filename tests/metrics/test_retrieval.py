@@ -159,7 +159,7 @@ def test_a_column_is_read_block_by_block(dtype):
 
 
 def test_a_column_that_does_not_fit_is_an_error():
-    with pytest.raises(TableError, match=r"at least two rows, one per image; got shape \(1, 2\)"):
+    with pytest.raises(TableError, match=r"at least two rows; got shape \(1, 2\)"):
         nearest(Shards(np.ones((1, 2))))
     with pytest.raises(TableError, match="neighbour_matches needs columns of one length; features has 3, labels has 2"):
         neighbour_matches(Shards(np.ones((3, 2))), [0, 1])
@@ -193,11 +193,9 @@ def test_rows_without_a_direction_are_errors(value, norm):
 
 
 def test_arguments_that_do_not_fit_are_errors():
-    with pytest.raises(TableError, match=r"at least two rows, one per image; got shape \(1, 2\)\."):
+    with pytest.raises(TableError, match=r"at least two rows; got shape \(1, 2\)\. Pass one row per image"):
         nearest([[1.0, 2.0]])
-    with pytest.raises(
-        TableError, match=r"must have the axes \(n, d\) and at least two rows, one per image; got shape \(3,\)"
-    ):
+    with pytest.raises(TableError, match=r"must have the axes \(n, d\) and at least two rows; got shape \(3,\)"):
         nearest([1.0, 2.0, 3.0])
     with pytest.raises(TableError, match="neighbour_matches needs columns of one length; features has 2, labels has 3"):
         recall_at_1([[1.0], [2.0]], [0, 1, 1])

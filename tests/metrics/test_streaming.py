@@ -190,7 +190,7 @@ def test_memory_does_not_grow_with_members():
         (lambda: MemberStream(temperature=math.inf), ValueRangeError, r"got inf"),
         (lambda: MemberStream().summary(), TableError, r"there are no members\. Add the logits of at least one\."),
         (lambda: streamed(drawn(2, 5, 3), 1, sizes=[2]).between(), ValueRangeError,
-         r"sizes must divide the 5 members; got \[2\]\. `sub_ensembles` lists those\."),
+         r"sizes of sub-ensembles must divide the 5 members; got \[2\]\. `sub_ensembles` lists those that do\."),
         (lambda: streamed(torch.full((1, 2, 3), math.nan), 1).summary(), ValueRangeError, r"uncertainty of members"),
     ],
 )  # fmt: skip
@@ -203,7 +203,7 @@ def test_members_of_other_classes():
     stream = MemberStream()
     stream.add(drawn(2, 1, 3))
     for other in (drawn(2, 1, 4), drawn(3, 1, 3)):
-        with pytest.raises(TableError, match=r"\(n, c\) was \(2, 3\) at first and is \(\d, \d\) now\."):
+        with pytest.raises(TableError, match=r"\(n, c\) was \(2, 3\) at first and is \(\d, \d\) now\. Members of one"):
             stream.add(other)
 
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_joined():
     )
     assert concat(table_of(2, provenance=first), table_of(2)).provenance == first
     refused(
-        "concat: column 'feature' must have one width; got [(2,), (3,)]. Join tables of one model.",
+        "concat: column 'feature' must have one width in all tables; got [(2,), (3,)]. Join tables of one model.",
         table_of(2),
         Table(feature=torch.zeros(1, 2)),
     )

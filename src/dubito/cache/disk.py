@@ -305,7 +305,11 @@ def check_identity(
 
 
 def differing_parts(names: Mapping[str, str], was: Json, now: Json) -> list[str]:
-    """The parts in which two identities differ, in words, each as `describe_difference` puts it."""
+    """The parts in which two identities differ, in words: of settings only those that differ, of a hash its beginning.
+
+    >>> differing_parts({"recipe": "the recipe"}, {"recipe": {"lr": 0.1, "k": 2}}, {"recipe": {"lr": 0.2, "k": 2}})
+    ['the recipe (lr=0.1 there, 0.2 here)']
+    """
     differences = {name: describe_difference(was.get(part), now.get(part)) for part, name in names.items()}
     return [f"{name} ({difference})" for name, difference in differences.items() if difference]
 

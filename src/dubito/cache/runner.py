@@ -58,7 +58,11 @@ def cores() -> int:
 
 
 def in_batches(indices: Sequence[int], size: int) -> list[list[int]]:
-    """Consecutive indices, `size` at a time."""
+    """Consecutive indices, `size` at a time.
+
+    >>> in_batches(range(5), 2)
+    [[0, 1], [2, 3], [4]]
+    """
     return [list(indices[start : start + size]) for start in range(0, len(indices), size)]
 
 
@@ -271,7 +275,9 @@ class ProbeRunner:
         for key, column in columns.items():
             owner = self._owners.setdefault(key, name)
             if owner != name:
-                raise TableError(f"probe {name} writes column '{key}', which {owner} writes already. Rename it.")
+                raise TableError(
+                    f"probe {name} writes column '{key}', which {owner} writes already. Rename the column."
+                )
             if column.shape[:1] != (len(ids),):
                 raise TableError(
                     f"probe {name} must write one row per image; got column '{key}' of shape {tuple(column.shape)} for "

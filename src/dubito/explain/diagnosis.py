@@ -252,9 +252,11 @@ def _fitted_density(
     if density is not None and density.is_fitted and train is None:
         return None, table, density, "what it was fitted on before"
     if train is None:
-        halves = "It is split in two halves. Pass train, a table of training images."
-        what = "the number of rows of table, without train,"
-        check_number(len(table), "[4, inf)", by=_BY, what=what, hint=halves, error=TableError)
+        if len(table) < 4:
+            raise TableError(
+                f"{_BY}: without train, table is split in two halves and needs at least 4 rows; it has {len(table)}. "
+                f"Pass train, a table of training images."
+            )
         order, half = torch.randperm(len(table), generator=torch.Generator().manual_seed(seed)), len(table) // 2
         train, scored = (chosen_rows(table, rows.sort().values) for rows in (order[:half], order[half:]))
         name = f"half of {short_name(table, 'table')} ({half} rows drawn with seed {seed}), which is not scored"
@@ -268,11 +270,12 @@ def _scores(
     tables: Sequence[Table], density: Score, classifier: Classifier | nn.Linear | None
 ) -> list[dict[str, Tensor]]:
     """Of every row the four scores; with a classifier also ||z||, and its largest cosine with a class weight."""
+    name, layer = ("", None) if classifier is None else last_layer(classifier)
+    if layer is not None:
+        layer.check_table(tables[0], by=_BY, name=name)
     by_name = dict(zip(SCORES, (MaxProbability(), Entropy(), ScaledEntropy(), density), strict=True))
     scores = [{name: score.score(table) for name, score in by_name.items()} for table in tables]
-    if classifier is not None:
-        name, layer = last_layer(classifier)
-        layer.check_table(tables[0], by=_BY, name=name)
+    if layer is not None:
         unit = directions(layer.weight)
         for table, of_table in zip(tables, scores, strict=True):
             features = (batch.feature.double() for batch in table.batches("feature"))
@@ -292,19 +295,27 @@ def _notes(
 ) -> tuple[str, ...]:
     """Images on both sides cannot be separated, whatever the scores do; how much that can matter."""
     name, notes = short_name(table, "table"), []
-    harm, repair = "They draw AUROCs towards 50 %", "Leave them out."
-    overlaps = [(called, one, table, f"in {name}", harm, 2, repair) for called, one in ood.items()]
-    if train is not None:
-        harm, repair = "It knows them too well, so D is too high", "Fit it on other images."
-        overlaps.append((name, scored, train, "among those that the density was fitted on", harm, 1, repair))
-    for called, one, other, where, harm, part, repair in overlaps:
+
+    def shared(one: Table, other: Table, called: str, where: str) -> tuple[float, str]:
         same = len(shared_rows(one, other).here)
-        if share := same / len(one):
-            notes.append(
-                f"{same} of {len(one)} images of {called} ({points(share)} %) are also {where}, by their features. "
-                f"{harm} by at most about {points(share / part)} points. {repair}"
-            )
-            warnings.warn(notes[-1], DubitoWarning, stacklevel=3)
+        share = same / len(one)
+        return (
+            share,
+            f"{same} of {len(one)} images of {called} ({points(share)} %) are also {where}, by their features.",
+        )
+
+    for called, one in ood.items():
+        share, images = shared(one, table, called, f"in {name}")
+        if share:
+            towards = f"They draw AUROCs towards 50 % by at most about {points(share / 2)} points."
+            notes.append(f"{images} {towards} Leave them out.")
+    if train is not None:
+        share, images = shared(scored, train, name, "among those that the density was fitted on")
+        if share:
+            known = f"It knows them too well, so D is too high by at most about {points(share)} points."
+            notes.append(f"{images} {known} Fit it on other images.")
+    for note in notes:
+        warnings.warn(note, DubitoWarning, stacklevel=3)
     if train is None and density.learned:  # no warning: usually it is fine
         notes.append(
             f"The density was fitted before; whether on images of {name} cannot be checked. If it was, D is too high."

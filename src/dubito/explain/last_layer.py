@@ -8,6 +8,9 @@ Pearce et al. 2021 (arXiv 2106.04972), def. 2 and theorem 3: c corners of a regu
 (orthonormal rows, all orthogonal to 1) they are the rows of sqrt(c/(c-1)) H^T. `layer` builds that one and the
 structures of the counterfactual experiment (Fig. 5). Fig. 5 is a drawing: the text gives numbers for 'sandwich' only
 (prop. 5) and names 'stack'; all that is ours is marked OPEN where it is built.
+
+Not among them is a narrow cone of weights around one common direction. It looks different from the simplex, but softmax
+does not change when one vector is added to all weights: such a cone is the optimal structure with shorter weights.
 """
 
 import math

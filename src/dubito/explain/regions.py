@@ -188,12 +188,13 @@ def exact_region(uncertainty: Uncertainty, z: Float[Tensor, "n d"], epsilon: flo
 def two_class_region(layer: Layer, gaussians: Gaussians, epsilon: float = 0.05) -> Region:
     """The valid region of U_max and U_entropy for two classes and a mixture of Gaussians; its threshold is -t."""
     _check_epsilon(epsilon, "two_class_region")
-    normal = (layer.weight[0] - layer.weight[-1]).double()
-    if len(layer.weight) != 2 or not bool(normal.any()):
+    if len(layer.weight) != 2:
         raise ValueRangeError(
-            f"two_class_region: the layer must have 2 classes with different weights; got {len(layer.weight)} with a "
-            f"difference of {float(normal.norm()):.3g}. Use exact_region for any other layer."
+            f"two_class_region: the layer must have 2 classes; got {len(layer.weight)}. Use exact_region."
         )
+    normal = (layer.weight[0] - layer.weight[1]).double()
+    if not bool(normal.any()):
+        raise ValueRangeError("two_class_region: both weights are equal: no boundary is between them. Train the layer.")
     logits = layer.logits(gaussians.mean)
     mean = logits[:, 0] - logits[:, 1]
     deviation: Tensor = torch.linalg.vector_norm(gaussians.factor.transpose(1, 2) @ normal, dim=1)

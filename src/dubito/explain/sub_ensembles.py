@@ -17,7 +17,7 @@ from dubito.metrics import SUMMARY, balanced_auroc, decompose, partitioned, sub_
 from dubito.metrics.bootstrap import draw_rows
 from dubito.table import Table, settings_difference
 from dubito.types import finite
-from dubito.validate import check_number, check_rows
+from dubito.validate import check_rows
 
 BY = "diagnose_ensemble"
 _NEIGHBOURS = "neighbours, in their stored order"
@@ -160,6 +160,9 @@ def _from_summary(table: Table, of: str, name: str) -> Partitioned:
 
 
 def _sizes(members: int, name: str) -> tuple[tuple[int, int], ...]:
-    alone = "One cannot disagree with itself: add models, or run one several times (tiles, dropout, views, masks)."
-    check_number(members, "[2, inf)", by=BY, what=f"the number of members of {name}", hint=alone, error=TableError)
+    if members < 2:
+        raise TableError(
+            f"{BY} needs at least 2 members; {name} has {members}. One model cannot disagree with itself: add models, "
+            f"or run one model several times (tiles, dropout, views, masks)."
+        )
     return sub_ensembles(members)

@@ -3,7 +3,8 @@
 They count in numpy, not torch: on ten thousand rows, torch's thread pool costs more than the sum it speeds up.
 
 Equal scores have no order: they enter a count together, or each stands for the mean of all. A curve over ranks is the
-expectation when tied rows are ordered at random, so no result depends on the order of the rows.
+expectation when tied rows are ordered at random: the value at a rank inside a tie group is the group's mean. So no
+result depends on the order of the rows.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ def flags(values: Array, what: str) -> Bool[np.ndarray, "n"]:
     if odd.any():
         row = int(odd.nonzero()[0, 0])
         raise ValueRangeError(
-            f"{what} must be booleans, or 0 and 1; got {column[row].item()} at row {row}. Compare first: `labels == 1`."
+            f"{what} must be booleans, or 0 and 1; got {column[row].item()} at row {row}. "
+            f"Compare first, for example `labels == 1`."
         )
     return column.bool().numpy()
 

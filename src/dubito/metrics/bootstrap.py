@@ -16,7 +16,8 @@ Several scores are compared with the best of them on the same draws (`gap_to_bes
 
 The best was chosen on the same rows, and the more are compared, the further ahead the luckiest seems. q_i accounts for
 both: it is the lead over i of the best of all the others that chance alone gives. So those without a sure gap contain
-the true best with the given confidence: multiple comparisons with the best (Hsu 1981), here by a paired bootstrap.
+the true best with the given confidence: multiple comparisons with the best (Hsu 1981), here by a paired bootstrap. Two
+scores that order the rows alike have no error between them, and no gap.
 
 A resample leaves the order of the distinct scores as it is and changes only how many rows w_g, and which sum of values
 e_g, each of them holds. The ranking metrics are functions of the running sums of both, computed on many resamples at

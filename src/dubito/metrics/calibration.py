@@ -11,7 +11,8 @@ and the groups decide what is measured:
 - `bucket_calibration_error`: B groups of n / B rows each by *uncertainty* (Kirsch 2024, appendices B.2 and
   B.3). For one value a bucket take `bucket_curve(scores, confidence - correct).abs()`.
 
-In groups of equal mass, tied rows count with their mean, and a row on the edge of two groups in both by its share.
+In groups of equal mass, tied rows count with their mean, as if ordered at random, and a row on the edge of two groups
+counts in both by its share.
 """
 
 from typing import Literal
@@ -72,7 +73,8 @@ def _gap(confidence: Array, correct: Array, by: str) -> Float64[np.ndarray, "n"]
     same_length(by, confidence=len(q), correct=len(right))
     if q.min() < 0 or q.max() > 1:
         raise ValueRangeError(
-            f"{by}: confidence must lie in [0, 1]; got {q.min():g} to {q.max():g}. See `metrics.confidence(logits)`."
+            f"{by}: confidence must lie in [0, 1]; got {q.min():g} to {q.max():g}. "
+            f"Pass probabilities, for example `metrics.confidence(logits)`."
         )
     gap: np.ndarray = q - right
     return gap

@@ -122,7 +122,8 @@ def _each_row(by: str, per_row: Callable[..., Tensor], logits: Array, *labels: A
     z = to_tensor(logits, f"{by}: logits")
     if z.ndim != 2 or 0 in z.shape:
         raise TableError(
-            f"{by}: logits must have the axes (n, c), images and classes, neither empty; got shape {tuple(z.shape)}."
+            f"{by}: logits must have the axes (n, c), neither of them empty; got shape {tuple(z.shape)}. "
+            f"Pass one row per image, one column per class."
         )
     columns = [integers(one, f"{by}: labels") for one in labels]
     for y in columns:

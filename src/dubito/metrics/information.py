@@ -7,9 +7,10 @@ with p̄ = Σ_m w_m p_m, equal weights by default (Kirsch 2024, eqs 2 to 5). Sub
     I[Y; K, M] = I[Y; K] + I[Y; M | K]          all members = between sub-ensembles + within them
 
 Weights by the size of logits (B.1): the paper's steps weigh the members of each input, its formula pools over inputs,
-and its "logit sum" may be a sum or a log-sum-exp; all four readings are here. All in nats and float64. Divergences are
-summed, instead of subtracting two entropies, so that identical members have an epistemic part of zero, and no part is
-negative. For many members of many classes, `dubito.metrics.streaming` takes members one by one.
+and its "logit sum" may be a sum or a log-sum-exp; all four readings are here, none is called the paper's own. For
+regression, `decompose_variance` splits the variance. All in nats and float64. Divergences are summed, instead of
+subtracting two entropies, so that identical members have an epistemic part of zero, and no part is negative. For many
+members of many classes, `dubito.metrics.streaming` takes members one by one.
 """
 
 from typing import NamedTuple, get_args
@@ -102,7 +103,7 @@ def partitioned(probs: Array, size: int) -> Float64[Tensor, "k m n c"]:
     if size < 1 or len(p) % size:
         fitting = ", ".join(str(size) for _, size in sub_ensembles(len(p)))
         raise ValueRangeError(
-            f"partitioned: size must divide the {len(p)} members; got {size}. Choose {fitting or '1'}."
+            f"partitioned: size must divide the {len(p)} members; got {size}. Choose among {fitting or '1'}."
         )
     return p.reshape(-1, size, *p.shape[1:])
 
@@ -115,7 +116,8 @@ def member_weights(
     Args:
         logits: (m, n, c).
         by: "logsumexp": l = log sum_c exp logit_c, the log of a member's unnormalised mass. "sum": l = sum_c logit_c.
-        over: "input": w_mn = exp l_mn / sum_k exp l_kn. "pooled" over inputs: w_m = sum_n exp l_mn / sum_kn exp l_kn.
+        over: "input": w_mn = exp l_mn / sum_k exp l_kn. "pooled": w_m = sum_n exp l_mn / sum_kn exp l_kn, one for all
+            inputs, as the paper's formula has it.
     """
     size = log_size(_tensor(logits, "member_weights: logits", "m n c").double(), by)
     check_choice(over, get_args(WeighedOver), by="member_weights", what="over")
@@ -211,7 +213,10 @@ def _tensor(values: Array, what: str, axes: str) -> Shaped[Tensor, "..."]:
         members = [to_tensor(part, what) for part in values]
         if len({member.shape for member in members}) > 1:
             shapes = ", ".join(str(tuple(member.shape)) for member in members)
-            raise TableError(f"{what}: members must have equal inputs and classes, in one order; they have {shapes}.")
+            raise TableError(
+                f"{what}: members must have equal inputs and classes; they have {shapes}. "
+                f"Members of one ensemble share their classes, in one order."
+            )
         values = torch.stack(members)
     tensor = to_tensor(values, what)
     if tensor.dim() != len(axes.split()) or 0 in tensor.shape:

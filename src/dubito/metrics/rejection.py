@@ -129,5 +129,7 @@ def _rising(quantiles: Sequence[float], by: str) -> Float64[np.ndarray, "q"]:
     q = np.asarray(quantiles, dtype=np.float64)
     edges = np.append(0.0, q)
     if q.size == 0 or not (np.diff(edges) > 0).all() or edges[-1] > 1:
-        raise ValueRangeError(f"{by}: quantiles must rise within (0, 1], as (0.5, 1.0) do; got {list(quantiles)}.")
+        raise ValueRangeError(
+            f"{by}: quantiles must rise within (0, 1]; got {list(quantiles)}. Pass upper ends such as (0.5, 1.0)."
+        )
     return q

@@ -83,7 +83,8 @@ class _Directions:
         shape = tuple(self.rows.shape)
         if len(shape) != 2 or shape[0] < 2:
             raise TableError(
-                f"nearest: features must have the axes (n, d) and at least two rows, one per image; got shape {shape}."
+                f"nearest: features must have the axes (n, d) and at least two rows; got shape {shape}. "
+                f"Pass one row per image: a row alone has no neighbour."
             )
         self.n, self.d = shape
         self.size = max(_BLOCK, math.ceil(self.n / _MOST_BLOCKS))

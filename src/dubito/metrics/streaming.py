@@ -6,7 +6,8 @@
 `MemberStream` takes members block by block. For each of the three weightings (equal, by log-sum-exp, by sum of logits)
 it keeps one sum of probabilities (n, c) and one of entropies (n); the weights exp(l_m - max l) are rescaled whenever a
 larger l arrives. For sub-ensembles of neighbouring members it keeps sum and entropy of the one that is being filled. So
-memory does not grow with the members. All in float64, whatever the logits are: exp(-150) is no number in float32.
+memory does not grow with the members. All in float64, whatever the logits are: a probability of exp(-150) is 0 in
+float32, but its loss is 150.
 
 `VarianceStream` sums deviations from the running mean (Welford 1962), which keeps small variances of confident inputs.
 The variance is that of the members at hand, with 1/m.
@@ -112,7 +113,8 @@ class MemberStream:
         counts = torch.tensor([self._members // size for size in self._sizes], dtype=torch.float64)
         if any(self._members % size for size in self._sizes):
             raise ValueRangeError(
-                f"sizes must divide the {self._members} members; got {list(self._sizes)}. `sub_ensembles` lists those."
+                f"sizes of sub-ensembles must divide the {self._members} members; got {list(self._sizes)}. "
+                f"`sub_ensembles` lists those that do."
             )
         inner = self._filled / counts.to(self._filled.device)
         return (entropy_of(whole)[:, None] - inner).clamp_min(0)
@@ -267,5 +269,6 @@ def _summary(
 def _check_alike(before: tuple[int, ...], now: tuple[int, ...]) -> None:
     if before != now:
         raise TableError(
-            f"members must have equal inputs and classes, in one order; (n, c) was {before} at first and is {now} now."
+            f"members must have equal inputs and classes; (n, c) was {before} at first and is {now} now. "
+            f"Members of one ensemble share their classes, in one order."
         )

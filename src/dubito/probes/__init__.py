@@ -5,7 +5,7 @@ from dubito.probes.forward import Forward, base_probe
 from dubito.probes.gradient import Gradient
 from dubito.probes.members import EnsembleProbe, Members
 from dubito.probes.pre_activation import PreActivation
-from dubito.probes.registry import PROBES, make_probe, probe_settings
+from dubito.probes.registry import PROBES, make_probe, probe_settings, probes_for
 from dubito.probes.tiles import Tiles
 from dubito.probes.views import Noise, Views
 
@@ -23,4 +23,5 @@ __all__ = [
     "base_probe",
     "make_probe",
     "probe_settings",
+    "probes_for",
 ]

@@ -46,7 +46,8 @@ class Gradient:
         method: Which classes are differentiated: "exact" takes all, "top" the most likely, "signs" random mixtures of
             all, "combined" the most likely and random mixtures of all others.
         classes: Number of most likely classes; "exact" takes all and "signs" none by itself.
-        draws: Number of mixtures, where the method has any; with "top", which they only bound, 0 for no bound.
+        draws: Number of mixtures, where the method has any. With "top" they only bound what is left out; 0 for no
+            bound.
         weightings: Which of the first three columns to write; NAME itself is always written. "root" and "expected_l1"
             have no random estimate and require "exact" or "top".
         uniform: Whether to write NAME_uniform as well: one more backward pass.

@@ -84,7 +84,7 @@ class PreActivation:
 class _Watch(TorchFunctionMode):
     """Pools what one activation, or without a number every one, reads and returns, before anything is overwritten."""
 
-    def __init__(self, number: int | None = None, pool: Pool = Tensor.clone) -> None:
+    def __init__(self, number: int | None = None, pool: Pool = Tensor.detach) -> None:
         super().__init__()
         self.pooled: dict[int, tuple[Tensor, Tensor]] = {}
         self._number, self._pool, self._count = number, pool, 0

@@ -1,4 +1,7 @@
-"""Every probe by name, with its settings, and the columns that it writes, declared for `dubito.table.columns`."""
+"""Every probe by name, with its settings, and the columns that it writes.
+
+Here columns are declared for `dubito.table.columns`: a new probe adds its class to `_KINDS` and declares its columns.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, signature
@@ -36,7 +39,11 @@ def probe_settings(name: str) -> Mapping[str, Parameter]:
 
 
 def make_probe(name: str, /, **settings: Any) -> Probe:
-    """A probe from its name and plain values, as the command line has them."""
+    """A probe from its name and plain values, as the command line has them.
+
+    >>> make_probe("tiles", grids=[2, 7]) == Tiles([2, 7])
+    True
+    """
     check_choice(name, PROBES, by="make_probe", what="probe")
     for key in settings:
         check_choice(key, probe_settings(name), by=f"probe '{name}'", what="a setting")

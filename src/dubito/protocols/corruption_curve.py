@@ -7,7 +7,8 @@ the median and the quartiles of u over the images, and two measures of monotonic
     rises    = how many steps s -> s' to the next severity raise the median of u
     Spearman = mean over images i of the rank correlation of s with u_i(s); 0 for an image whose u never changes
 
-The first is about the images as a whole, the second about every image; its interval is a bootstrap over images.
+The first is about the images as a whole, the second about every image by itself; its interval is a bootstrap over
+images. Every level has a cache of its own, so an interrupted run resumes; the clean images are run once.
 """
 
 from collections.abc import Mapping, Sequence

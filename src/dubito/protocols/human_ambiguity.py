@@ -40,7 +40,7 @@ def ambiguous_images(sets: Mapping[Any, Collection[int]], none: str = "ambiguous
     {'a': False, 'b': True}
     """
     check_choice(none, ("ambiguous", "drop"), by="ambiguous_images", what="none")
-    return {name: len(set(labels)) != 1 for name, labels in sets.items() if labels or none == "ambiguous"}
+    return {name: len(set(labels)) != 1 for name, labels in sets.items() if len(labels) or none == "ambiguous"}
 
 
 def vote_entropy(counts: Array) -> Float[Tensor, "n"]:
@@ -85,7 +85,8 @@ def human_ambiguity(
         scores: Fitted scores, or arrays (n,) with the uncertainties of the table's rows, by name.
         table: The images. It needs the column id unless annotations are arrays.
         ambiguous: Whether each image is ambiguous, by image or by row: gives the AUROC.
-        degree: How ambiguous each image is, which may be other images: gives the rank correlation.
+        degree: How ambiguous each image is, by image or by row: gives the rank correlation. The two annotations may
+            cover different images.
         confidence: Confidence of the bootstrap intervals.
         resamples: Number of bootstrap resamples.
         seed: Seed of the bootstrap.

@@ -71,7 +71,9 @@ def available_scores(
             if head and (entry := entry_for(table.provenance)) is not None:
                 _add(available, name, UncertaintyHead.from_pretrained(entry.path), table, fit, strict=False)
             elif head:
-                available.left_out[name] = "no head here was trained for the model of the table (dubito.train does)"
+                available.left_out[name] = (
+                    "no head here was trained for the model of the table (train one: dubito.train)"
+                )
             continue
         strict = names is not None or name in chosen
         for shown, options in _per_ensemble(name, chosen.get(name, {}), table).items():

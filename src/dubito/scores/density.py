@@ -193,7 +193,8 @@ class Density(ScoreOfFeatures):
     ) -> "Tuned":
         """Choose the settings by the log-likelihood of held-out rows of the same kind as the training's (C.5).
 
-        OOD images have no part in it. Likelihoods are those of all features in z, so that candidates can be compared.
+        OOD images have no part in it: a score tuned on them must not be tested on them. Likelihoods are those of all
+        features in z, so that candidates can be compared.
 
         Args:
             train: Rows to fit on.

@@ -47,7 +47,8 @@ def fit_temperature(table: Table, *, steps: int = 60, tolerance: float = 1e-9) -
     if not 2 / _LARGEST < b < 0.5 / _SMALLEST:
         raise ValueRangeError(
             f"temperature.fit: the likelihood of {len(table)} labels in {table.name} grows without end towards T = "
-            f"{'0 (all are predicted)' if b > 1 else 'infinity (chance is as good)'}. Fit on held-out rows with errors."
+            f"{'0, as when every label is predicted right' if b > 1 else 'infinity, as when none is'}. "
+            f"Fit on held-out images with a few errors."
         )
     return 1 / b
 

@@ -20,7 +20,8 @@ always wins. Nor is the non-linearity: likelihoods of the features before and af
 4. Of these the simplest is taken: fewest copies, then smallest sigma, then smallest beta.
 
 Copies and sigma are settings of the probe, so each choice of them is a column of its own, extracted under its own name:
-`Gradient(name="noisy", copies=8, sigma=0.1)`. What ranks errors best need not find OOD images best.
+`Gradient(name="noisy", copies=8, sigma=0.1)`. What ranks errors best need not find OOD images best: that is the price
+of a rule that never sees any.
 """
 
 import math
@@ -72,7 +73,8 @@ class Tuned(Result):
         score: The chosen score. A density is fitted on the training rows; its `neurons_` are features that vary there.
         tried: Every candidate with its settings, the best first, and the `error` of one that has no value. Of a
             density, `log_likelihood` (mean over held-out rows, of all features that vary). Of REGrad, `aurc`, how far
-            it is above the best one (`gap_to_best`), the `standard_error` of that, and whether it was `chosen`.
+            it is above the best one (`gap_to_best`), the `standard_error` of that, and whether it was `chosen`; copies
+            and sigma are None where the table does not know them.
     """
 
     score: Score
@@ -251,13 +253,7 @@ def tune_regrad(
     columns = list(dict.fromkeys(columns))
     scores = [REGrad(weighting, beta=beta, of=column) for column in columns for beta in dict.fromkeys(betas)]
     table.require(*(column for score in scores for column in score.needs), by=_BY)
-    probes = {column: _perturbation(table, column) for column in columns}
-    unknown = [column for column, probe in probes.items() if probe["copies"] is None]
-    if unknown and len(columns) > 1:
-        raise TableError(
-            f"{_BY}: {table.name} does not know with how many noisy copies '{unknown[0]}' was made, and so not which "
-            f"of several columns is the simplest. Pass a table from a cache, or one column alone."
-        )
+    probes = {column: _perturbation(table, column, alone=len(columns) == 1) for column in columns}
     tried: list[dict[str, Any]] = []
     values = {}
     for place, score in enumerate(scores):
@@ -292,10 +288,15 @@ def _complexity(row: dict[str, Any]) -> tuple[float, float, float]:
     return float(row["copies"] or 0), row["sigma"] or 0.0, row["beta"]
 
 
-def _perturbation(table: Table, column: str) -> dict[str, Any]:
-    """The number of noisy copies and their sigma; None where the table does not know them."""
+def _perturbation(table: Table, column: str, *, alone: bool) -> dict[str, Any]:
+    """The number of noisy copies and their sigma; of a column alone, None where the table does not know them."""
     settings = recorded_settings(table, column)
-    if settings is None:
+    if settings is None and alone:
         return {"copies": None, "sigma": None}
+    if settings is None:
+        raise TableError(
+            f"{_BY}: {table.name} does not know with how many noisy copies '{column}' was made, and so not which of "
+            f"several columns is the simplest. Pass a table from a cache, or one column alone."
+        )
     copies = int(settings.get("copies") or 0)
     return {"copies": copies, "sigma": float(settings.get("sigma") or 0.0) if copies else 0.0}

@@ -1,18 +1,21 @@
 """Named columns, one row per image: `Table`, its provenance, and views of several tables."""
 
-from dubito.table.columns import ensembles_in, recorded_settings, settings_difference, writer_of
+from dubito.table.columns import ColumnFamily, declare, ensembles_in, recorded_settings, settings_difference, writer_of
 from dubito.table.provenance import Provenance
 from dubito.table.table import Column, Exact, Rows, Table, check_table, to_tensor
-from dubito.table.views import concat, ensemble
+from dubito.table.views import chosen_rows, concat, ensemble
 
 __all__ = [
     "Column",
+    "ColumnFamily",
     "Exact",
     "Provenance",
     "Rows",
     "Table",
     "check_table",
+    "chosen_rows",
     "concat",
+    "declare",
     "ensemble",
     "ensembles_in",
     "recorded_settings",

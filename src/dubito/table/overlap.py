@@ -137,6 +137,7 @@ class _Comparison:
             halved = (both.half() == both).all(2).any(0)  # half precision represents all values exactly
             allowed = allowed + torch.where(halved[:, None], step, 0.0)
             ratio = ((a - b).abs() / allowed).amax(1)
+            # Features of NaN, or of one value throughout, are no evidence of the same image.
             distinctive = (both.isfinite().all(2) & (both != both[..., :1]).any(2)).all(0)
             ratio = torch.where(distinctive, ratio, torch.inf)
             closer = ratio < best[rows]

@@ -78,7 +78,8 @@ def concat(*tables: Table) -> Table:
         tails = {tuple(table.shape(name)[1:]) for table in tables}
         if len(tails) > 1:
             raise TableError(
-                f"concat: column '{name}' must have one width; got {sorted(tails)}. Join tables of one model."
+                f"concat: column '{name}' must have one width in all tables; got {sorted(tails)}. "
+                f"Join tables of one model."
             )
     _check_settings(tables, names)
     columns = {name: Stacked([table.column(name) for table in tables]) for name in names}
