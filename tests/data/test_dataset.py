@@ -333,3 +333,22 @@ def test_pickling():
     images = DatasetImages(TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([5, 6, 7])))
     copy = pickle.loads(pickle.dumps(images))  # noqa: S301 (our own bytes)
     assert (labels(copy), copy.digest()) == ([5, 6, 7], images.digest())
+
+
+class Repeated(TorchSubset):
+    """Every item twice: longer than its list of indices."""
+
+    def __len__(self) -> int:
+        return 2 * len(self.indices)
+
+    def __getitem__(self, idx):
+        return self.dataset[self.indices[idx % len(self.indices)]]
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def test_a_subset_that_repeats_its_items():
+    images = DatasetImages(Repeated(Pictures([(pixels, i) for i, pixels in enumerate(PIXELS)]), [5, 3]))
+    assert labels(images) == [5, 3, 5, 3]
+    np.testing.assert_array_equal(np.asarray(images.read(3)), PIXELS[3])

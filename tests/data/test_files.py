@@ -201,7 +201,7 @@ def test_missing_files(folder):
     with pytest.raises(
         ImagesError,
         match=r"list\.csv' must list files that exist; 5 of 6 in column 'path' do not: 'gone/0\.png', "
-        r"'gone/1\.png', 'gone/2\.png' and 2 more\. Paths are relative to '.*photos'; .* give it as labels=",
+        r"'gone/1\.png', 'gone/2\.png' and 2 more\. Paths are relative to '.*photos'; .* pass it as labels=",
     ):
         open_csv(listing(folder(LISTED), text))
 

@@ -7,9 +7,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
-from dubito.data import ArrayImages, FileImages, Labelled, Subset, open_images
-from dubito.data.dataset import DatasetImages
-from dubito.data.files import ArchiveImages
+from dubito.data import ArchiveImages, ArrayImages, DatasetImages, FileImages, Labelled, Subset, open_images
 from dubito.errors import ImagesError
 from dubito.types import Images
 

@@ -335,10 +335,10 @@ def test_a_convolutional_head_stays_linear_whatever_follows_it(between, width):
         (
             (2, 1, 3, 8, 6),
             r"mine cannot take inputs of shape \(n, 1, 3, 8, 6\) \(RuntimeError: .*\)\. There is one axis "
-            r"too many: let transform=\.\.\. make \(3, h, w\) of an image, without unsqueeze\(0\)\.$",
+            r"too many: transform=\.\.\. must return \(3, h, w\), without unsqueeze\(0\)\.$",
         ),
         ((1, 8, 6, 3), r"shape \(n, 8, 6, 3\) .*\)\. Channels come last: put them first, .* as uint8"),
-        ((2, 1, 8, 6), r"shape \(n, 1, 8, 6\) .* 3 channels, but got 1 .*\)\. Let transform="),
+        ((2, 1, 8, 6), r"shape \(n, 1, 8, 6\) .* 3 channels, but got 1 .*\)\. Pass a transform="),
     ],
 )
 def test_inputs_that_the_module_refuses(shape, said, seen):
@@ -366,7 +366,7 @@ class Raises(nn.Module):
 @pytest.mark.parametrize("error", [AssertionError(), IndexError("one\ntwo"), ValueError("too many to unpack")])
 def test_whatever_a_module_says_of_its_inputs_is_told(error):
     first = str(error).partition("\n")[0]
-    with pytest.raises(ModelError, match=rf"\({type(error).__name__}: {first}\)\. Let transform=") as told:
+    with pytest.raises(ModelError, match=rf"\({type(error).__name__}: {first}\)\. Pass a transform=") as told:
         wrap(Raises(error)).features(X)
     assert told.value.__cause__ is error
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dubito import __version__
-from dubito.cli import active, evaluate, explain, extract, guard, listing, report, score, search, train
+from dubito.cli import active, audit, evaluate, explain, extract, guard, listing, report, score, search, train
 from dubito.cli._console import Debug, Screen
 from dubito.errors import DubitoError
 
@@ -102,7 +102,7 @@ for _name, _command, _example in (
     ("map", report.map_, "cache/photos --images photos --to map.html --png map.png"),
     ("acquire", active.acquire, "cache/pool --strategy weighted --count 100 --to picks.csv"),
     ("label-issues", active.label_issues, "cache/train --to issues.csv"),
-    ("audit", extract.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
+    ("audit", audit.audit, "pypi:efficientnet_lite0 photos/val --against photos/train"),
     ("list", listing.list_, "models 'resnet50*'"),
     ("demo", report.demo, "--to demo"),
     ("search build", search.build, "cache/photos --to index --head auto --quantile 0.9"),

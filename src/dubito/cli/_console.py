@@ -69,7 +69,9 @@ def option(text: str, metavar: str | None = None, **settings: Any) -> Any:
     return Option(help=text, metavar=metavar, **settings)
 
 
-Weights = Annotated[str | None, option("Weights file, or none for random weights.", "PATH|none", parser=parse_weights)]
+Weights = Annotated[
+    str | None, option("A weights file, or none for random weights.", "PATH|none", parser=parse_weights)
+]
 OtherModel = Annotated[
     str | None, option("source:name, or python:FILE.py:FUNCTION.", "MODEL", show_default="the folder's own")
 ]

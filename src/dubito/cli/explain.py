@@ -22,8 +22,12 @@ def diagnose(
     ood: Annotated[list[Path], Argument(metavar="OOD...", help="Caches of out-of-distribution images.")],
     *,
     train: Annotated[Path | None, option("Fit the density on this; by default on half of CACHE.", "CACHE")] = None,
-    covariance: Annotated[Covariance | None, option("Of the density; by default what the image count allows.")] = None,
-    model: Annotated[str | None, option("Its source:name: adds lengths and angles of features.", "MODEL")] = None,
+    covariance: Annotated[
+        Covariance | None, option("Of the density; by default what the number of images allows.")
+    ] = None,
+    model: Annotated[
+        str | None, option("source:name of the model: adds lengths and angles of features.", "MODEL")
+    ] = None,
     weights: options.Weights = "pretrained",
     draws: Annotated[int, option("Balanced sets that are drawn.", "N", min=1)] = 5,
     bootstrap: Bootstrap,
@@ -65,7 +69,9 @@ def ensemble(
     ],
     *,
     of: options.Ensemble = "members",
-    ood: Annotated[list[Path], option("Out-of-distribution images; one for each CACHE, in order.", "CACHE")] = [],
+    ood: Annotated[
+        list[Path], option("Out-of-distribution images; once for each CACHE, in the same order.", "CACHE")
+    ] = [],
     partitions: Annotated[int, option("Random partitions of each size; 0: members in their order.", "N", min=0)] = 5,
     bootstrap: Bootstrap,
     html: options.Html = None,

@@ -1,28 +1,26 @@
-"""`dubito extract` and `dubito audit`: run a model over images, to keep what scores need or to find faults."""
+"""`dubito extract`: run a model over images once and keep what the scores need."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from typer import Argument, BadParameter, Exit, Option
+from typer import Argument, BadParameter, Option
 
 import dubito
 from dubito import choices
 from dubito.cli import _console as options
-from dubito.cli._console import Assignments, CommandResult, Screen, command, option, read_settings, translate
+from dubito.cli._console import Assignments, CommandResult, Screen, command, option, read_settings
 from dubito.errors import ValueRangeError
 
 if TYPE_CHECKING:
     from dubito.types import Probe
 
 _SKIPPED_SHOWN = 10
-SOMETHING_WRONG = 3
-"""The exit code when `audit` has found a fault, so that a script can stop there."""
-_Model = Annotated[
+Model = Annotated[
     str, Argument(metavar="MODEL", help="A source:name of `dubito list models`, or python:FILE.py:FUNCTION.")
 ]
-_Images = Annotated[
+Images = Annotated[
     str, Argument(metavar="IMAGES", help="A folder, with or without class folders; an image; .csv, .zip or .npz.")
 ]
 
@@ -60,8 +58,8 @@ class ProbeSettings(NamedTuple):
 @command
 def extract(
     screen: Screen,
-    model: _Model,
-    images: _Images,
+    model: Model,
+    images: Images,
     *,
     to: Annotated[Path, option("The cache: a new folder, or the same as before.", "DIR")],
     probe: Annotated[
@@ -112,43 +110,6 @@ def extract(
         progress=not screen.quiet,
     )
     screen.show(_summary(model, epochs, table, to, _new_rows(to, before), time.perf_counter() - start))
-
-
-@command
-def audit(
-    screen: Screen,
-    model: _Model,
-    images: _Images,
-    *,
-    reading: Reading,
-    against: Annotated[str | None, option("Training images: none should be in both sets.", "IMAGES")] = None,
-    limit: Annotated[int, option("Images that the model is run on.", "N", min=1)] = 500,
-    compare: Annotated[int, option("Images of a set that are compared for duplicates.", "N", min=1)] = 10_000,
-    seed: options.Seed = 0,
-    weights: options.Weights = "pretrained",
-    device: options.Device = None,
-) -> None:
-    """Look for what ruins every score of a MODEL on IMAGES, and how to repair it.
-
-    Wrong normalisation, labels off by one, a softmax too many, duplicates and more. Exit code 3 if anything is wrong.
-    """
-    with screen.waiting(f"loading {model}"):
-        classifier = dubito.load(model, weights=weights, device=device)
-    result = dubito.audit(
-        classifier,
-        images,
-        against=against,
-        limit=limit,
-        compare=compare,
-        seed=seed,
-        **vars(reading),
-        progress=not screen.quiet,
-    )
-    result.issues = [issue._replace(repair=translate(issue.repair, screen.options)) for issue in result.issues]
-    result.unchecked = {check: translate(reason, screen.options) for check, reason in result.unchecked.items()}
-    screen.show(result)
-    if not result.ok:
-        raise Exit(SOMETHING_WRONG)
 
 
 def _probes(chosen: list[ProbeSettings]) -> list["Probe"]:

@@ -19,10 +19,14 @@ def fit(
     cache: options.Cache,
     *,
     to: Annotated[Path, option("A new folder, or that of a guard to replace.", "DIR")],
-    risk: Annotated[float | None, option("Largest share of errors in what is accepted.", show_default="0.05")] = None,
+    risk: Annotated[
+        float | None, option("At most this share of accepted images is wrong.", show_default="0.05")
+    ] = None,
     confidence: Annotated[float, option("Confidence of the guarantee.")] = 0.95,
     coverage: Annotated[float | None, option("Instead: at least this share of images is accepted.")] = None,
-    false_alarms: Annotated[float | None, option("Instead: largest share of correct predictions to refuse.")] = None,
+    false_alarms: Annotated[
+        float | None, option("Instead: at most this share of correct predictions is refused.")
+    ] = None,
     score: options.Scores = [],
     train: Annotated[Path | None, option("What scores learn from; by default a part of CACHE.", "CACHE")] = None,
     sets: Annotated[

@@ -49,7 +49,7 @@ class ScoreOptions:
     head: Annotated[
         list[str],
         option(
-            "A trained uncertainty head: one of `dubito list heads`, a folder, a hub id, or auto for what fits.",
+            "A trained uncertainty head of `dubito list heads`, a folder, a hub id, or auto for the one that fits.",
             "NAME|PATH|HUB",
         ),
     ] = field(default_factory=list)
@@ -103,13 +103,7 @@ class OneScore:
     """The options of commands that use one score."""
 
     score: Annotated[
-        str | None,
-        Option(
-            "--score",
-            "-s",
-            metavar="NAME",
-            help="The uncertainty; by default the entropy, and for an index the model's own head, or max_probability.",
-        ),
+        str | None, Option("--score", "-s", metavar="NAME", help="The uncertainty; by default the entropy.")
     ] = None
     settings: _Settings = field(default_factory=list)
     train: _Train = None

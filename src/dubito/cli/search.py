@@ -1,6 +1,6 @@
 """`dubito search`: an index of a cache, and its answers; uncertain queries are refused, uncertain items left out."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,16 +15,27 @@ from dubito.errors import TableError
 from dubito.result import plain
 
 
+@dataclass
+class IndexScore(OneScore):
+    """The options of the score of an index, which has a default of its own."""
+
+    score: Annotated[
+        str | None, Option("--score", "-s", metavar="NAME", help="By default the model's own head, or max_probability.")
+    ] = None
+
+
 @command
 def build(
     screen: Screen,
     cache: options.Cache,
     *,
     to: Annotated[Path, option("The folder of the index: new, empty, or an index to replace.", "DIR")],
-    score: OneScore,
+    score: IndexScore,
     quantile: Annotated[float, option("The share of items that is kept.", "Q")] = 0.9,
     clean: Annotated[Clean, option("Refuse uncertain queries, leave uncertain items out, both or none.")] = "both",
-    per_class: Annotated[bool, Option("--per-class", help="A quantile per class; queries need labels, too.")] = False,
+    per_class: Annotated[
+        bool, Option("--per-class", help="The quantile in each class; then queries need labels, too.")
+    ] = False,
     approximate: Annotated[str | None, option("Faster, not exact: auto, HNSW32, IVF1024,SQ8 ...", "KIND")] = None,
 ) -> None:
     """Build an index of the images of a CACHE, searched by the cosine of their features."""
@@ -68,8 +79,12 @@ def query(
     k: Annotated[int, Option("--k", "-k", min=1, metavar="K", help="Neighbours of each query.")] = 5,
     sets: Annotated[bool, Option("--sets", help="Also all items that lie within each query's uncertainty.")] = False,
     at_most: Annotated[int, option("Largest size of a set.", "N", min=1)] = 100,
-    others: Annotated[bool, Option("--others", help="Skip the query's own id: for queries that are items.")] = False,
-    refuse_above: Annotated[float | None, option("Refuse above this uncertainty instead of the index's.", "U")] = None,
+    others: Annotated[
+        bool, Option("--others", help="Never an item of the query's own id: for queries that are items.")
+    ] = False,
+    refuse_above: Annotated[
+        float | None, option("Refuse queries above this uncertainty; by default as the index does.", "U")
+    ] = None,
     model: options.OtherModel = None,
     weights: options.Weights = "pretrained",
 ) -> None:

@@ -25,7 +25,9 @@ def train(
     *,
     to: Annotated[str, option("A name, which `dubito list heads` will show, or a path.", "NAME|DIR")],
     seeds: Annotated[str, option("One head for each seed.", "N,N,...")] = "1",
-    held_out: Annotated[str | None, option("Measure R-AUROC on this cache or share of images.", "CACHE|SHARE")] = None,
+    held_out: Annotated[
+        str | None, option("Measure R-AUROC on this cache, or on a share of the images.", "CACHE|SHARE")
+    ] = None,
     settings: Annotated[
         list[Assignments],
         Option(

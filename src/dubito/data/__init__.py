@@ -2,8 +2,23 @@
 
 from dubito.data.arrays import ArrayImages
 from dubito.data.augment import Augment, Augmented
-from dubito.data.files import FileImages
+from dubito.data.corruptions import CORRUPTIONS, Corrupted, corrupt
+from dubito.data.dataset import DatasetImages
+from dubito.data.files import ArchiveImages, FileImages
 from dubito.data.image_set import Labelled, Subset
 from dubito.data.open import open_images
 
-__all__ = ["ArrayImages", "Augment", "Augmented", "FileImages", "Labelled", "Subset", "open_images"]
+__all__ = [
+    "CORRUPTIONS",
+    "ArchiveImages",
+    "ArrayImages",
+    "Augment",
+    "Augmented",
+    "Corrupted",
+    "DatasetImages",
+    "FileImages",
+    "Labelled",
+    "Subset",
+    "corrupt",
+    "open_images",
+]

@@ -122,8 +122,10 @@ def position_ids(n: int) -> tuple[str, ...]:
 
 def _as_array(values: Array | Tensor | None, name: str) -> Array:
     if isinstance(values, Tensor) and values.dtype == torch.bfloat16:
-        raise ImagesError(f"inputs of {name} must have a type of numpy; got {values.dtype}. Pass inputs.float().")
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asanyarray(values)
+        raise ImagesError(f"inputs of {name} must have a type that numpy has; got {values.dtype}. Pass inputs.float().")
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return values if isinstance(values, np.memmap) else np.asarray(values)
 
 
 def _check_pixels(rows: Array, name: str, *, ready: bool) -> None:

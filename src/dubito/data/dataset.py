@@ -158,7 +158,7 @@ def _below_subsets(dataset: Any) -> tuple[Any, Sequence[int], bool]:
     """What lies below torch Subsets, its item of every row, and whether no class of the user's own may change items."""
     items: Sequence[int] = range(len(dataset))
     plain = True
-    while isinstance(dataset, TorchSubset):
+    while isinstance(dataset, TorchSubset) and len(dataset.indices) == len(dataset):  # a user's own may repeat items
         plain &= type(dataset) is TorchSubset
         dataset, items = dataset.dataset, [dataset.indices[row] for row in items]
     return dataset, items, plain

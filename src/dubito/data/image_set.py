@@ -125,7 +125,7 @@ class View(ImageSet):
         if isinstance(image, Tensor):
             raise ImagesError(
                 f"{what} needs images; '{self.images.ids[index]}' of {self.images.name} is a model input already. "
-                f"Pass files or uint8 pixels as images, or a data set without a transform."
+                f"Pass files or uint8 pixels as images, or a data set without a transform, or leave out the {what}."
             )
         return image
 
@@ -223,7 +223,10 @@ def hash_array(values: Shaped[np.ndarray, "..."]) -> bytes:
 
 def hash_images(ids: Iterable[str], contents: Iterable[bytes]) -> str:
     """One hash, in hexadecimal, of ids and of the content hash of each image, in order."""
-    return hash_bytes(*(hash_parts(encode(name), content) for name, content in zip(ids, contents, strict=True))).hex()
+    total = hashlib.blake2b(digest_size=SIZE)
+    for name, content in zip(ids, contents, strict=True):
+        total.update(hash_parts(encode(name), content))
+    return total.hexdigest()
 
 
 def in_threads(content: Callable[[int], bytes], rows: Sequence[int]) -> list[bytes]:

@@ -58,11 +58,7 @@ def with_labels(images: Images, labels: Labels) -> Labelled:
         keys = [str(key) for key in labels]
         position_of = _match(keys, images.ids)
         if missing := [key for row, key in enumerate(images.ids) if row not in position_of]:
-            raise ImagesError(
-                f"{what} must have one label for each of the {len(images)} images of '{images.name}'; {len(missing)} "
-                f"have none, or share it, by id, file name, stem or number: {some(missing)} (it names "
-                f"{some(keys, 2)}). Add them, use full ids such as '{images.ids[0]}', or open only the labelled images."
-            )
+            raise _unmatched(keys, images, missing, what)
         numbers = numbers[[position_of[row] for row in range(len(images))]]
     elif len(labels) != len(images):
         raise ImagesError(
@@ -107,7 +103,7 @@ def to_labels(
     decimals = [text for text in texts if not text.removeprefix("-").isdecimal()]
     if not decimals:
         return torch.tensor([int(text) for text in texts]), known
-    if all(map(_NUMBER.fullmatch, texts)):
+    if all(_NUMBER.fullmatch(text.strip()) for text in texts):
         raise ImagesError(f"{what} must be integers or class names; got '{decimals[0]}'. Write the labels as integers.")
     names = known or tuple(sorted(set(texts)))
     number = {name: i for i, name in enumerate(names)}
@@ -164,14 +160,21 @@ class CsvTable:
 
 def read_csv(path: Path) -> CsvTable:
     """A CSV file with commas, in UTF-8 but for file names; the first line names the columns, in capitals or not."""
+    if path.is_dir() or not path.exists():
+        there = "it is a folder" if path.is_dir() else "there is none"
+        raise ImagesError(f"CSV file '{path}' must be a file; {there}. Check the path.")
     with _reading(path), path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.reader(file)
         lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
     if len(lines) < 2:
-        raise ImagesError(f"CSV file '{path}' must have a header and a row; got {len(lines)} lines. {_EXAMPLE}.")
+        raise ImagesError(
+            f"CSV file '{path}' must have a header and at least one row; got {len(lines)} lines. {_EXAMPLE}."
+        )
     header = tuple(cell.lower() for cell in lines[0][1])
     if data := [cell for cell in header if is_image(cell) or cell.isdecimal()]:
-        raise ImagesError(f"CSV file '{path}' must begin with a header; got data, '{data[0]}'. {_EXAMPLE}.")
+        raise ImagesError(
+            f"CSV file '{path}' must begin with a header; got '{data[0]}', which looks like data. {_EXAMPLE}."
+        )
     for number, row in lines[1:]:
         if len(row) != len(header):
             raise ImagesError(
@@ -265,6 +268,23 @@ def _match(keys: Sequence[str], ids: Sequence[str]) -> dict[int, int]:
     return best
 
 
+def _unmatched(keys: Sequence[str], images: Images, missing: Sequence[str], what: str) -> ImagesError:
+    """Why some images have no label: names stand for several images or keys, or there are no keys for them."""
+    for naming in NAMINGS:
+        ids, names = Counter(map(naming, images.ids)), Counter(map(naming, keys))
+        if ids.keys() <= names.keys():
+            shared = [name for name, count in ids.items() if count > 1 or names[name] > 1]
+            return ImagesError(
+                f"{what} must distinguish the images of '{images.name}'; {len(shared)} names stand for several images "
+                f"or labels: {some(shared)}. Use full ids such as '{images.ids[0]}'."
+            )
+    return ImagesError(
+        f"{what} must have a label for each of the {len(images)} images of '{images.name}'; {len(missing)} have none "
+        f"of their own under their id, file name, stem or number: {some(missing)} (it names {some(keys, 2)}). "
+        f"Add them, or open only the labelled images."
+    )
+
+
 def _stem(key: str) -> str:
     return PurePosixPath(key).stem if is_image(key) else PurePosixPath(key).name
 
@@ -292,4 +312,4 @@ def _whole(text: str, path: Path, column: str) -> int:
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:
-    return reading(f"CSV file '{path}'", "Check the path, and save it as text in UTF-8.", error=ImagesError)
+    return reading(f"CSV file '{path}'", "Save it as text in UTF-8.", error=ImagesError)

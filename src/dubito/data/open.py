@@ -59,7 +59,7 @@ def open_csv(path: Path) -> FileImages:
         raise ImagesError(
             f"CSV file '{path}' must list files that exist; {len(missing)} of {len(ids)} in column "
             f"'{table.header[table.paths]}' do not: {some(missing)}. Paths are relative to '{root}'; "
-            f"if the CSV only labels images that are elsewhere, open those and give it as labels=."
+            f"if the CSV only labels images that are elsewhere, open those and pass it as labels=."
         )
     column = table.label
     labels = () if column is None else to_labels(table.column(column), f"column '{table.header[column]}' of '{path}'")

@@ -280,10 +280,10 @@ class WrappedClassifier:
 def _repair(shape: Sequence[int]) -> str:
     """What to do about inputs that a module refuses, by the shape that each image has."""
     if len(shape) == 4 and shape[0] == 1:
-        return "There is one axis too many: let transform=... make (3, h, w) of an image, without unsqueeze(0)."
+        return "There is one axis too many: transform=... must return (3, h, w), without unsqueeze(0)."
     if len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4):
         return "Channels come last: put them first, as ToTensor() does, or pass pictures as uint8 (h, w, 3)."
-    return "Let transform=... make of an image what the model was built for, often floats (3, h, w) of one size."
+    return "Pass a transform=... that returns what the model was built for, often floats (3, h, w) of one size."
 
 
 def sample_of(module: nn.Module) -> Tensor:
