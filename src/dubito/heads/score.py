@@ -285,7 +285,7 @@ class Training(Result):
         return self.heads[order[len(order) // 2]]
 
     def summary(self) -> dict[str, MedianSpread]:
-        """By figure: the median over seeds, and its distance to the farther of minimum and maximum, as in section 4.1."""
+        """By figure: the median over seeds, and its distance to the farther of minimum and maximum (section 4.1)."""
         last = [history[-1] for history in self.histories]
         return {name: median_spread([one[name] for one in last]) for name in FIGURES if name in last[0]}
 
